@@ -1,0 +1,136 @@
+"""Chunks: the messages of a stream that frames travel in, written and read by hand.
+
+Every kind of chunk has the same fields (`tensors.proto`), so that one pair of functions serves
+them all. The classes that protobuf generates would copy the payload once or twice on each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from juggler.runtime.wire.errors import WireError
+
+#: The payload begins at a multiple of this within its message. CPython keeps the data of a bytes
+#: object at such an address too, so that arrays can be views of the message.
+ALIGNMENT = 16
+
+# The bytes before a field: its number << 3 | its wire type.
+_HEADER = b"\x0a"
+_TREE = b"\x12"
+_OFFSET = b"\x18"
+_PADDING = b"\x72"
+_PAYLOAD = b"\x7a"
+
+# Wire types of protobuf.
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_MAX_DEPTH = 100  # of groups within groups, as in protobuf's own readers
+
+
+class Chunk(NamedTuple):
+    """Where to find what in a message."""
+
+    header: bytes | None
+    tree: bytes | None
+    offset: int  # of the chunk's share in the payload
+    start: int  # of the chunk's share in the message
+    size: int  # of the chunk's share
+
+
+def write_chunk(
+    share: Iterable[memoryview],
+    size: int,
+    *,
+    offset: int = 0,
+    header: bytes | None = None,
+    tree: bytes | None = None,
+) -> bytes:
+    """A serialized chunk.
+
+    Args:
+        share: pieces of the payload, `size` bytes in all; they are copied once.
+        offset: of the share in the payload.
+        header: serialized, on the first chunk of a frame, as is `tree`.
+    """
+    fields = b"" if header is None else _bytes_field(_HEADER, header)
+    fields += b"" if tree is None else _bytes_field(_TREE, tree)
+    fields += _OFFSET + _varint(offset) if offset else b""
+    last = _PAYLOAD + _varint(size)
+    pad = -len(fields + last) % ALIGNMENT
+    if pad == 1:  # too few for a field
+        pad += ALIGNMENT
+    if pad:
+        fields += _bytes_field(_PADDING, bytes(pad - 2))
+    return b"".join([fields, last, *share])
+
+
+def read_chunk(message: bytes, header_bytes: int) -> Chunk:
+    """Finds the fields of a chunk, in whatever order they come; skips unknown ones.
+
+    As everywhere in protobuf, the pieces of an embedded message that comes in pieces are joined,
+    and of a number or `bytes` that comes twice the last one holds.
+
+    Args:
+        header_bytes: the most that the header, and likewise the tree information, may take.
+
+    Raises:
+        WireError: the message is not protobuf, or the limit is exceeded.
+    """
+    embedded: dict[int, bytearray] = {}
+    offset = start = size = at = 0
+    groups: list[int] = []  # numbers of those that are open, innermost last; none is known
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        number, wire_type = key >> 3, key & 7
+        known = not groups
+        if number == 0 or wire_type > _FIXED32:
+            raise WireError(f"the chunk is not protobuf: it has a field with the key {key}")
+        if wire_type == _BYTES:
+            length, begin = _read_varint(message, at)
+            at = begin + length
+            if known and number == 15:
+                start, size = begin, length
+            elif known and number <= 2:
+                content = embedded.setdefault(number, bytearray())
+                content += message[begin:at]
+                if len(content) > header_bytes:
+                    raise WireError(f"header or tree information is over {header_bytes} bytes")
+        elif wire_type == _VARINT:
+            value, at = _read_varint(message, at)
+            if known and number == 3:
+                offset = value
+        elif wire_type == _GROUP and len(groups) < _MAX_DEPTH:
+            groups.append(number)
+        elif wire_type == _END_GROUP and groups and groups[-1] == number:
+            groups.pop()
+        elif wire_type in (_FIXED32, _FIXED64):
+            at += 4 if wire_type == _FIXED32 else 8
+        else:
+            raise WireError("the chunk is not protobuf: its groups are not closed in order")
+    if at > len(message) or groups:
+        raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
+    header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
+    return Chunk(header, tree, offset, start, size)
+
+
+def _bytes_field(tag: bytes, content: bytes) -> bytes:
+    return tag + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number that starts at a position, and the position after it."""
+    number = 0
+    for i, byte in enumerate(message[at : at + 10]):
+        number |= (byte & 127) << 7 * i
+        if byte < 128:
+            return number & 0xFFFFFFFFFFFFFFFF, at + i + 1
+    raise WireError(f"the chunk is truncated or not protobuf: no number at byte {at}")

@@ -1,0 +1,298 @@
+"""Frames: a header message and a tree of arrays, as serialized chunks and back.
+
+`tensors.proto` defines the terms. An array is copied once on its way into a chunk, and not at all
+on its way out of a frame that has one chunk alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.chunks import ALIGNMENT, Chunk, read_chunk, write_chunk
+from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.trees import (
+    Path,
+    Tree,
+    check_paths,
+    leaves,
+    path_name,
+    unflatten,
+)
+from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
+
+#: Payload bytes in one chunk: enough to make the cost of a message small, few enough that memory
+#: for messages stays small.
+DEFAULT_CHUNK_BYTES = 2 << 20
+
+#: What to set as gRPC's limit on a message: a chunk of 4 MiB, header and tree information fit.
+MAX_MESSAGE_BYTES = 8 << 20
+
+_ZEROS = memoryview(bytes(ALIGNMENT))
+
+H = TypeVar("H", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a reader accepts of one frame, whatever the sender says.
+
+    A frame of one chunk takes no memory beside its message, one of several chunks that of its
+    payload; arrays that the sender did not align are copied, which takes their size once more.
+    Parsing header and tree information takes up to some thirty times their size for a moment.
+    """
+
+    payload_bytes: int = 1 << 30
+    arrays: int = 4096  # with the empty branches
+    depth: int = 16  # keys of a path
+    rank: int = 16  # dimensions of an array
+    header_bytes: int = 1 << 20  # of the header, and as many of the tree information
+
+
+_DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame(Generic[H]):
+    """A header and its tree. The arrays are read-only."""
+
+    header: H
+    tree: Tree
+
+
+def encode_frame(
+    header: Message, tree: Tree, *, digest: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+) -> Iterator[bytes]:
+    """The serialized chunks of a frame, in the order to send them in.
+
+    The arrays are read as the chunks are taken: leave them unchanged until the last one.
+
+    Args:
+        header: of the type that the chunk's field 1 has.
+        digest: whether the frame carries the SHA-256 of its payload.
+        chunk_bytes: payload bytes in each chunk but the last.
+
+    Raises:
+        WireError: the tree holds what cannot be sent, or its information does not fit a message.
+    """
+    if chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
+    info, pieces = _lay_out(tree)
+    if digest:
+        sha256 = hashlib.sha256()
+        for piece in pieces:
+            sha256.update(piece)
+        info.sha256 = sha256.digest()
+    first = {"header": header.SerializeToString(), "tree": info.SerializeToString()}
+    fields = sum(map(len, first.values())) + 64  # their tags and the padding included
+    if fields + min(chunk_bytes, info.payload_size) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
+            f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
+        )
+    return _chunks(first, pieces, info.payload_size, chunk_bytes)
+
+
+def _lay_out(tree: Tree) -> tuple[TreeInfo, list[memoryview]]:
+    """Where each array goes, and the payload in pieces: arrays and the zeros between them."""
+    arrays: list[ArrayInfo] = []
+    pieces: list[memoryview] = []
+    size = 0
+    empty: list[dict[str, Path]] = []
+    for path, array in leaves(tree):
+        if array is None:
+            empty.append({"keys": path})
+            continue
+        if gap := -size % ALIGNMENT:
+            pieces.append(_ZEROS[:gap])
+            size += gap
+        number = dtype_to_number(array.dtype)
+        arrays.append(ArrayInfo(path=path, dtype=number, shape=array.shape, offset=size))
+        little = array.astype(dtype_from_number(number), order="C", copy=False)
+        pieces.append(little.reshape(-1).view(np.uint8).data)
+        size += array.nbytes
+    return TreeInfo(arrays=arrays, empty_branches=empty, payload_size=size), pieces
+
+
+def _chunks(
+    first: dict[str, bytes], pieces: list[memoryview], size: int, chunk_bytes: int
+) -> Iterator[bytes]:
+    fields = first
+    share: list[memoryview] = []
+    sent, room = 0, chunk_bytes
+    for piece in pieces:
+        while len(piece) > room:
+            share.append(piece[:room])
+            piece = piece[room:]
+            yield write_chunk(share, chunk_bytes, offset=sent, **fields)
+            fields, share = {}, []
+            sent, room = sent + chunk_bytes, chunk_bytes
+        share.append(piece)
+        room -= len(piece)
+    yield write_chunk(share, size - sent, offset=sent, **fields)
+
+
+class FrameReader(Generic[H]):
+    """Puts the chunks of one stream together again.
+
+    Args:
+        header_type: of field 1 of the chunks.
+        limits: what to accept of one frame.
+    """
+
+    def __init__(self, header_type: type[H], limits: Limits = _DEFAULT_LIMITS) -> None:
+        self._header_type = header_type
+        self._limits = limits
+        self._partial: _Partial[H] | None = None
+
+    def feed(self, message: bytes) -> Frame[H] | None:
+        """The frame that this chunk completes, or None when more chunks are to come.
+
+        The arrays of a frame of one chunk are views of `message`.
+
+        Raises:
+            WireError: the chunk is not what should come next, or its frame is over a limit. The
+                frame is dropped; the next chunk must be the first of another.
+        """
+        partial, self._partial = self._partial, None
+        chunk = read_chunk(message, self._limits.header_bytes)
+        if partial is None:
+            header, layout = self._begin(chunk)
+            if chunk.offset == 0 and chunk.size == layout.payload_size:
+                payload = memoryview(message)[chunk.start : chunk.start + chunk.size]
+                return Frame(header, _read_tree(layout, payload))
+            partial = _Partial(header, layout)
+        elif chunk.header is not None or chunk.tree is not None:
+            raise WireError(f"a new frame began before the last one ended, {partial}")
+        elif not chunk.size:
+            raise WireError(f"a chunk without payload came in mid-frame, {partial}")
+        if not partial.add(message, chunk):
+            self._partial = partial
+            return None
+        return Frame(partial.header, _read_tree(partial.layout, partial.payload.data))
+
+    def _begin(self, chunk: Chunk) -> tuple[H, _Layout]:
+        if chunk.header is None or chunk.tree is None:
+            raise WireError("the first chunk of a frame must have a header and tree information")
+        try:
+            header = self._header_type.FromString(chunk.header)
+        except DecodeError as error:
+            name = self._header_type.DESCRIPTOR.name
+            raise WireError(f"the header is not a {name} message: {error}") from error
+        return header, _read_layout(chunk.tree, self._limits)
+
+
+class _Spec(NamedTuple):
+    """One array of a frame, known to lie within the payload."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    size: int  # bytes
+
+
+class _Layout(NamedTuple):
+    """Tree information that has been checked."""
+
+    specs: list[_Spec]
+    empty_branches: list[Path]
+    payload_size: int
+    sha256: bytes
+
+
+class _Partial(Generic[H]):
+    """A frame of which some chunks have come."""
+
+    def __init__(self, header: H, layout: _Layout) -> None:
+        self.header = header
+        self.layout = layout
+        self.received = 0
+        try:
+            self.payload = np.empty(layout.payload_size, np.uint8)
+        except MemoryError as error:
+            raise WireError(f"no memory for a payload of {layout.payload_size} bytes") from error
+
+    def add(self, message: bytes, chunk: Chunk) -> bool:
+        """Takes over the chunk's payload; true when it was the last."""
+        end = chunk.offset + chunk.size
+        if chunk.offset != self.received:
+            raise WireError(f"a chunk has the wrong offset {chunk.offset}, {self}")
+        if end > self.layout.payload_size:
+            raise WireError(f"a chunk of {chunk.size} bytes is too large, {self}")
+        share = np.frombuffer(message, np.uint8, chunk.size, chunk.start)
+        self.payload[self.received : end] = share
+        self.received = end
+        return end == self.layout.payload_size
+
+    def __str__(self) -> str:
+        return f"after {self.received} of {self.layout.payload_size} bytes of payload"
+
+
+def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
+    """Checks all that a frame says about its tree, before memory is taken for it."""
+    try:
+        info = TreeInfo.FromString(encoded)
+    except DecodeError as error:
+        raise WireError(f"the tree information is not a TreeInfo message: {error}") from error
+    size, count = info.payload_size, len(info.arrays) + len(info.empty_branches)
+    if size > limits.payload_bytes:
+        raise WireError(f"a payload of {size} bytes is over the limit, {limits.payload_bytes}")
+    if count > limits.arrays:
+        raise WireError(f"a tree of {count} arrays is over the limit, {limits.arrays}")
+    if len(info.sha256) not in (0, 32):
+        raise WireError(f"a SHA-256 has 32 bytes, not {len(info.sha256)}")
+    specs = [_read_spec(array, size, limits) for array in info.arrays]
+    empty = [tuple(branch.keys) for branch in info.empty_branches]
+    paths = [*(spec.path for spec in specs), *empty]
+    if (depth := max(map(len, paths), default=0)) > limits.depth:
+        raise WireError(f"a tree of depth {depth} is over the limit, {limits.depth}")
+    check_paths(paths)
+    end = 0
+    for spec in sorted(specs, key=attrgetter("offset")):
+        if spec.size and spec.offset < end:
+            raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
+        end = max(end, spec.offset + spec.size)
+    return _Layout(specs, empty, size, info.sha256)
+
+
+def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
+    path, shape = tuple(array.path), tuple(array.shape)
+    if len(shape) > limits.rank:
+        raise WireError(f"{path_name(path)} has {len(shape)} dimensions, limit {limits.rank}")
+    dtype = dtype_from_number(array.dtype)
+    size = math.prod(shape) * dtype.itemsize
+    end = array.offset + size
+    if end > payload_size:
+        name = path_name(path)
+        raise WireError(f"{name} ends at byte {end} of a payload of {payload_size} bytes")
+    # NumPy cannot make an array whose other dimensions are huge, though it has no elements.
+    if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
+        raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
+    return _Spec(path, dtype, shape, array.offset, size)
+
+
+def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
+    """The tree that the payload holds, as read-only views of it."""
+    if layout.sha256 and hashlib.sha256(payload).digest() != layout.sha256:
+        raise WireError("the payload does not match its SHA-256: it was damaged on its way")
+    arrays: list[tuple[Path, NDArray[Any]]] = []
+    for path, dtype, shape, offset, size in layout.specs:
+        array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset if size else 0)
+        if not array.flags.aligned:
+            array = array.copy()
+        # What NumPy does with a bool of another value is undefined.
+        if dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
+            raise WireError(f"{path_name(path)} is bool but has bytes other than 0 and 1")
+        array.flags.writeable = False
+        arrays.append((path, array))
+    return unflatten(arrays, layout.empty_branches)

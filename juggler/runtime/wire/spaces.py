@@ -1,0 +1,344 @@
+"""Gymnasium's spaces as messages and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.v1 import spaces_pb2 as pb
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+#: How deep spaces may lie within spaces, the outermost included.
+MAX_DEPTH = 16
+
+#: Dimensions of a space.
+MAX_RANK = 16
+
+#: How many spaces may lie within one, itself included.
+MAX_SPACES = 4096
+
+#: Elements of a space and all spaces within it. Gymnasium keeps about ten bytes for each.
+MAX_ELEMENTS = 1 << 25
+
+
+def space_to_message(space: Space[Any]) -> pb.Space:
+    """A space as a message. Its random state stays behind.
+
+    Raises:
+        WireError: the space is of a kind that has no message, or exceeds a limit above.
+    """
+    try:
+        message = _write(space)
+    except (ValueError, TypeError) as error:
+        raise _invalid("cannot be sent", error) from error
+    _check_limits(message)
+    return message
+
+
+def space_from_message(message: pb.Space) -> Space[Any]:
+    """The space that a message describes.
+
+    Raises:
+        WireError: no space is like that, or it exceeds a limit above.
+    """
+    _check_limits(message)
+    try:
+        return _read(message)
+    except (ValueError, TypeError, AssertionError, ArithmeticError, MemoryError) as error:
+        raise _invalid("is not valid", error) from error
+
+
+def _invalid(what: str, error: Exception) -> WireError:
+    if isinstance(error, WireError):
+        return error
+    return WireError(f"the space {what}: {' '.join(str(error).split())[:200]}")
+
+
+def _check_limits(message: pb.Space) -> None:
+    elements = 0
+    for count, inner in enumerate(_walk(message, 1), start=1):
+        elements += _elements(inner)
+        if count > MAX_SPACES:
+            raise WireError(f"a space of more than {MAX_SPACES} spaces is over the limit")
+        if elements > MAX_ELEMENTS:
+            raise WireError(f"a space of {elements} elements is over the limit, {MAX_ELEMENTS}")
+
+
+def _walk(message: pb.Space, depth: int) -> Iterator[pb.Space]:
+    """The space and all within it."""
+    if depth > MAX_DEPTH:
+        raise WireError(f"a space of spaces more than {MAX_DEPTH} deep is over the limit")
+    yield message
+    kind = message.WhichOneof("kind")
+    inner: list[pb.Space] = []
+    if kind == "dict":
+        inner = [entry.space for entry in message.dict.entries]
+    elif kind == "tuple":
+        inner = list(message.tuple.spaces)
+    elif kind == "graph":
+        inner = [message.graph.node_space, message.graph.edge_space]
+    elif kind == "sequence":
+        inner = [message.sequence.feature_space]
+    for space in inner:
+        yield from _walk(space, depth + 1)
+
+
+def _elements(message: pb.Space) -> int:
+    kind = message.WhichOneof("kind")
+    if kind == "text":
+        return message.text.max_length
+    if kind not in ("box", "multi_discrete", "multi_binary"):
+        return 1
+    shape = getattr(message, kind).shape
+    if len(shape) > MAX_RANK:
+        raise WireError(f"a space of {len(shape)} dimensions is over the limit, {MAX_RANK}")
+    return math.prod(shape)
+
+
+def _write(space: Space[Any]) -> pb.Space:
+    writer = _WRITERS.get(type(space))
+    if writer is None:
+        known = ", ".join(kind.__name__ for kind in _WRITERS)
+        name = f"{type(space).__module__}.{type(space).__qualname__}"
+        raise WireError(f"a space of class {name} cannot be sent; express it with one of {known}")
+    return writer(space)
+
+
+def _read(message: pb.Space) -> Space[Any]:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise WireError("a space has no kind, or one that this version does not know")
+    return _READERS[kind](getattr(message, kind))
+
+
+def _write_box(space: spaces.Box) -> pb.Space:
+    box = pb.BoxSpace(shape=space.shape, dtype=dtype_to_number(space.dtype))
+    _write_bounds(box, "low", space.low, ~space.bounded_below)
+    _write_bounds(box, "high", space.high, ~space.bounded_above)
+    return pb.Space(box=box)
+
+
+def _write_bounds(
+    box: pb.BoxSpace, side: str, bounds: NDArray[Any], infinite: NDArray[np.bool_]
+) -> None:
+    """Sets low or high, or int_low or int_high where integers can say it."""
+    values, infinities = bounds.reshape(-1), infinite.reshape(-1)
+    if values.size and (values == values[0]).all() and (infinities == infinities[0]).all():
+        values, infinities = values[:1], infinities[:1]
+    numbers = values.tolist()
+    if values.dtype.kind == "f":
+        getattr(box, side).extend(numbers)
+    elif not infinities.any() and max(numbers, default=0) < 1 << 63:
+        getattr(box, f"int_{side}").extend(map(int, numbers))
+    else:
+        infinity = -math.inf if side == "low" else math.inf
+        floats = [infinity if inf else float(n) for n, inf in zip(numbers, infinities, strict=True)]
+        getattr(box, side).extend(floats)
+        for number, inf in zip(numbers, infinities, strict=True):
+            if not inf and _whole(float(number), values.dtype) != number:
+                raise WireError(f"the bound {number} of a Box of {values.dtype} cannot be sent")
+
+
+def _read_box(box: pb.BoxSpace) -> spaces.Box:
+    dtype = _dtype(box.dtype, "biuf", "Box")
+    low, bounded_below = _read_bounds(box, "low", dtype)
+    high, bounded_above = _read_bounds(box, "high", dtype)
+    if (low > high).any():
+        raise WireError("a Box has a low bound above its high one")
+    space = spaces.Box(low, high, tuple(box.shape), dtype.type)
+    # Gymnasium keeps no infinity in an array of integers, but these flags.
+    space.bounded_below, space.bounded_above = bounded_below.copy(), bounded_above.copy()
+    return space
+
+
+def _read_bounds(
+    box: pb.BoxSpace, side: str, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The bounds on one side, and where they are finite; both [*shape] and not to be written."""
+    floats, integers = getattr(box, side), getattr(box, f"int_{side}")
+    numbers: list[float] = [*floats, *integers]
+    shape = tuple(box.shape)
+    if len(numbers) not in (1, math.prod(shape)) or (floats and integers):
+        raise WireError(f"a Box of shape {shape} has {len(numbers)} {side} bounds")
+    wide = np.array(numbers, np.float64)
+    if np.isnan(wide).any():
+        raise WireError("a Box has a bound that is not a number")
+    infinite = wide == (-math.inf if side == "low" else math.inf)
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            bounds = wide.astype(dtype)
+        if (np.isinf(bounds) != np.isinf(wide)).any():
+            raise WireError(f"a Box of {dtype} has a {side} bound beyond that dtype")
+    else:
+        least, most = _range(dtype)
+        end = least if side == "low" else most
+        if infinite.any() and dtype.kind != "i":
+            raise WireError(f"a Box of {dtype} cannot have infinite bounds")
+        whole = [end if inf else _whole(n, dtype) for n, inf in zip(numbers, infinite, strict=True)]
+        _check_range("Box", whole, dtype)
+        bounds = np.array(whole, dtype)
+    if len(numbers) != 1:
+        return bounds.reshape(shape), ~infinite.reshape(shape)
+    return np.broadcast_to(bounds[0], shape), np.broadcast_to(~infinite[0], shape)
+
+
+def _write_discrete(space: spaces.Discrete[Any]) -> pb.Space:
+    dtype = dtype_to_number(np.dtype(space.dtype))
+    return pb.Space(discrete=pb.DiscreteSpace(n=int(space.n), start=int(space.start), dtype=dtype))
+
+
+def _read_discrete(discrete: pb.DiscreteSpace) -> spaces.Discrete[Any]:
+    dtype = _dtype(discrete.dtype, "iu", "Discrete")
+    n, start = discrete.n, discrete.start
+    if n <= 0:
+        raise WireError(f"a Discrete space of {n} elements must have at least one")
+    _check_range("Discrete", [n, start, start + n - 1], dtype)
+    if dtype == np.int64:  # the only one that Gymnasium 1.1 knows
+        return spaces.Discrete(n, start=start)
+    return spaces.Discrete(n, start=start, dtype=dtype)
+
+
+def _write_multi_discrete(space: spaces.MultiDiscrete[Any]) -> pb.Space:
+    message = pb.MultiDiscreteSpace(shape=space.shape, dtype=dtype_to_number(space.dtype))
+    message.nvec.extend(space.nvec.reshape(-1).tolist())
+    if space.start.any():
+        message.start.extend(space.start.reshape(-1).tolist())
+    return pb.Space(multi_discrete=message)
+
+
+def _read_multi_discrete(multi: pb.MultiDiscreteSpace) -> spaces.MultiDiscrete[Any]:
+    dtype = _dtype(multi.dtype, "iu", "MultiDiscrete")
+    shape, nvec = tuple(multi.shape), list(multi.nvec)
+    start = list(multi.start) or [0] * len(nvec)
+    if not len(nvec) == len(start) == math.prod(shape):
+        raise WireError(f"a MultiDiscrete space of shape {shape} has {len(nvec)} counts")
+    if min(nvec, default=1) <= 0:
+        raise WireError("a MultiDiscrete space has a count that is not positive")
+    ends = [first + n - 1 for first, n in zip(start, nvec, strict=True)]
+    _check_range("MultiDiscrete", [*nvec, *start, *ends], dtype)
+    counts, firsts = (np.array(numbers, dtype).reshape(shape) for numbers in (nvec, start))
+    return spaces.MultiDiscrete(counts, dtype.type, start=firsts)
+
+
+def _write_multi_binary(space: spaces.MultiBinary) -> pb.Space:
+    return pb.Space(multi_binary=pb.MultiBinarySpace(shape=space.shape))
+
+
+def _read_multi_binary(multi: pb.MultiBinarySpace) -> spaces.MultiBinary:
+    # Gymnasium tells MultiBinary(5) from MultiBinary([5]); the first is the usual one.
+    return spaces.MultiBinary(multi.shape[0] if len(multi.shape) == 1 else tuple(multi.shape))
+
+
+def _write_dict(space: spaces.Dict) -> pb.Space:
+    message = pb.DictSpace()
+    for key, inner in space.spaces.items():
+        if not isinstance(key, str):
+            raise WireError(f"a Dict space can be sent if its keys are strings, not {key!r}")
+        message.entries.add(key=key, space=_write(inner))
+    return pb.Space(dict=message)
+
+
+def _read_dict(message: pb.DictSpace) -> spaces.Dict:
+    entries = [(entry.key, _read(entry.space)) for entry in message.entries]
+    if len(dict(entries)) != len(entries):
+        raise WireError("a Dict space has a key twice")
+    return spaces.Dict(entries)
+
+
+def _write_tuple(space: spaces.Tuple[Any]) -> pb.Space:
+    return pb.Space(tuple=pb.TupleSpace(spaces=[_write(inner) for inner in space.spaces]))
+
+
+def _read_tuple(message: pb.TupleSpace) -> spaces.Tuple[Any]:
+    return spaces.Tuple([_read(inner) for inner in message.spaces])
+
+
+def _write_text(space: spaces.Text) -> pb.Space:
+    text = pb.TextSpace(min_length=space.min_length, max_length=space.max_length)
+    text.characters = "".join(space.character_list)
+    return pb.Space(text=text)
+
+
+def _read_text(text: pb.TextSpace) -> spaces.Text:
+    return spaces.Text(text.max_length, min_length=text.min_length, charset=text.characters)
+
+
+def _write_graph(space: spaces.Graph) -> pb.Space:
+    edge = None if space.edge_space is None else _write(space.edge_space)
+    return pb.Space(graph=pb.GraphSpace(node_space=_write(space.node_space), edge_space=edge))
+
+
+def _read_graph(graph: pb.GraphSpace) -> spaces.Graph:
+    edge = _read(graph.edge_space) if graph.HasField("edge_space") else None
+    return spaces.Graph(_read(graph.node_space), edge)
+
+
+def _write_sequence(space: spaces.Sequence) -> pb.Space:
+    feature = _write(space.feature_space)
+    return pb.Space(sequence=pb.SequenceSpace(feature_space=feature, stack=space.stack))
+
+
+def _read_sequence(sequence: pb.SequenceSpace) -> spaces.Sequence:
+    return spaces.Sequence(_read(sequence.feature_space), stack=sequence.stack)
+
+
+def _dtype(number: DType, kinds: str, space: str) -> np.dtype[Any]:
+    dtype = dtype_from_number(number)
+    if dtype.kind not in kinds:
+        raise WireError(f"a {space} space cannot have the dtype {dtype}")
+    return dtype
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least and greatest number of an integer dtype or bool."""
+    if dtype.kind == "b":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _check_range(space: str, numbers: Sequence[int], dtype: np.dtype[Any]) -> None:
+    least, most = _range(dtype)
+    if numbers and not (least <= min(numbers) and max(numbers) <= most):
+        raise WireError(f"a {space} space has numbers beyond its dtype {dtype}")
+
+
+def _whole(number: float, dtype: np.dtype[Any]) -> int:
+    """The integer that a bound sent as a double stands for.
+
+    2^64 - 1 has no double of its own; the next one, 2^64, stands for it.
+    """
+    if not math.isfinite(number) or number != int(number):
+        raise WireError(f"a Box of {dtype} has the bound {number}")
+    return min(int(number), _range(dtype)[1]) if number == 2.0**64 else int(number)
+
+
+_WRITERS: dict[type, Callable[[Any], pb.Space]] = {
+    spaces.Box: _write_box,
+    spaces.Discrete: _write_discrete,
+    spaces.MultiDiscrete: _write_multi_discrete,
+    spaces.MultiBinary: _write_multi_binary,
+    spaces.Dict: _write_dict,
+    spaces.Tuple: _write_tuple,
+    spaces.Text: _write_text,
+    spaces.Graph: _write_graph,
+    spaces.Sequence: _write_sequence,
+}
+_READERS: dict[str, Callable[[Any], Space[Any]]] = {
+    "box": _read_box,
+    "discrete": _read_discrete,
+    "multi_discrete": _read_multi_discrete,
+    "multi_binary": _read_multi_binary,
+    "dict": _read_dict,
+    "tuple": _read_tuple,
+    "text": _read_text,
+    "graph": _read_graph,
+    "sequence": _read_sequence,
+}

@@ -1,0 +1,1 @@
+"""Generated from proto/juggler/runtime/wire/v1 by `make proto`."""

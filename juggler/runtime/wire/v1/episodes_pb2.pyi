@@ -1,0 +1,70 @@
+from juggler.runtime.wire.v1 import tensors_pb2 as _tensors_pb2
+from juggler.runtime.wire.v1 import training_pb2 as _training_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EpisodeChunk(_message.Message):
+    __slots__ = ("header", "tree", "offset", "padding", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: BatchHeader
+    tree: _tensors_pb2.TreeInfo
+    offset: int
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class BatchHeader(_message.Message):
+    __slots__ = ("batch_id", "envrunner", "generation", "live_steps", "version")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVRUNNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    envrunner: str
+    generation: int
+    live_steps: int
+    version: _training_pb2.WeightsVersion
+    def __init__(self, batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...
+
+class Acknowledgement(_message.Message):
+    __slots__ = ("batch_id", "refused")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    refused: str
+    def __init__(self, batch_id: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("subscriber",)
+    SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    subscriber: str
+    def __init__(self, subscriber: _Optional[str] = ...) -> None: ...
+
+class WeightsChunk(_message.Message):
+    __slots__ = ("header", "tree", "offset", "padding", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: WeightsHeader
+    tree: _tensors_pb2.TreeInfo
+    offset: int
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[WeightsHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class WeightsHeader(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: _training_pb2.WeightsVersion
+    def __init__(self, version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...

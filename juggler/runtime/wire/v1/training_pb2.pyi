@@ -1,0 +1,256 @@
+from juggler.runtime.wire.v1 import spaces_pb2 as _spaces_pb2
+from juggler.runtime.wire.v1 import tensors_pb2 as _tensors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WeightsVersion(_message.Message):
+    __slots__ = ("generation", "update")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    update: int
+    def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
+
+class Setup(_message.Message):
+    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    config: str
+    observation_space: _spaces_pb2.Space
+    action_space: _spaces_pb2.Space
+    seed: int
+    version: WeightsVersion
+    state_bytes: int
+    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("observation_space", "action_space", "rows", "steps", "description")
+    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    observation_space: _spaces_pb2.Space
+    action_space: _spaces_pb2.Space
+    rows: int
+    steps: int
+    description: str
+    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ...) -> None: ...
+
+class Learners(_message.Message):
+    __slots__ = ("generation", "learners")
+    class Learner(_message.Message):
+        __slots__ = ("worker_id", "incarnation", "addresses")
+        WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+        worker_id: str
+        incarnation: str
+        addresses: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    learners: _containers.RepeatedCompositeFieldContainer[Learners.Learner]
+    def __init__(self, generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("batch_id", "learner", "generation", "at_least")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    learner: str
+    generation: int
+    at_least: WeightsVersion
+    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds")
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    learner: str
+    live_steps: int
+    version: WeightsVersion
+    episode_returns: _containers.RepeatedScalarFieldContainer[float]
+    episode_lengths: _containers.RepeatedScalarFieldContainer[int]
+    dropped: str
+    explanation: str
+    seconds: _containers.ScalarMap[str, float]
+    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Arrivals(_message.Message):
+    __slots__ = ("arrivals",)
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
+    def __init__(self, arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ...) -> None: ...
+
+class Arrival(_message.Message):
+    __slots__ = ("batch_id", "live_steps")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    live_steps: int
+    def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ...) -> None: ...
+
+class Update(_message.Message):
+    __slots__ = ("update_id", "generation", "batch_ids")
+    UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    update_id: int
+    generation: int
+    batch_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UpdateDone(_message.Message):
+    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "skipped", "explanation")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ModuleMetrics
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModuleMetrics, _Mapping]] = ...) -> None: ...
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    update_id: int
+    version: WeightsVersion
+    batches: _containers.RepeatedCompositeFieldContainer[UsedBatch]
+    metrics: _containers.MessageMap[str, ModuleMetrics]
+    seconds: _containers.ScalarMap[str, float]
+    steps_trained: int
+    steps_dropped: int
+    skipped: bool
+    explanation: str
+    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., skipped: bool = ..., explanation: _Optional[str] = ...) -> None: ...
+
+class UsedBatch(_message.Message):
+    __slots__ = ("batch_id", "live_steps", "staleness", "dropped")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    live_steps: int
+    staleness: int
+    dropped: str
+    def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dropped: _Optional[str] = ...) -> None: ...
+
+class ModuleMetrics(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("generation", "members")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Discard(_message.Message):
+    __slots__ = ("batch_ids",)
+    BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    batch_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("header", "tree", "offset", "padding", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: StateHeader
+    tree: _tensors_pb2.TreeInfo
+    offset: int
+    padding: bytes
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class StateHeader(_message.Message):
+    __slots__ = ("version", "extra")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    version: WeightsVersion
+    extra: str
+    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("chunk", "last")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    last: bool
+    def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+
+class Evaluate(_message.Message):
+    __slots__ = ("episodes", "seed")
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    episodes: int
+    seed: int
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("version", "episode_returns", "episode_lengths")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    version: WeightsVersion
+    episode_returns: _containers.RepeatedScalarFieldContainer[float]
+    episode_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ...) -> None: ...

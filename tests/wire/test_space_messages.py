@@ -1,0 +1,232 @@
+"""Gymnasium's spaces travel and arrive as they were; what is no space is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from gymnasium import Space, spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from juggler.runtime.wire import spaces as wire_spaces
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.v1 import spaces_pb2 as pb
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+INT64 = np.iinfo(np.int64)
+UINT64_MAX = 2**64 - 1
+
+BOXES = [
+    spaces.Box(-1, 1, (3,)),
+    spaces.Box(0, 255, (84, 84, 4), np.uint8),
+    spaces.Box(-np.inf, np.inf, (2, 3)),
+    spaces.Box(np.float32([-1, -np.inf]), np.float32([np.inf, 0.1])),
+    spaces.Box(0.1, 0.3, (), np.float64),
+    spaces.Box(-0.1, 0.1, (2,), np.float16),
+    spaces.Box(0, 1, (0, 3)),
+    spaces.Box(0, 1, (2, 2), np.bool_),
+    spaces.Box(np.array([0, 1]), np.array([1, 1]), dtype=np.bool_),
+    spaces.Box(np.array([[-5, 0]]), np.array([[3, 127]]), dtype=np.int8),
+    spaces.Box(INT64.min, INT64.max, (2,), np.int64),
+    spaces.Box(np.array([INT64.min, 3]), np.array([INT64.max, 2**53 + 1]), dtype=np.int64),
+    spaces.Box(-np.inf, np.inf, (2,), np.int32),
+    spaces.Box(-np.inf, np.array([1, 2]), dtype=np.int64),
+    spaces.Box(0, UINT64_MAX, (2,), np.uint64),
+    spaces.Box(np.zeros(2, np.uint64), np.uint64([1, UINT64_MAX]), dtype=np.uint64),
+]
+SPACES = [
+    spaces.Discrete(4),
+    spaces.Discrete(3, start=-2, dtype=np.int8),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete([[1, 2], [3, 4]], start=[[1, 0], [-1, 0]], dtype=np.int16),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary((2, 3)),
+    spaces.Text(4),
+    spaces.Text(5, min_length=0, charset="zab\n\u00e9"),
+    spaces.Dict(b=spaces.Discrete(2), a=spaces.Box(0, 1, (2,))),
+    spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Dict())]),
+    spaces.Tuple([spaces.Discrete(2), spaces.Tuple([])]),
+    spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    spaces.Graph(spaces.Discrete(2), None),
+    spaces.Sequence(spaces.Box(0, 1, (2,)), stack=True),
+    spaces.Sequence(spaces.Discrete(2)),
+]
+
+
+def travel(space: Space[Any]) -> Space[Any]:
+    return space_from_message(pb.Space.FromString(space_to_message(space).SerializeToString()))
+
+
+@pytest.mark.parametrize("space", [*BOXES, *SPACES], ids=str)
+def test_every_space_arrives_as_it_was(space: Space[Any]) -> None:
+    arrived = travel(space)
+    assert arrived == space
+    assert arrived.dtype == space.dtype
+    assert repr(arrived) == repr(space)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_that_arrived_draws_the_same_samples(space: Space[Any]) -> None:
+    arrived = travel(space)
+    space.seed(3)
+    arrived.seed(3)
+    for _ in range(5):
+        assert repr(arrived.sample()) == repr(space.sample())
+
+
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_the_bounds_of_a_box_arrive_exactly(box: spaces.Box) -> None:
+    arrived = travel(box)
+    assert isinstance(arrived, spaces.Box)
+    for name in ("low", "high", "bounded_below", "bounded_above"):
+        sent, got = getattr(box, name), getattr(arrived, name)
+        assert got.dtype == sent.dtype
+        assert got.shape == sent.shape
+        np.testing.assert_array_equal(got, sent)
+
+
+def test_the_keys_of_a_dict_keep_their_order() -> None:
+    space = spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))])
+    arrived = travel(space)
+    assert isinstance(arrived, spaces.Dict)
+    assert list(arrived.spaces) == ["b", "a"]
+
+
+def test_equal_bounds_are_sent_once() -> None:
+    message = space_to_message(spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    assert list(message.box.int_low) == [0]
+    assert list(message.box.int_high) == [255]
+    assert message.ByteSize() < 32
+
+
+class Ragged(spaces.Box):
+    """A space of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    ("space", "complaint"),
+    [
+        (Ragged(0, 1), "Ragged cannot be sent; express it with one of Box, Discrete"),
+        (spaces.Tuple([Ragged(0, 1)]), "Ragged cannot be sent"),
+        (spaces.Dict({1: spaces.Discrete(2)}), "strings, not 1"),  # type: ignore[dict-item]
+        (spaces.Box(0, 2**63 + 1, (2,), np.uint64), "bound 9223372036854775809"),
+        (spaces.Discrete(UINT64_MAX, dtype=np.uint64), "out of range"),
+        (spaces.Text(3, charset="\ud800"), "cannot be sent"),
+        (spaces.Box(0, 1, (1 << 15, 1 << 5, 1 << 5), np.uint8), "elements is over the limit"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_space_that_cannot_be_sent_is_named(space: Space[Any], complaint: str) -> None:
+    if "elements" in complaint:
+        space = spaces.Tuple([space, space])  # each of them within the limit
+    with pytest.raises(WireError, match=complaint):
+        space_to_message(space)
+
+
+def box(**changes: Any) -> pb.Space:
+    fields = {"shape": [2], "dtype": DType.DTYPE_FLOAT32, "low": [0], "high": [1]} | changes
+    return pb.Space(box=pb.BoxSpace(**fields))
+
+
+def discrete(**fields: Any) -> pb.Space:
+    return pb.Space(discrete=pb.DiscreteSpace(**({"dtype": DType.DTYPE_INT64, "n": 2} | fields)))
+
+
+def multi_discrete(**changes: Any) -> pb.Space:
+    fields = {"shape": [2], "nvec": [2, 3], "dtype": DType.DTYPE_INT8} | changes
+    return pb.Space(multi_discrete=pb.MultiDiscreteSpace(**fields))
+
+
+def nested(depth: int) -> pb.Space:
+    space = discrete()
+    for _ in range(depth - 1):
+        space = pb.Space(tuple=pb.TupleSpace(spaces=[space]))
+    return space
+
+
+U8: dict[str, Any] = {"dtype": DType.DTYPE_UINT8, "low": [], "high": []}
+ENTRY = pb.DictSpace.Entry(key="a", space=discrete())
+BAD_SPACES: list[tuple[str, pb.Space]] = [
+    ("no kind", pb.Space()),
+    ("no kind", pb.Space(sequence=pb.SequenceSpace())),
+    ("dtype number 0", box(dtype=0)),
+    ("cannot have the dtype bfloat16", box(dtype=DType.DTYPE_BFLOAT16)),
+    ("cannot have the dtype float32", discrete(dtype=DType.DTYPE_FLOAT32)),
+    ("has 0 low bounds", box(low=[])),
+    ("has 3 high bounds", box(high=[1, 2, 3])),
+    ("has 2 low bounds", box(int_low=[0])),
+    ("above", box(low=[0, 3], high=[1, 2])),
+    ("not a number", box(low=[0, np.nan])),
+    ("beyond that dtype", box(high=[1e39])),
+    ("beyond its dtype", box(**U8, int_low=[0], int_high=[256])),
+    ("beyond its dtype", box(**U8, int_low=[-1], int_high=[25])),
+    ("the bound 0.5", box(**(U8 | {"low": [0.5]}), int_high=[25])),
+    ("infinite", box(**(U8 | {"high": [np.inf]}), int_low=[0])),
+    ("the bound inf", box(**(U8 | {"low": [np.inf]}), int_high=[0])),
+    ("over the limit", box(shape=[1 << 26])),
+    ("over the limit", box(shape=[2**64 - 1, 2**64 - 1])),
+    ("over the limit", box(shape=[1] * 17)),
+    ("is not valid", box(shape=[0, 2**64 - 1])),
+    ("at least one", discrete(n=0)),
+    ("at least one", discrete(n=-1)),
+    ("beyond its dtype", discrete(n=2, start=2**63 - 1)),
+    ("beyond its dtype", discrete(n=128, dtype=DType.DTYPE_INT8)),
+    ("has 1 counts", multi_discrete(nvec=[2])),
+    ("has 2 counts", multi_discrete(start=[1])),
+    ("not positive", multi_discrete(nvec=[2, 0])),
+    ("beyond its dtype", multi_discrete(nvec=[2, 300])),
+    ("is not valid", pb.Space(multi_binary=pb.MultiBinarySpace(shape=[2, 0]))),
+    ("over the limit", pb.Space(multi_binary=pb.MultiBinarySpace(shape=[1 << 26]))),
+    ("key twice", pb.Space(dict=pb.DictSpace(entries=[ENTRY, ENTRY]))),
+    ("is not valid", pb.Space(text=pb.TextSpace(min_length=3, max_length=2, characters="a"))),
+    ("over the limit", pb.Space(text=pb.TextSpace(max_length=1 << 60, characters="a"))),
+    ("16 deep", nested(17)),
+    ("4096 spaces", pb.Space(tuple=pb.TupleSpace(spaces=[discrete()] * 4096))),
+]
+
+
+@pytest.mark.parametrize(("complaint", "message"), BAD_SPACES)
+def test_a_message_of_no_space_is_refused(complaint: str, message: pb.Space) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=complaint):
+            space_from_message(message)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_spaces_up_to_the_limit_of_depth_arrive() -> None:
+    deepest = space_from_message(nested(wire_spaces.MAX_DEPTH))
+    assert travel(deepest) == deepest
+
+
+@patch.object(wire_spaces, "MAX_ELEMENTS", 1 << 16)
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from([space_to_message(space).SerializeToString() for space in [*BOXES, *SPACES]]),
+    st.lists(st.tuples(st.integers(0), st.integers(0, 7)), min_size=1, max_size=4),
+)
+def test_a_damaged_message_raises_nothing_but_a_wire_error(
+    encoded: bytes, flips: list[tuple[int, int]]
+) -> None:
+    damaged = bytearray(encoded)
+    for at, bit in flips:
+        damaged[at % len(damaged)] ^= 1 << bit
+    try:
+        message = pb.Space.FromString(bytes(damaged))
+    except DecodeError:
+        return
+    try:
+        space = space_from_message(message)
+    except WireError as error:
+        complaint = str(error)
+        assert len(complaint.splitlines()) == 1
+    else:
+        assert isinstance(space, Space)
