@@ -1,0 +1,1 @@
+"""Processes, streams, in-flight requests, supervision. Knows nothing of reinforcement learning."""

@@ -1,0 +1,245 @@
+"""A worker's end of its attach stream."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial, wait_until_ready
+from juggler.runtime.actors.hub import ATTACH_METHOD
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.wire.v1 import attach_pb2
+
+#: How the reason of a Detached begins where the stream broke and nobody ended it.
+LOST_THE_DRIVER = "lost the driver"
+
+
+_LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
+
+
+class AttachError(RuntimeError):
+    """The driver refused this worker or let go of it; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    command_id: int
+    body: any_pb2.Any
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The stream is over. No more commands come."""
+
+    reason: str
+
+
+def new_incarnation() -> str:
+    return secrets.token_hex(8)
+
+
+def describe(error: BaseException) -> attach_pb2.Failure:
+    """An exception as a message: one line for people, and the whole traceback.
+
+    An exception that stands for another one, of another process say, has that one's traceback as
+    `traceback`. A ValueError of Juggler's own says what is wrong with what it was given, and
+    where it was raised is of no use to anybody.
+    """
+    text = getattr(error, "traceback", "") or "".join(traceback.format_exception(error))
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, ValueError) and _raised_by_juggler(error):
+        return attach_pb2.Failure(message=lines[0], traceback="\n".join(lines[1:]))
+    return attach_pb2.Failure(message=f"{type(error).__name__}: {lines[0]}", traceback=text)
+
+
+def _raised_by_juggler(error: BaseException) -> bool:
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("juggler.")
+
+
+class Attachment:
+    """Dial the driver, say hello, and exchange commands and replies until one side leaves.
+
+    Commands arrive in `inbox`, the last item of which is a Detached. Replies and reports may be
+    sent from any thread; what is sent in quick succession travels in one message.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: str,
+        index: int,
+        incarnation: str,
+        inbox: Mailbox[Command | Detached],
+        *,
+        token: str = "",
+        run_id: str = "",
+        devices: Sequence[str] = (),
+        data_addresses: Sequence[str] = (),
+        local: bool = False,
+        timeout: float = 20.0,
+    ) -> None:
+        """Raises:
+        EndpointError: nobody answers at `address`.
+        AttachError: the driver refused this worker.
+        """
+        self.incarnation = incarnation
+        self._inbox = inbox
+        self._outgoing = threading.Condition()
+        self._over = False
+        self._busy_since: float | None = None
+        hello = attach_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            role=role,
+            index=index,
+            incarnation=incarnation,
+            run_id=run_id,
+            token=token,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            devices=devices,
+            data_addresses=data_addresses,
+            local=local,
+        )
+        self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
+        self._channel = dial(address)
+        try:
+            wait_until_ready(self._channel, address, "driver", timeout)
+            self._call = self._channel.stream_stream(
+                ATTACH_METHOD,
+                request_serializer=attach_pb2.FromWorker.SerializeToString,
+                response_deserializer=attach_pb2.ToWorker.FromString,
+            )(self._messages())
+            self.welcome = self._greet(address)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._receive, name="attach-receive", daemon=True).start()
+        threading.Thread(target=self._beat, name="attach-heartbeat", daemon=True).start()
+
+    @property
+    def worker_id(self) -> str:
+        return self.welcome.worker_id
+
+    @property
+    def run_id(self) -> str:
+        return self.welcome.run_id
+
+    def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
+        packed = any_pb2.Any()
+        packed.Pack(body)
+        self.reply_packed(command_id, packed, last=last)
+
+    def reply_packed(self, command_id: int, body: any_pb2.Any, *, last: bool = True) -> None:
+        """A reply whose message is serialized already."""
+        reply = attach_pb2.Reply(id=command_id, last=last, body=body)
+        self._send(attach_pb2.FromWorker(replies=[reply]))
+
+    def fail(self, command_id: int, error: BaseException) -> None:
+        """Answer a command with a failure that carries the traceback."""
+        reply = attach_pb2.Reply(id=command_id, last=True, failure=describe(error))
+        self._send(attach_pb2.FromWorker(replies=[reply]))
+
+    def report(self, body: Message) -> None:
+        packed = any_pb2.Any()
+        packed.Pack(body)
+        self._send(attach_pb2.FromWorker(reports=[packed]))
+
+    def farewell(self, reason: str, error: BaseException | None = None) -> None:
+        """Say why this worker leaves, and wait up to 2 s until the driver has taken note."""
+        message = attach_pb2.Farewell(reason=reason)
+        if error is not None:
+            message.failure.CopyFrom(describe(error))
+        self._send(attach_pb2.FromWorker(farewell=message))
+        with self._outgoing:
+            self._over = True
+            self._outgoing.notify()
+        deadline = time.monotonic() + 2.0
+        while self._call.is_active() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.close()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The main loop is at work: heartbeats say for how long, and a hang shows itself."""
+        self._busy_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._busy_since = None
+
+    def close(self) -> None:
+        with self._outgoing:
+            self._over = True
+            self._outgoing.notify()
+        self._channel.close()
+
+    def _send(self, message: attach_pb2.FromWorker) -> None:
+        with self._outgoing:
+            self._outbox.append(message)
+            self._outgoing.notify()
+
+    def _messages(self) -> Iterator[attach_pb2.FromWorker]:
+        while True:
+            with self._outgoing:
+                while not self._outbox:
+                    if self._over:
+                        return
+                    self._outgoing.wait()
+                message = self._outbox.popleft()
+                # What waits travels together, as long as the message stays small.
+                size = message.ByteSize()
+                while self._outbox and size < _LARGE_MESSAGE:
+                    more = self._outbox.popleft()
+                    size += more.ByteSize()
+                    message.MergeFrom(more)
+            yield message
+
+    def _greet(self, address: str) -> attach_pb2.Welcome:
+        try:
+            first = next(self._call)
+        except StopIteration:
+            raise AttachError(f"the driver at {address} closed the stream without a word") from None
+        except grpc.RpcError as error:
+            raise AttachError(f"the driver at {address} broke off: {_details(error)}") from None
+        if first.HasField("refusal"):
+            raise AttachError(f"the driver at {address} refused: {first.refusal.reason}")
+        return first.welcome
+
+    def _receive(self) -> None:
+        reason = "the driver ended the stream"
+        try:
+            for message in self._call:
+                for command in message.commands:
+                    self._inbox.put(Command(command.id, command.body))
+        except grpc.RpcError as error:
+            reason = f"{LOST_THE_DRIVER}: {_details(error)}"
+        except ValueError:
+            reason = "the channel was closed"  # by close(), in another thread
+        self._inbox.put(Detached(reason))
+
+    def _beat(self) -> None:
+        interval = self.welcome.heartbeat_seconds or 1.0
+        while not self._over:
+            since = self._busy_since
+            stuck = 0.0 if since is None else time.monotonic() - since
+            heartbeat = attach_pb2.Heartbeat(seconds_since_progress=stuck)
+            self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
+            time.sleep(interval)
+
+
+def _details(error: grpc.RpcError) -> str:
+    details = getattr(error, "details", None)
+    return str(details() if callable(details) else error)

@@ -1,0 +1,15 @@
+"""Imported by the forkserver, first of all, for what that does: it dies with the driver.
+
+multiprocessing's own way is a pipe whose other end the driver holds. But every worker inherits
+that end too, so that a forkserver with workers would outlive a driver that was killed, and the
+workers, which die with the forkserver, would outlive it too.
+"""
+
+import os
+
+from juggler.runtime.actors.processes import die_with_parent, set_title
+
+die_with_parent()
+if os.getppid() == 1:
+    os._exit(1)
+set_title("forkserver")

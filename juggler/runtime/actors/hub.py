@@ -1,0 +1,305 @@
+"""The driver's end of all attach streams."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.runtime.actors.credentials import same_token
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, SERVER_OPTIONS, bind
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.wire.v1 import attach_pb2
+
+ATTACH_METHOD = "/juggler.v1.Driver/Attach"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """One process's time as a worker. Two are the same only if they are the same object."""
+
+    worker_id: str  # role and index; a replacement gets the same
+    incarnation: str
+    role: str
+    index: int
+    host: str
+    pid: int
+    devices: tuple[str, ...]
+    data_addresses: tuple[str, ...]
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The worker's stream is over.
+
+    `farewell` where it said so itself: then its process ends by itself too.
+    """
+
+    worker: Worker
+    reason: str
+    failure: attach_pb2.Failure | None = None
+    farewell: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    worker: Worker
+    reply: attach_pb2.Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    worker: Worker
+    body: any_pb2.Any
+
+
+HubEvent = Joined | Left | Replied | Reported
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    run_id: str
+    roles: tuple[str, ...]
+    token: str = ""
+    heartbeat_seconds: float = 1.0
+    silence_seconds: float = 10.0  # without any message: the worker is lost
+    hang_seconds: float = 120.0  # a main loop that makes no progress: the worker is lost
+    max_workers: int = 4096
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    worker: Worker
+    wake: asyncio.Event
+    cancel: Callable[[], bool]  # ends the stream
+    outbox: list[attach_pb2.Command] = field(default_factory=list)
+    wake_pending: bool = False
+    last_seen: float = field(default_factory=time.monotonic)
+    over: str = ""  # set: the stream is to end, and why
+
+
+class Hub:
+    """Accepts workers and carries commands, replies and reports. Runs a gRPC server in a thread.
+
+    One asyncio loop serves all streams, so that thousands of idle workers cost no threads.
+    Everything that happens is put into `events`; nothing here blocks the driver's loop.
+    """
+
+    def __init__(self, settings: HubSettings, events: Mailbox[Any]) -> None:
+        self._settings = settings
+        self._events = events
+        self._connections: dict[str, _Connection] = {}  # by worker id
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
+        self._server: grpc.aio.Server | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+
+    def start(self, addresses: Sequence[str], *, insecure: bool = False) -> list[str]:
+        """Listen. Returns the addresses bound; see `endpoints.bind` for errors."""
+        self._thread.start()
+        try:
+            bound: list[str] = self._run(self._start(addresses, insecure))
+            return bound
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, worker: Worker, command_id: int, body: Message) -> bool:
+        """Queue a command. False where this incarnation has left; then a Left event says so."""
+        connection = self._connections.get(worker.worker_id)
+        if connection is None or connection.worker is not worker:
+            return False
+        command = attach_pb2.Command(id=command_id)
+        command.body.Pack(body)
+        connection.outbox.append(command)
+        self._wake(connection)
+        return True
+
+    def dismiss(self, worker: Worker, reason: str) -> None:
+        """End a worker's stream from this side; its Left event carries the reason."""
+        connection = self._connections.get(worker.worker_id)
+        if connection is not None and connection.worker is worker:
+            connection.over = reason
+            self._wake(connection)
+
+    def close(self) -> None:
+        """End all streams and the server. Idempotent."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            self._run(self._stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=5)
+        if not self._loop.is_running():
+            self._loop.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
+
+    def _wake(self, connection: _Connection) -> None:
+        if not connection.wake_pending:
+            connection.wake_pending = True
+            self._loop.call_soon_threadsafe(connection.wake.set)
+
+    # -- on the hub's loop ----------------------------------------------------------------------
+
+    async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._attach,
+            request_deserializer=attach_pb2.FromWorker.FromString,
+            response_serializer=attach_pb2.ToWorker.SerializeToString,
+        )
+        service, method = ATTACH_METHOD.strip("/").split("/")
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        bound = [bind(self._server, address, insecure=insecure) for address in addresses]
+        await self._server.start()
+        self._watchdog = asyncio.get_running_loop().create_task(self._watch())
+        return bound
+
+    async def _stop(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        for connection in self._connections.values():
+            connection.over = connection.over or "the run is over"
+            connection.wake.set()
+        if self._server is not None:
+            await self._server.stop(grace=0.5)
+
+    async def _attach(self, _: Any, context: Any) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        worker, refusal = self._admit(first)
+        if worker is None:
+            await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=refusal)))
+            return
+        handler = asyncio.current_task()
+        assert handler is not None
+        connection = _Connection(worker, asyncio.Event(), handler.cancel)
+        self._connections[worker.worker_id] = connection
+        welcome = attach_pb2.Welcome(
+            worker_id=worker.worker_id,
+            run_id=self._settings.run_id,
+            heartbeat_seconds=self._settings.heartbeat_seconds,
+        )
+        writer = asyncio.get_running_loop().create_task(self._write(connection, context, welcome))
+        left = Left(worker, "the connection broke")
+        try:
+            self._events.put(Joined(worker))
+            left = await self._read(connection, context)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            writer.cancel()
+            if self._connections.get(worker.worker_id) is connection:
+                del self._connections[worker.worker_id]
+            if connection.over:
+                left = Left(worker, connection.over)
+            self._events.put(left)
+
+    def _admit(self, first: attach_pb2.FromWorker) -> tuple[Worker | None, str]:
+        hello, settings = first.hello, self._settings
+        if not first.HasField("hello") or not hello.incarnation:
+            return None, "the first message must be a hello with an incarnation"
+        if not same_token(hello.token, settings.token):
+            return None, "the token is missing or wrong"
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return None, (
+                f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "
+                f"{hello.protocol_version}: install the same version of Juggler on both"
+            )
+        if hello.run_id and hello.run_id != settings.run_id:
+            return None, f"this is run {settings.run_id}, not {hello.run_id}"
+        if hello.role not in settings.roles:
+            return None, f"unknown role {hello.role!r}: expected one of {', '.join(settings.roles)}"
+        if len(self._connections) >= settings.max_workers:
+            return None, f"this driver takes at most {settings.max_workers} workers"
+        index = hello.index if hello.index >= 0 else self._free_index(hello.role)
+        worker_id = f"{hello.role}-{index}"
+        if before := self._connections.get(worker_id):
+            before.over = "replaced by a new process"
+            before.wake.set()
+        return Worker(
+            worker_id=worker_id,
+            incarnation=hello.incarnation,
+            role=hello.role,
+            index=index,
+            host=hello.host,
+            pid=hello.pid,
+            devices=tuple(hello.devices),
+            data_addresses=tuple(hello.data_addresses),
+            local=hello.local,
+        ), ""
+
+    def _free_index(self, role: str) -> int:
+        index = 0
+        while f"{role}-{index}" in self._connections:
+            index += 1
+        return index
+
+    async def _write(
+        self, connection: _Connection, context: Any, welcome: attach_pb2.Welcome
+    ) -> None:
+        await context.write(attach_pb2.ToWorker(welcome=welcome))
+        while True:
+            await connection.wake.wait()
+            connection.wake.clear()
+            connection.wake_pending = False
+            commands, connection.outbox = connection.outbox, []
+            # Several commands to a message, but none so large that it nears the message limit.
+            size, start = 0, 0
+            for end, command in enumerate(commands, start=1):
+                size += command.ByteSize()
+                if end == len(commands) or size > 1 << 20:
+                    await context.write(attach_pb2.ToWorker(commands=commands[start:end]))
+                    size, start = 0, end
+            if connection.over:
+                connection.cancel()
+                return
+
+    async def _read(self, connection: _Connection, context: Any) -> Left:
+        worker, events = connection.worker, self._events
+        while True:
+            message = await context.read()
+            if message is grpc.aio.EOF:
+                return Left(worker, "the connection ended without a farewell")
+            connection.last_seen = time.monotonic()
+            for reply in message.replies:
+                events.put(Replied(worker, reply))
+            for report in message.reports:
+                events.put(Reported(worker, report))
+            if message.heartbeat.seconds_since_progress > self._settings.hang_seconds:
+                stuck = message.heartbeat.seconds_since_progress
+                return Left(worker, f"hung: no progress for {stuck:.0f} s")
+            if message.HasField("farewell"):
+                farewell = message.farewell
+                failure = farewell.failure if farewell.HasField("failure") else None
+                return Left(worker, farewell.reason, failure, farewell=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_seconds)
+            deadline = time.monotonic() - self._settings.silence_seconds
+            for connection in list(self._connections.values()):
+                if connection.last_seen < deadline and not connection.over:
+                    silence = self._settings.silence_seconds
+                    connection.over = f"no heartbeat for {silence:.0f} s"
+                    # Not through the writer: it may be stuck in a write that nobody reads.
+                    connection.cancel()

@@ -1,0 +1,107 @@
+"""Local worker processes from a forkserver."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import types
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+#: Imported by the forkserver once, and shared by all workers. These must run nothing at import
+#: that a fork would break: no gRPC, no CUDA, no torch operation.
+PRELOAD = ("juggler.runtime.actors.forkserver", "torch", "gymnasium")
+
+_PR_SET_PDEATHSIG = 1
+_start_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """What a local worker process runs.
+
+    Attributes:
+        target: "package.module:function", called with `argument`.
+        argument: picklable; goes to the child through multiprocessing's own pipe.
+    """
+
+    target: str
+    argument: object
+
+
+def forkserver() -> ForkServerContext:
+    """The context that local workers start from. Starts nothing by itself."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    return context
+
+
+def warm_up() -> None:
+    """Start the forkserver now, so that its imports overlap with what the caller does next.
+
+    It dies with the thread that calls this.
+    """
+    from multiprocessing import forkserver as module
+
+    forkserver()
+    # Made here, multiprocessing's directory is inherited by all workers and removed by us; a
+    # worker that made its own would leave it behind when it is killed.
+    multiprocessing.util.get_temp_dir()
+    with _start_lock:
+        module.ensure_running()
+
+
+def cool_down() -> None:
+    """End the forkserver, and wait until it is gone. The next start makes a new one."""
+    from multiprocessing import forkserver as module
+
+    with _start_lock:
+        # multiprocessing has no public way to do this.
+        module._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def start(program: WorkerProgram, title: str) -> ForkServerProcess:
+    """Start a worker process that dies with this one. Not a daemon: it may own subprocesses."""
+    process = forkserver().Process(target=_run, args=(program, title), name=title, daemon=False)
+    with _start_lock:
+        # multiprocessing would run the parent's main script again in the child, for the sake of
+        # things defined there. What workers run is named or cloudpickled, so a script needs no
+        # `if __name__ == "__main__"` guard.
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            process.start()
+        finally:
+            sys.modules["__main__"] = main
+    return process
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process `number` when the thread that forked it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def set_title(title: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(f"juggler: {title}")
+
+
+def _run(program: WorkerProgram, title: str) -> None:
+    # The parent is the forkserver, which dies with the driver.
+    die_with_parent()
+    if os.getppid() == 1:
+        os._exit(1)
+    set_title(title)
+    # Ctrl-C reaches every process of the terminal; the driver alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    module, _, function = program.target.partition(":")
+    getattr(importlib.import_module(module), function)(program.argument)

@@ -1,0 +1,90 @@
+"""Commands in flight: a cap for each worker, and one completion for each command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Replied, Worker
+from juggler.runtime.wire.v1 import attach_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """One reply to a command; `last` where none follows.
+
+    `failure` is set where the command failed or its worker left; then `body` is None.
+    """
+
+    worker: Worker
+    command_id: int
+    request: Message
+    body: any_pb2.Any | None
+    failure: attach_pb2.Failure | None
+    last: bool
+
+
+class CapReached(RuntimeError):
+    """The worker has as many commands in flight as it may."""
+
+
+class RequestPool:
+    """Which commands are in flight, and at whom.
+
+    A worker that leaves completes all of its commands with a failure, so that whoever waits for a
+    reply always gets one.
+    """
+
+    def __init__(self, hub: Hub, cap: int = 64) -> None:
+        self._hub = hub
+        self._cap = cap
+        self._next_id = 1
+        self._in_flight: dict[Worker, dict[int, Message]] = {}
+
+    def submit(self, worker: Worker, request: Message) -> int:
+        """Send a command; its completions come out of `complete`.
+
+        Raises:
+            CapReached: the cap of this worker is used up.
+        """
+        pending = self._in_flight.get(worker)
+        if pending is None:
+            # It left; its Left event is on the way, and nobody would answer.
+            raise KeyError(f"{worker.worker_id} is not attached")
+        if len(pending) >= self._cap:
+            raise CapReached(f"{worker.worker_id} has {len(pending)} commands in flight")
+        command_id = self._next_id
+        self._next_id += 1
+        pending[command_id] = request
+        self._hub.send(worker, command_id, request)
+        return command_id
+
+    def in_flight(self, worker: Worker) -> int:
+        return len(self._in_flight.get(worker, ()))
+
+    def complete(self, event: HubEvent) -> list[Completed]:
+        """What an event of the hub means for the commands in flight."""
+        if isinstance(event, Joined):
+            self._in_flight[event.worker] = {}
+        elif isinstance(event, Replied):
+            return self._replied(event.worker, event.reply)
+        elif isinstance(event, Left):
+            lost = attach_pb2.Failure(message=f"{event.worker.worker_id} left: {event.reason}")
+            return [
+                Completed(event.worker, command_id, request, None, event.failure or lost, True)
+                for command_id, request in self._in_flight.pop(event.worker, {}).items()
+            ]
+        return []
+
+    def _replied(self, worker: Worker, reply: attach_pb2.Reply) -> list[Completed]:
+        pending = self._in_flight.get(worker, {})
+        request = pending.get(reply.id)
+        if request is None:
+            return []  # a duplicate, or a reply to nothing
+        if reply.last:
+            del pending[reply.id]
+        failure = reply.failure if reply.HasField("failure") else None
+        body = None if failure else reply.body
+        return [Completed(worker, reply.id, request, body, failure, reply.last)]

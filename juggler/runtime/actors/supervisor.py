@@ -1,0 +1,185 @@
+"""Keeps local worker processes alive: starts, restarts, and gives up on what keeps dying."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processes import WorkerProgram, start
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker's process has ended. `restart_in` is None where it stays down."""
+
+    worker_id: str
+    pid: int
+    how: str  # "exit code 1", "killed by SIGKILL"
+    restart_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Back-off doubles from `first_delay` to `longest_delay`, with jitter of a quarter.
+
+    A worker that dies `quarantine_after` times in a row, without having been of use in between,
+    stays down.
+    """
+
+    first_delay: float = 0.25
+    longest_delay: float = 30.0
+    quarantine_after: int = 5
+
+    def delay(self, failures: int, jitter: float) -> float:
+        return min(self.first_delay * 2.0 ** (failures - 1), self.longest_delay) * (1 + jitter / 4)
+
+
+@dataclass(slots=True)
+class _Post:
+    """A place that one process at a time fills."""
+
+    worker_id: str
+    program: WorkerProgram
+    policy: RestartPolicy | None  # None: never restarted
+    process: ForkServerProcess | None = None
+    failures: int = 0  # since the worker was last of use
+    due: float = 0.0  # when to start, where there is no process
+    kill_at: float = math.inf  # when to kill, where there is one
+    down: bool = False
+    restarts: int = 0
+
+
+class Supervisor:
+    """Starts and watches local processes in a thread of its own; events go to a mailbox."""
+
+    def __init__(self, events: Mailbox[Any], seed: int = 0) -> None:
+        self._events = events
+        self._jitter = random.Random(seed)
+        self._posts: dict[str, _Post] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+
+    def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy | None) -> None:
+        """Start a worker and keep it alive as the policy says."""
+        with self._lock:
+            self._posts[worker_id] = _Post(worker_id, program, policy)
+        self._wake()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def of_use(self, worker_id: str) -> None:
+        """The worker did something useful: its failures count from zero again."""
+        post = self._posts.get(worker_id)
+        if post is not None:
+            post.failures = 0
+
+    def kill(self, worker_id: str, pid: int, after: float = 0.0) -> None:
+        """Kill that process in `after` seconds, if it is still the one at this post by then."""
+        with self._lock:
+            post = self._posts.get(worker_id)
+            if post is not None and post.process is not None and post.process.pid == pid:
+                post.kill_at = time.monotonic() + after
+        self._wake()
+
+    @property
+    def restarts(self) -> int:
+        return sum(post.restarts for post in self._posts.values())
+
+    def pids(self) -> dict[str, int]:
+        """Of the processes that run now, by worker id."""
+        return {
+            worker_id: post.process.pid
+            for worker_id, post in self._posts.items()
+            if post.process is not None and post.process.pid is not None
+        }
+
+    def close(self, grace: float) -> None:
+        """No more restarts. Wait up to `grace` seconds for the processes, then kill the rest."""
+        with self._lock:
+            self._closing = True
+            processes = [post.process for post in self._posts.values() if post.process is not None]
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        deadline = time.monotonic() + grace
+        for process in processes:
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join(timeout=5)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        os.write(self._wake_write, b"w")
+
+    def _watch(self) -> None:
+        while not self._closing:
+            with self._lock:
+                next_due = self._do_what_is_due(time.monotonic())
+                running = {
+                    post.process.sentinel: post
+                    for post in self._posts.values()
+                    if post.process is not None
+                }
+            timeout = None if next_due == math.inf else max(0.0, next_due - time.monotonic())
+            for ready in wait([*running, self._wake_read], timeout):
+                if ready == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._ended(running[int(ready)])  # type: ignore[arg-type]
+
+    def _do_what_is_due(self, now: float) -> float:
+        """Start and kill. Returns the moment when there is something to do again."""
+        next_due = math.inf
+        for post in self._posts.values():
+            if self._closing or post.down:
+                continue
+            if post.process is None and post.due <= now:
+                post.kill_at = math.inf
+                post.process = start(post.program, post.worker_id.replace("-", " "))
+            elif post.process is not None and post.kill_at <= now:
+                post.kill_at = math.inf
+                post.process.kill()
+            next_due = min(next_due, post.kill_at if post.process is not None else post.due)
+        return next_due
+
+    def _ended(self, post: _Post) -> None:
+        process = post.process
+        assert process is not None
+        process.join(timeout=5)
+        how = _how(process.exitcode)
+        with self._lock:
+            post.process = None
+            post.failures += 1
+            policy = post.policy
+            if policy is None or post.failures >= policy.quarantine_after or self._closing:
+                post.down, delay = True, None
+            else:
+                delay = policy.delay(post.failures, self._jitter.random())
+                post.due = time.monotonic() + delay
+                post.restarts += 1
+        self._events.put(Exited(post.worker_id, process.pid or 0, how, delay))
+        process.close()
+
+
+def _how(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        try:
+            return f"killed by {signal.Signals(-exitcode).name}"
+        except ValueError:
+            return f"killed by signal {-exitcode}"
+    return f"exit code {exitcode}"

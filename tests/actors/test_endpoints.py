@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from juggler.runtime.actors.endpoints import (
+    EndpointError,
+    bind,
+    is_loopback,
+    make_server,
+    split_address,
+)
+
+
+def test_a_port_in_use_is_named_and_not_shared() -> None:
+    first, second = make_server(2), make_server(2)
+    address = bind(first, "127.0.0.1:0")
+    with pytest.raises(EndpointError, match=f"cannot listen on {address}: Address already in use"):
+        bind(second, address)
+
+
+def test_port_zero_gives_the_port_that_was_chosen() -> None:
+    host, port = split_address(bind(make_server(2), "127.0.0.1:0"))
+    assert host == "127.0.0.1"
+    assert port > 0
+
+
+def test_listening_beyond_loopback_needs_to_be_asked_for() -> None:
+    with pytest.raises(EndpointError, match=r"refusing to listen on 0\.0\.0\.0:0.*--insecure"):
+        bind(make_server(2), "0.0.0.0:0")
+    assert bind(make_server(2), "0.0.0.0:0", insecure=True).startswith("0.0.0.0:")
+
+
+def test_an_address_of_another_machine_cannot_be_bound() -> None:
+    with pytest.raises(EndpointError, match=r"cannot listen on 192\.0\.2\.1:5005"):
+        bind(make_server(2), "192.0.2.1:5005", insecure=True)
+
+
+@pytest.mark.parametrize("text", ["", "5005", "host", "host:", "host:x", ":5005", "host:70000"])
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(EndpointError, match="expected HOST:PORT"):
+        split_address(text)
+
+
+def test_addresses_of_every_kind_are_read() -> None:
+    assert split_address("10.0.0.1:80") == ("10.0.0.1", 80)
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert [is_loopback(host) for host in ("localhost", "127.9.9.9", "::1")] == [True] * 3
+    assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "example.org")] == [False] * 3
+
+
+def test_a_unix_socket_is_for_its_owner_alone(tmp_path: object) -> None:
+    server = make_server(2)
+    address = bind(server, f"unix:{tmp_path}/a.sock")
+    server.start()
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=5)
+    import os
+    import stat
+
+    assert stat.S_IMODE(os.stat(f"{tmp_path}/a.sock").st_mode) == 0o600
+    server.stop(0).wait()

@@ -1,0 +1,175 @@
+"""Real processes: killed, stopped, orphaned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processes import WorkerProgram, start
+from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
+
+QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
+
+
+def _eventually(what: Any, seconds: float = 15.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := what():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"it did not happen within {seconds} s")
+
+
+def _exited(events: Mailbox[Any], seconds: float = 15.0) -> Exited:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for event in events.gather(deadline - time.monotonic()):
+            assert isinstance(event, Exited)
+            return event
+    raise AssertionError("nothing ended")
+
+
+def _sleeper() -> WorkerProgram:
+    return WorkerProgram("time:sleep", 60)
+
+
+def test_a_process_is_titled_by_role_and_index() -> None:
+    process = start(_sleeper(), "envrunner 3")
+    try:
+        titled = _eventually(
+            lambda: "juggler: envrunner 3" in " ".join(psutil.Process(process.pid).cmdline())
+        )
+        assert titled
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", _sleeper(), QUICK)
+    try:
+        first = _eventually(lambda: supervisor.pids().get("worker-0"))
+        os.kill(first, signal.SIGKILL)
+        exited = _exited(events)
+        assert (exited.worker_id, exited.pid, exited.how) == (
+            "worker-0",
+            first,
+            "killed by SIGKILL",
+        )
+        assert exited.restart_in is not None
+        second = _eventually(lambda: supervisor.pids().get("worker-0"))
+        assert second != first
+        assert supervisor.restarts == 1
+    finally:
+        supervisor.close(grace=0.0)
+    assert not psutil.pid_exists(second)
+
+
+def test_what_keeps_dying_stays_down_in_the_end() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), QUICK)
+    try:
+        exits = [_exited(events) for _ in range(3)]
+        assert [exited.how for exited in exits] == ["exit code 7"] * 3
+        assert [exited.restart_in is None for exited in exits] == [False, False, True]
+        assert supervisor.pids() == {}
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_a_worker_that_was_of_use_is_not_held_to_old_failures() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), QUICK)
+    try:
+        for _ in range(6):
+            assert _exited(events).restart_in is not None
+            supervisor.of_use("worker-0")
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_one_that_must_not_be_restarted_stays_down_at_once() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 1), None)
+    try:
+        assert _exited(events).restart_in is None
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_a_stopped_process_can_be_killed_and_is_replaced() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", _sleeper(), QUICK)
+    try:
+        first = _eventually(lambda: supervisor.pids().get("worker-0"))
+        os.kill(first, signal.SIGSTOP)
+        supervisor.kill("worker-0", pid=first + 1)  # somebody else's: nothing happens
+        assert psutil.pid_exists(first)
+        supervisor.kill("worker-0", pid=first)
+        assert _exited(events).how == "killed by SIGKILL"
+        assert _eventually(lambda: supervisor.pids().get("worker-0")) != first
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_delays_double_up_to_a_limit() -> None:
+    policy = RestartPolicy(first_delay=1.0, longest_delay=5.0)
+    assert [policy.delay(n, jitter=0.0) for n in (1, 2, 3, 4, 9)] == [1, 2, 4, 5, 5]
+    assert policy.delay(1, jitter=1.0) == pytest.approx(1.25)
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import time
+            from juggler.runtime.actors.processes import WorkerProgram, start
+
+            print(start(WorkerProgram("time:sleep", 60), "worker 0").pid, flush=True)
+            time.sleep(60)
+            """
+        )
+    )
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert psutil.pid_exists(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _eventually(lambda: not psutil.pid_exists(child))
+
+
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from juggler.runtime.actors.processes import WorkerProgram, start
+
+            print("once", flush=True)
+            process = start(WorkerProgram("builtins:print", "in the worker"), "worker 0")
+            process.join()
+            raise SystemExit(process.exitcode)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.splitlines(), done.returncode) == (["once", "in the worker"], 0), done
