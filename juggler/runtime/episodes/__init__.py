@@ -1,0 +1,1 @@
+"""Columnar episodes and their place on the wire."""

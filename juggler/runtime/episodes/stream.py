@@ -1,0 +1,171 @@
+"""Batches from an envrunner to a learner: the stream's two ends."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import episodes_pb2
+
+PUSH_METHOD = "/juggler.v1.Episodes/Push"
+_SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
+
+BatchFrame = Frame[episodes_pb2.BatchHeader]
+
+class EpisodeReceiver:
+    """The learner's end. Each stream has a thread, in which `take` is called for each batch.
+
+    Args:
+        take: says why it refuses a batch, or "" where it took it. Called in any thread.
+        why_refused: says why a call may not open a stream, from its metadata; None lets it in.
+        limits: of one batch, held against its header before memory is taken.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[BatchFrame], str],
+        why_refused: Callable[[CallMetadata], str | None],
+        limits: Limits,
+    ) -> None:
+        self._take = take
+        self._why_refused = why_refused
+        self._limits = limits
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To add to a server."""
+        push: grpc.RpcMethodHandler[bytes, episodes_pb2.Acknowledgement]
+        push = grpc.stream_stream_rpc_method_handler(
+            self._push,
+            request_deserializer=None,  # frames are read by hand
+            response_serializer=episodes_pb2.Acknowledgement.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: push})
+
+    def _push(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[episodes_pb2.Acknowledgement]:
+        if refusal := self._why_refused(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        reader = FrameReader(episodes_pb2.BatchHeader, self._limits)
+        try:
+            for message in messages:
+                frame = reader.feed(message)
+                if frame is not None:
+                    yield episodes_pb2.Acknowledgement(
+                        batch_id=frame.header.batch_id, refused=self._take(frame)
+                    )
+        except WireError as error:
+            # What follows on this stream cannot be trusted either.
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+class EpisodeSender:
+    """The envrunner's end: sends batches to one learner and says what became of each.
+
+    The stream opens with the first batch, and again with the next one after it broke. `settled` is
+    called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
+    the reason is "refused" or "learner_lost".
+    """
+
+    def __init__(
+        self, address: str, metadata: CallMetadata, settled: Callable[[int, str, str], None]
+    ) -> None:
+        self._address = address
+        self._metadata = metadata
+        self._settled = settled
+        self._channel = dial(address)
+        self._lock = threading.Condition()
+        self._stream: _Stream | None = None
+
+    def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
+        """Copies the tree before it returns; never waits for the network."""
+        chunks = list(encode_frame(header, tree))
+        with self._lock:
+            if self._stream is None or self._stream.broken:
+                self._stream = _Stream(self._channel, self._metadata, self._settled)
+            stream = self._stream
+        stream.put(header.batch_id, chunks)
+
+    def close(self) -> None:
+        """What is not acknowledged by now counts as lost."""
+        if self._stream is not None:
+            self._stream.end()
+        self._channel.close()
+
+
+class _Stream:
+    """One life of the connection; whatever is unacknowledged when it ends is lost."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        metadata: CallMetadata,
+        settled: Callable[[int, str, str], None],
+    ) -> None:
+        self._settled = settled
+        self._chunks: deque[bytes] = deque()
+        self._open: set[int] = set()
+        self._condition = threading.Condition()
+        self._ended = False
+        self.broken = False
+        push: grpc.StreamStreamMultiCallable[bytes, episodes_pb2.Acknowledgement]
+        push = channel.stream_stream(
+            PUSH_METHOD,
+            request_serializer=None,
+            response_deserializer=episodes_pb2.Acknowledgement.FromString,
+        )
+        self._call = push(self._messages(), metadata=metadata, wait_for_ready=False)
+        threading.Thread(target=self._acknowledge, name="episodes-acks", daemon=True).start()
+
+    def put(self, batch_id: int, chunks: list[bytes]) -> None:
+        with self._condition:
+            if not self.broken:
+                self._open.add(batch_id)
+                self._chunks.extend(chunks)
+                self._condition.notify()
+                return
+        self._settled(batch_id, "learner_lost", "the stream to the learner is broken")
+
+    def end(self) -> None:
+        with self._condition:
+            self._ended = True
+            self._condition.notify()
+
+    def _messages(self) -> Iterator[bytes]:
+        while True:
+            with self._condition:
+                while not self._chunks:
+                    if self._ended or self.broken:
+                        return
+                    self._condition.wait()
+                chunk = self._chunks.popleft()
+            yield chunk
+
+    def _acknowledge(self) -> None:
+        reason = "the learner ended the stream"
+        try:
+            for ack in self._call:
+                with self._condition:
+                    known = ack.batch_id in self._open
+                    self._open.discard(ack.batch_id)
+                if known:
+                    self._settled(ack.batch_id, "refused" if ack.refused else "", ack.refused)
+        except grpc.RpcError as error:
+            reason = str(error.details() if hasattr(error, "details") else error)
+        except ValueError:
+            reason = "the channel was closed"
+        with self._condition:
+            self.broken = True
+            lost, self._open = self._open, set()
+            self._chunks.clear()
+            self._condition.notify()
+        for batch_id in lost:
+            self._settled(batch_id, "learner_lost", reason)
