@@ -1,0 +1,1 @@
+"""Environments, and the loop that turns them into episodes."""

@@ -1,0 +1,60 @@
+"""What an envrunner does, as a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Vectorize = Literal["auto", "native", "sync", "async"]
+Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
+
+
+@dataclass(kw_only=True)
+class EnvRunnerConfig:
+    """Environments of every envrunner, and how it steps them."""
+
+    env: str = "CartPole-v1"
+    """Gymnasium id, "module:id" where a module must be imported for it, or "module:callable"."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """What the environment's constructor is called with."""
+    envs_per_runner: int = 16
+    """N, environments that a runner steps together."""
+    fragment_steps: int = 32
+    """T, steps of each environment in one batch of episodes."""
+    vectorize: Vectorize = "auto"
+    """How a runner steps N environments: "native", by the environment's own vector entry point;
+    "sync", one after the other; "async", each in a process of its own. "auto": native where the
+    environment has it, else sync."""
+    autoreset: Autoreset = "auto"
+    """When an environment is reset after an episode: by the step after the last one
+    ("next_step"), within the last one ("same_step"), or by the runner ("disabled"). "auto":
+    same_step, or whatever a native environment does."""
+    step_deadline_seconds: float = 120.0
+    """An async environment whose step or reset takes longer than this counts as hung."""
+
+    def validate(self) -> None:
+        """
+        Raises:
+            ValueError: a value that its key does not allow; names both, and what is allowed.
+        """
+        if not isinstance(self.env, str) or not self.env.strip(":"):
+            raise ValueError(
+                f'env must be a Gymnasium id, "module:id" or "module:callable", not {self.env!r}'
+            )
+        if not isinstance(self.env_kwargs, dict):
+            raise ValueError(f"env_kwargs must be a table, not {self.env_kwargs!r}")
+        for name in ("envs_per_runner", "fragment_steps"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
+        for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
+                )
+        seconds = self.step_deadline_seconds
+        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
+            raise ValueError(
+                f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
+            )

@@ -1,0 +1,279 @@
+"""From a config to a vector of environments."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environment_processes import EnvironmentProcesses
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.seeding import environment_seeds
+
+Env = gymnasium.Env[Any, Any]
+VectorEnvironment = VectorEnv[Any, Any, Any]
+#: Called with env_kwargs; makes one environment, or N of them as one VectorEnv.
+EnvironmentFactory = Callable[..., Env | VectorEnvironment]
+
+_AUTORESET = {
+    "auto": AutoresetMode.SAME_STEP,
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+def make_vector_env(
+    config: EnvRunnerConfig, factory: EnvironmentFactory | None = None
+) -> VectorEnvironment:
+    """A runner's environments.
+
+    Observations that it returns may be views of its own memory, valid until its next step.
+
+    Args:
+        config: which environments and how many.
+        factory: makes them, instead of what `config.env` names.
+
+    Raises:
+        ValueError: `config` names nothing that exists, or what cannot be had.
+        EnvironmentFailed: an environment could not be constructed.
+    """
+    config.validate()
+    source = factory or _find(config.env)
+    if isinstance(source, EnvSpec):
+        return _from_registry(config, source)
+    return _from_callable(config, source)
+
+
+def autoreset_mode(env: VectorEnvironment) -> AutoresetMode:
+    """When the environments of a vector are reset.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    try:
+        return AutoresetMode(env.metadata.get("autoreset_mode"))
+    except ValueError:
+        raise ValueError(
+            f"{env} must say in metadata['autoreset_mode'] when it resets environments, as a "
+            f"gymnasium.vector.AutoresetMode, not {env.metadata.get('autoreset_mode')!r}"
+        ) from None
+
+
+def reset_environments(env: VectorEnvironment, seed: int) -> Any:
+    """Seed and reset all environments -> their first observations [N, ...]."""
+    seeds = environment_seeds(seed, env.num_envs)
+    # Other vectors of environments take one seed, and make of it what they need.
+    each = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+    first: Any = seeds if each else seeds[0]
+    observations, _ = env.reset(seed=first)
+    return observations
+
+
+def _find(name: str) -> EnvSpec | EnvironmentFactory:
+    """What `env` names: a registered environment, or a callable of a module."""
+    module_name, colon, attribute = name.rpartition(":")
+    callables: list[str] = []
+    if colon:
+        module = _imported(name, module_name)
+        found = functools.reduce(
+            lambda at, key: getattr(at, key, None), attribute.split("."), module
+        )
+        if callable(found):
+            return found
+        callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
+    if attribute in registry:
+        return registry[attribute]
+    near = _nearest(name, callables) + _nearest(attribute, registry)
+    raise ValueError(
+        f"env {name!r}: "
+        + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")
+        + f"no environment is registered as {attribute!r}. "
+        + (f"Nearest: {', '.join(near)}. " if near else "")
+        + 'An environment that a module registers or makes is named as "module:Id-v0" or '
+        '"module:callable".'
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    by_lower_case = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
+    return [by_lower_case[key] for key in near]
+
+
+def _imported(name: str, module: str) -> object:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            # The module is there; something that it imports is not.
+            raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
+        raise ValueError(
+            f"env {name!r}: there is no Python module {error.name!r} here; install it, or put its "
+            "directory on PYTHONPATH, wherever this run has envrunners"
+        ) from None
+    except Exception as error:
+        raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
+
+
+def _from_registry(config: EnvRunnerConfig, spec: EnvSpec) -> VectorEnvironment:
+    native = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if config.vectorize == "native" and not native:
+        lack = "has no vector entry point" if spec.vector_entry_point is None else "has wrappers"
+        raise ValueError(f"vectorize = 'native': {spec.id} {lack}; use auto, sync or async")
+    if config.vectorize == "native" or (config.vectorize == "auto" and native):
+        try:
+            env = gymnasium.make_vec(
+                spec,
+                num_envs=config.envs_per_runner,
+                vectorization_mode="vector_entry_point",
+                **config.env_kwargs,
+            )
+        except Exception as error:
+            raise EnvironmentFailed.during(spec.id, "constructor", error) from None
+        return _as_it_is(config, env, spec.id)
+    if spec.entry_point is None:
+        raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
+    return _of_single_ones(config, functools.partial(gymnasium.make, spec), spec.id)
+
+
+def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> VectorEnvironment:
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    try:
+        first = factory(**config.env_kwargs)
+    except Exception as error:
+        raise EnvironmentFailed.during(f"environment 0 ({name})", "constructor", error) from None
+    if isinstance(first, gymnasium.Env):
+        if config.vectorize == "native":
+            first.close()
+            raise ValueError(
+                f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
+            )
+        return _of_single_ones(config, factory, name, first)
+    if not isinstance(first, VectorEnv):
+        raise ValueError(
+            f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
+            f"not a {type(first).__name__}"
+        )
+    if config.vectorize in ("sync", "async"):
+        first.close()
+        raise ValueError(
+            f"vectorize = {config.vectorize!r}: {name} makes a VectorEnv; use auto or native"
+        )
+    return _as_it_is(config, first, name)
+
+
+def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
+    """A vector of environments that makes its own choices."""
+    if env.num_envs != config.envs_per_runner:
+        env.close()
+        raise ValueError(
+            f"{name} makes {env.num_envs} environments, and envs_per_runner is "
+            f"{config.envs_per_runner}: make them equal"
+        )
+    mode = autoreset_mode(env)
+    if config.autoreset != "auto" and mode != _AUTORESET[config.autoreset]:
+        warnings.warn(
+            f"autoreset = {config.autoreset!r} has no effect: {name} resets its environments in "
+            f"its own way ({mode.name.lower()})",
+            stacklevel=4,
+        )
+    return _ReportingVector(env, f"one of {env.num_envs} environments ({name})")
+
+
+def _of_single_ones(
+    config: EnvRunnerConfig, make: Callable[..., Any], name: str, first: Env | None = None
+) -> VectorEnvironment:
+    functions = [
+        _EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})")
+        for i in range(config.envs_per_runner)
+    ]
+    functions[0].ready = first
+    mode = _AUTORESET[config.autoreset]
+    if config.vectorize == "async":
+        return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
+    env = SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+    return _ReportingVector(env, f"one of {env.num_envs} environments ({name})")
+
+
+class _EnvironmentFunction:
+    """Makes one environment, here or in a process of its own: cloudpickle takes it there."""
+
+    def __init__(self, make: Callable[..., Env], arguments: dict[str, Any], where: str) -> None:
+        self.make = make
+        self.arguments = arguments
+        self.where = where
+        self.ready: Env | None = None  # made already, for the first call
+
+    def __call__(self) -> Env:
+        env, self.ready = self.ready, None
+        if env is None:
+            try:
+                env = self.make(**self.arguments)
+            except Exception as error:
+                raise EnvironmentFailed.during(self.where, "constructor", error) from None
+        return _Reporting(env, self.where)
+
+
+class _Reporting(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says which environment raised what, in an exception that can leave its process."""
+
+    def __init__(self, env: Env, where: str) -> None:
+        super().__init__(env)
+        self._where = where
+        # Its own: vector environments write into it, and it may be the class's.
+        self.metadata = dict(env.metadata)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise EnvironmentFailed.during(self._where, "reset", error) from None
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise EnvironmentFailed.during(self._where, "step", error) from None
+
+
+class _ReportingVector(VectorWrapper):
+    """The same for what a vector of environments raises by itself."""
+
+    def __init__(self, env: VectorEnvironment, where: str) -> None:
+        super().__init__(env)
+        self._where = where
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed.during(self._where, "reset", error) from None
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        try:
+            return self.env.step(actions)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed.during(self._where, "step", error) from None

@@ -1,0 +1,27 @@
+"""What an EnvRunner process is started with. No torch here: the driver starts such processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from juggler.runtime.actors.worker import Contact
+
+ENVRUNNER = "envrunner"
+EVALUATOR = "evaluator"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRunnerProgram:
+    """What an EnvRunner process is started with.
+
+    Attributes:
+        contact: how it finds its driver.
+        role: "envrunner", or "evaluator" for one that only plays whole episodes.
+        own_code: cloudpickled (environment factory or None, module factory or None): callables
+            of a notebook or script. Only from a parent process through its own pipe, never from
+            the network.
+    """
+
+    contact: Contact
+    role: str = ENVRUNNER
+    own_code: bytes = b""

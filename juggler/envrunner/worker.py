@@ -1,0 +1,229 @@
+"""The EnvRunner process: sample when asked to, send the batch to its learner, give a receipt."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import cloudpickle
+import torch
+from gymnasium.vector import VectorEnv
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.program import EnvRunnerProgram
+from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.modules.catalog import build_module
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.weights import Version, Weights, WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
+
+
+def main(program: EnvRunnerProgram) -> None:
+    """Attach and work until told to stop."""
+    # Small forward passes gain nothing from more threads, and runners share the cores.
+    torch.set_num_threads(1)
+    env, module = cloudpickle.loads(program.own_code) if program.own_code else (None, None)
+    attach_and_run(
+        program.contact,
+        program.role,
+        lambda attachment, inbox: EnvRunner(attachment, inbox, program.contact, env, module),
+    )
+
+
+class EnvRunner:
+    """Environments, a policy, and where batches go. Built by the driver's Setup command."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        inbox: Inbox,
+        contact: Contact,
+        env_factory: Any = None,
+        module_factory: Any = None,
+    ) -> None:
+        self._attachment = attachment
+        self._contact = contact
+        self._env_factory = env_factory
+        self._module_factory = module_factory
+        self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
+        self._loop = CommandLoop(attachment, inbox)
+        self._loop.on(training_pb2.Setup, self._setup)
+        self._loop.on(training_pb2.Learners, self._learners)
+        self._loop.on(training_pb2.SampleRequest, self._sample)
+        self._loop.on(training_pb2.Evaluate, self._evaluate)
+        self._env: VectorEnv[Any, Any, Any] | None = None
+        self._senders: dict[str, tuple[str, EpisodeSender]] = {}  # incarnation, sender
+        self._subscription: WeightsSubscription | None = None
+        self._subscribed_to = ""  # the learner's incarnation
+        self._version: Version | None = None
+        self._open: dict[int, tuple[int, training_pb2.Receipt]] = {}  # unsettled, by batch id
+        self._open_lock = threading.Lock()
+        self._seconds: dict[str, float] = defaultdict(float)  # where the time went
+        self._idle_since = time.perf_counter()
+
+    def run(self) -> str:
+        return self._loop.run()
+
+    def close(self) -> None:
+        for _, sender in self._senders.values():
+            sender.close()
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._env is not None:
+            self._env.close()
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def _setup(self, _: int, setup: training_pb2.Setup) -> training_pb2.Ready:
+        parts = json.loads(setup.config)
+        config = EnvRunnerConfig(**parts["env_runner"])
+        module_config = ModuleConfig(**parts["module"])
+        env = make_vector_env(config, self._env_factory)
+        self._env = env
+        torch.manual_seed(setup.seed)
+        module = build_module(
+            self._module_factory or module_config.module,
+            env.single_observation_space,
+            env.single_action_space,
+            module_config.model,
+        )
+        self._policy = BehaviourPolicy(
+            module, rows=env.num_envs, steps=config.fragment_steps, seed=setup.seed
+        )
+        self._sampler = Sampler(env, self._policy, config.fragment_steps, setup.seed)
+        return training_pb2.Ready(
+            observation_space=space_to_message(env.single_observation_space),
+            action_space=space_to_message(env.single_action_space),
+            rows=env.num_envs,
+            steps=config.fragment_steps,
+        )
+
+    def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
+        """Dial the learners there are now; let go of those that are no more."""
+        now = {learner.worker_id: learner for learner in message.learners}
+        for worker_id, (incarnation, sender) in list(self._senders.items()):
+            if worker_id not in now or now[worker_id].incarnation != incarnation:
+                sender.close()
+                del self._senders[worker_id]
+        for worker_id, learner in now.items():
+            if worker_id not in self._senders:
+                sender = EpisodeSender(self._reachable(learner), self._metadata, self._settled)
+                self._senders[worker_id] = (learner.incarnation, sender)
+        self._subscribe(message.learners[0] if message.learners else None)
+        return attach_pb2.Done()
+
+    def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
+        started = time.perf_counter()
+        self._seconds["waiting"] += started - self._idle_since
+        _, sender = self._senders.get(request.learner, ("", None))
+        receipt = training_pb2.Receipt(batch_id=request.batch_id, learner=request.learner)
+        if sender is None or not self._act_on(Version.of(request.at_least)):
+            receipt.dropped = "learner_lost"
+            receipt.explanation = f"no learner {request.learner}"
+            self._attachment.reply(command_id, receipt)
+            return
+        assert self._version is not None
+        sampling = time.perf_counter()
+        try:
+            fragment = self._sampler.sample(self._version)
+        except NonFinite as error:
+            receipt.live_steps = error.live_steps
+            receipt.dropped, receipt.explanation = "nonfinite", str(error)
+            self._attachment.reply(command_id, receipt)
+            raise
+        sending = time.perf_counter()
+        receipt.live_steps = fragment.batch.live_steps
+        receipt.version.CopyFrom(self._version.message())
+        receipt.episode_returns.extend(fragment.episode_returns)
+        receipt.episode_lengths.extend(fragment.episode_lengths)
+        header = episodes_pb2.BatchHeader(
+            batch_id=request.batch_id,
+            envrunner=self._attachment.worker_id,
+            generation=request.generation,
+            live_steps=receipt.live_steps,
+            version=receipt.version,
+        )
+        with self._open_lock:
+            self._open[request.batch_id] = (command_id, receipt)
+        sender.send(header, {DEFAULT_MODULE: fragment.batch.to_tree()})
+        self._idle_since = time.perf_counter()
+        self._seconds["waiting"] += sampling - started
+        for name, seconds in fragment.seconds.items():
+            self._seconds[name] += seconds
+        self._seconds["sending"] += self._idle_since - sending
+
+    def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
+        assert self._env is not None
+        if not self._act_on(Version(0, 0)):
+            raise RuntimeError("no weights to evaluate: this run has no learner")
+        returns, lengths = evaluate(self._env, self._policy, command.episodes, command.seed)
+        assert self._version is not None
+        return training_pb2.Evaluation(
+            version=self._version.message(), episode_returns=returns, episode_lengths=lengths
+        )
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
+        """The first address that this worker can use: Unix sockets only on the driver's host."""
+        for address in learner.addresses:
+            if self._contact.local or not address.startswith("unix:"):
+                return address
+        raise EndpointError(
+            f"{learner.worker_id} offers {list(learner.addresses)}, none of which "
+            f"{self._attachment.worker_id} can reach: start the learner with --bind HOST:PORT"
+        )
+
+    def _subscribe(self, learner: training_pb2.Learners.Learner | None) -> None:
+        incarnation = learner.incarnation if learner else ""
+        if incarnation == self._subscribed_to:
+            return
+        if self._subscription is not None:
+            self._subscription.close()
+        self._subscribed_to, self._subscription = incarnation, None
+        if learner is not None:
+            self._subscription = WeightsSubscription(
+                self._reachable(learner), self._metadata, self._attachment.worker_id, Limits()
+            )
+
+    def _act_on(self, at_least: Version) -> bool:
+        """Swap to the newest weights. False where there is no learner, or the run is over."""
+        if self._subscription is None:
+            return False
+        weights = self._subscription.newest
+        while weights is None or weights.version < at_least:
+            if self._loop.over():
+                return False
+            try:
+                weights = self._subscription.wait_for(at_least, timeout=0.5)
+            except TimeoutError:
+                weights = None
+        if weights.version != self._version:
+            self._swap(weights)
+        return True
+
+    def _swap(self, weights: Weights) -> None:
+        self._policy.load(weights.tree[DEFAULT_MODULE])
+        self._version = weights.version
+
+    def _settled(self, batch_id: int, dropped: str, explanation: str) -> None:
+        with self._open_lock:
+            command_id, receipt = self._open.pop(batch_id)
+        receipt.dropped, receipt.explanation = dropped, explanation
+        for name, seconds in self._seconds.items():
+            receipt.seconds[name] = seconds
+        self._attachment.reply(command_id, receipt)

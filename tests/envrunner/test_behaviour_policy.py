@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from scripted_environments import NativeScripted
+from scripted_modules import LinearPolicy
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.sampler import Sampler
+from juggler.runtime.modules.catalog import build_module
+from juggler.runtime.modules.rl_module import RLModule
+
+ROWS, STEPS = 5, 3
+OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+DISCRETE = gymnasium.spaces.Discrete(4, start=-1)
+BOX = gymnasium.spaces.Box(-0.1, 0.2, (2,), np.float64)
+UNBOUNDED = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+HALF = gymnasium.spaces.Box(
+    np.array([-np.inf, -0.1], np.float32), np.array([0.1, np.inf], np.float32)
+)
+
+
+class Choosing(RLModule):
+    """Returns actions, and the inputs of their distribution where told to."""
+
+    def __init__(self, action_space: gymnasium.Space[Any], with_inputs: bool) -> None:
+        super().__init__(OBSERVATIONS, action_space, {})
+        self.with_inputs = with_inputs
+
+    def _forward(self, batch):
+        first = batch["observations"][:, 0]
+        outputs = {"actions": (first.abs() * 10).long() % 3}
+        if self.with_inputs:
+            outputs["action_dist_inputs"] = torch.outer(first, torch.arange(4.0))
+        return outputs
+
+
+def observations() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(ROWS, 3, generator=generator) for _ in range(STEPS)]
+
+
+def fragment(policy: BehaviourPolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the environment got [N, T, …], what was chosen [N, T, …], log-probabilities [N, T]."""
+    policy.begin()
+    sent = np.stack([policy.act(x, t) for t, x in enumerate(observations())], 1)
+    return sent, *policy.finish()
+
+
+def policy_for(space: gymnasium.Space[Any], seed: int = 0) -> BehaviourPolicy:
+    return BehaviourPolicy(LinearPolicy(OBSERVATIONS, space), ROWS, STEPS, seed)
+
+
+@pytest.mark.parametrize("space", [BOX, HALF])
+def test_actions_are_clipped_for_the_environment_and_kept_as_chosen_in_the_episode(space) -> None:
+    sent, actions, logp = fragment(policy_for(space))
+    assert all(space.contains(action) for action in sent.reshape(-1, 2))
+    assert (actions != sent).any()
+    np.testing.assert_array_equal(sent, np.clip(actions.astype(space.dtype), space.low, space.high))
+    inputs = LinearPolicy(OBSERVATIONS, space)._forward(
+        {"observations": torch.stack(observations(), 1)}
+    )["action_dist_inputs"]
+    mean, log_std = inputs.chunk(2, -1)
+    expected = torch.distributions.Normal(mean, log_std.exp()).log_prob(torch.tensor(actions))
+    np.testing.assert_allclose(logp, expected.sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_an_action_space_without_bounds_clips_nothing() -> None:
+    sent, actions, _ = fragment(policy_for(UNBOUNDED))
+    np.testing.assert_array_equal(sent, actions)
+    assert np.abs(actions).max() > 1
+
+
+def test_discrete_actions_are_those_of_the_space() -> None:
+    sent, actions, logp = fragment(policy_for(DISCRETE))
+    np.testing.assert_array_equal(sent, actions)
+    assert actions.dtype == np.int64
+    assert set(actions.ravel()) <= {-1, 0, 1, 2}
+    assert len(set(actions.ravel())) > 1
+    assert (logp < 0).all()
+
+
+def test_an_environment_that_writes_into_its_actions_does_not_change_the_episode() -> None:
+    class Greedy(NativeScripted):
+        def step(self, actions):
+            results = super().step(actions)
+            actions[...] = 77
+            return results
+
+    env = Greedy([((3, "terminated"),)] * ROWS, AutoresetMode.SAME_STEP)
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    batch = Sampler(env, BehaviourPolicy(module, ROWS, STEPS, 0), STEPS, 0).sample((0, 0)).batch
+    assert batch.actions.max() < 3
+
+
+def test_the_seed_decides_the_noise() -> None:
+    policy = policy_for(UNBOUNDED, seed=3)
+    first, second = fragment(policy)[1], fragment(policy)[1]
+    assert (first != second).all()
+    policy.seed(3)
+    np.testing.assert_array_equal(fragment(policy)[1], first)
+    assert (fragment(policy_for(UNBOUNDED, seed=4))[1] != first).all()
+
+
+def test_actions_that_the_module_chose_are_used_as_they_are() -> None:
+    expected = torch.stack([(x[:, 0].abs() * 10).long() % 3 for x in observations()], 1)
+    for with_inputs in (True, False):
+        policy = BehaviourPolicy(Choosing(DISCRETE, with_inputs), ROWS, STEPS, 0)
+        sent, actions, logp = fragment(policy)
+        np.testing.assert_array_equal(sent, expected)
+        np.testing.assert_array_equal(actions, expected)
+        logits = torch.einsum(
+            "ntf,a->nta", torch.stack(observations(), 1)[..., :1], torch.arange(4.0)
+        )
+        categorical = torch.distributions.Categorical(logits=logits)
+        given = categorical.log_prob(expected + 1) if with_inputs else torch.zeros(ROWS, STEPS)
+        np.testing.assert_allclose(logp, given, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(
+            policy.act_deterministically(observations()[0].numpy()), expected[:, 0]
+        )
+
+
+def test_to_act_deterministically_is_to_take_the_mode_clipped() -> None:
+    x = observations()[0]
+    inputs = LinearPolicy(OBSERVATIONS, BOX)._forward({"observations": x})["action_dist_inputs"]
+    expected = np.clip(inputs.chunk(2, -1)[0].double().numpy(), BOX.low, BOX.high)
+    np.testing.assert_array_equal(policy_for(BOX).act_deterministically(x.numpy()), expected)
+    logits = LinearPolicy(OBSERVATIONS, DISCRETE)._forward({"observations": x})
+    np.testing.assert_array_equal(
+        policy_for(DISCRETE).act_deterministically(x.numpy()),
+        logits["action_dist_inputs"].argmax(-1) - 1,
+    )
+
+
+def test_a_module_that_returns_nothing_of_use_is_refused() -> None:
+    class Mute(RLModule):
+        def _forward(self, batch):
+            return {"logits": batch["observations"]}
+
+    with pytest.raises(ValueError, match=r"Mute.forward_exploration must return.*\['logits'\]"):
+        BehaviourPolicy(Mute(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
+
+
+@pytest.mark.parametrize("name", ["actions", "action_dist_inputs"])
+def test_outputs_of_the_wrong_shape_are_refused(name) -> None:
+    class Askew(RLModule):
+        def _forward(self, batch):
+            return {name: batch["observations"][:, :2]}
+
+    with pytest.raises(ValueError, match=rf'"{name}" \[5, 2\], not \[5'):
+        BehaviourPolicy(Askew(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
+
+
+def test_weights_are_taken_by_name_and_refused_when_they_are_another_modules() -> None:
+    policy = BehaviourPolicy(build_module(None, OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
+    other = build_module(None, OBSERVATIONS, DISCRETE, {})
+    weights = {name: tensor.numpy() for name, tensor in other.state_dict().items()}
+    for array in weights.values():
+        array.flags.writeable = False  # as they come from the wire
+    policy.load(weights)
+    first = fragment(policy)
+    second = fragment(BehaviourPolicy(other, ROWS, STEPS, 0))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    name = next(iter(weights))
+    with pytest.raises(ValueError, match=r"only one side has \['extra'\]"):
+        policy.load(weights | {"extra": np.zeros(1)})
+    with pytest.raises(ValueError, match=rf"'{name}' has shape \[1\]"):
+        policy.load(weights | {name: np.zeros(1, np.float32)})
+    with pytest.raises(ValueError, match="one array"):
+        policy.load(np.zeros(3))
+
+
+def test_the_module_acts_without_dropout() -> None:
+    class Dropping(LinearPolicy):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.dropout = torch.nn.Dropout(0.5)
+
+        def _forward(self, batch):
+            return super()._forward({"observations": self.dropout(batch["observations"])})
+
+    dropping = BehaviourPolicy(Dropping(OBSERVATIONS, UNBOUNDED), ROWS, STEPS, 0)
+    np.testing.assert_array_equal(fragment(dropping)[1], fragment(policy_for(UNBOUNDED))[1])

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording import assert_recorded, copied
+from scripted_environments import NativeScripted, NotFinite, Scripted
+from scripted_modules import LinearPolicy
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.environment_processes import EnvironmentProcesses
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.seeding import environment_seeds
+
+MODES = list(AutoresetMode)
+STEPS = 4
+# Over 12 fragments of 4 steps, every kind of end falls on the first, a middle and the last step.
+SCRIPTS = [
+    ((4, "truncated"), (4, "terminated"), (4, "both")),
+    ((5, "truncated"), (3, "terminated"), (1, "both"), (1, "truncated"), (1, "terminated")),
+    ((30, "truncated"),),
+]
+
+
+def vector_of(kind: str, mode: AutoresetMode, scripts=SCRIPTS, box: bool = False) -> VectorEnv:
+    functions = [functools.partial(Scripted, script, box) for script in scripts]
+    if kind == "sync":
+        return SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+    if kind == "async":
+        return EnvironmentProcesses(functions, mode, 30.0, "scripted")
+    return NativeScripted(scripts, mode, box)
+
+
+def seeds_of(kind: str, seed: int, count: int) -> list[int]:
+    seeds = environment_seeds(seed, count)
+    return [seeds[0] + i for i in range(count)] if kind == "native" else seeds
+
+
+def sampler_of(env: VectorEnv, steps: int = STEPS, seed: int = 5) -> Sampler:
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    return Sampler(env, BehaviourPolicy(module, env.num_envs, steps, 0), steps, seed)
+
+
+@pytest.fixture(params=[(kind, mode) for kind in ("sync", "native", "async") for mode in MODES])
+def kind_and_env(request: pytest.FixtureRequest) -> Iterator[tuple[str, VectorEnv]]:
+    kind, mode = request.param
+    env = vector_of(kind, mode)
+    yield kind, env
+    env.close()
+
+
+def test_fragments_hold_what_a_slow_loop_over_single_environments_records(kind_and_env) -> None:
+    kind, env = kind_and_env
+    sampler = sampler_of(env)
+    fragments = [copied(sampler.sample((3, f))) for f in range(12)]
+    seen = assert_recorded(fragments, SCRIPTS, seeds_of(kind, 5, len(SCRIPTS)))
+    ends, places = ("terminated", "truncated", "both"), ("first", "middle", "last")
+    assert seen == {(end, place) for end in ends for place in places}
+    dead = any(not f.batch.live.all() for f in fragments)
+    assert dead == (env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP)
+    for update, fragment in enumerate(fragments):
+        assert (fragment.batch.segment_generations == 3).all()
+        assert (fragment.batch.segment_updates == update).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(["sync", "native"]),
+    mode=st.sampled_from(MODES),
+    scripts=st.lists(
+        st.lists(
+            st.tuples(st.integers(1, 7), st.sampled_from(["terminated", "truncated", "both"])),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    steps=st.integers(1, 6),
+    box=st.booleans(),
+)
+def test_any_script_is_recorded_right(kind, mode, scripts, steps, box) -> None:
+    sampler = sampler_of(vector_of(kind, mode, scripts, box), steps)
+    fragments = [copied(sampler.sample((0, 0))) for _ in range(4)]
+    assert_recorded(fragments, scripts, seeds_of(kind, 5, len(scripts)), box)
+
+
+def test_a_reset_starts_episodes_with_ids_of_their_own() -> None:
+    sampler = sampler_of(vector_of("sync", AutoresetMode.NEXT_STEP))
+    before = copied(sampler.sample((0, 0)))
+    sampler.reset(5)
+    after = copied(sampler.sample((0, 0)))
+    assert not set(before.batch.segment_episodes) & set(after.batch.segment_episodes)
+    assert (after.batch.segment_offsets == 0).all()
+    assert before.batch.truncated[0, -1]
+    assert after.batch.live[:, 0].all()  # nothing is left of the reset that was due
+
+
+def test_the_same_seed_gives_the_same_fragment_and_another_seed_another() -> None:
+    def observations_and_actions(seed: int) -> list[np.ndarray]:
+        sampler = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP), seed=seed)
+        batch = copied(sampler.sample((0, 0))).batch
+        return [batch.observations, batch.actions]
+
+    first, again, other = (observations_and_actions(seed) for seed in (1, 1, 2))
+    for a, b, c in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert (a != c).any()
+
+
+def test_a_reset_repeats_the_noise_of_the_policy_too() -> None:
+    env = vector_of("native", AutoresetMode.NEXT_STEP)
+    sampler = sampler_of(env, seed=1)
+    first = copied(sampler.sample((0, 0))).batch
+    for single in env.envs:
+        single.episode = -1
+    sampler.reset(1)
+    again = copied(sampler.sample((0, 0))).batch
+    np.testing.assert_array_equal(first.observations, again.observations)
+    np.testing.assert_array_equal(first.actions, again.actions)
+
+
+def test_log_probabilities_are_those_of_the_recorded_actions_and_observations() -> None:
+    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    sampler = Sampler(env, BehaviourPolicy(module, 3, STEPS, 0), STEPS, 0)
+    sampler.sample((0, 0))
+    batch = sampler.sample((0, 0)).batch
+    logits = module.forward_train({"observations": torch.from_numpy(batch.observations)})
+    categorical = torch.distributions.Categorical(logits=logits["action_dist_inputs"])
+    expected = categorical.log_prob(torch.from_numpy(batch.actions))
+    np.testing.assert_allclose(batch.action_logp, expected.numpy(), rtol=1e-5)
+
+
+def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sampler:
+    env = SyncVectorEnv([Scripted, lambda: bad], copy=False, autoreset_mode=mode)
+    return sampler_of(env)
+
+
+@pytest.mark.parametrize(
+    ("at", "column", "found", "step"),
+    [
+        (2, "observations", "observations", 2),  # after the second step is before the third
+        (4, "observations", "last_observations", 3),
+        (3, "rewards", "rewards", 2),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
+    sampler = with_one(NotFinite(at, column))
+    with pytest.raises(NonFinite, match=f"{found} of environment 1 at step {step} of") as caught:
+        sampler.sample((0, 0))
+    assert caught.value.live_steps == 2 * STEPS
+    with pytest.raises(RuntimeError, match="call reset first"):
+        sampler.sample((0, 0))
+    sampler.reset(0)  # its second episode is sound
+    assert sampler.sample((0, 0)).batch.live_steps == 2 * STEPS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_truncated_episode_must_leave_a_finite_observation_to_bootstrap_from(mode) -> None:
+    sampler = with_one(NotFinite(2, script=((2, "truncated"),)), mode)
+    with pytest.raises(NonFinite) as caught:
+        sampler.sample((0, 0))
+    assert (caught.value.environment, caught.value.column) == (1, "final_observations")
+    assert caught.value.step == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("length", [2, STEPS])
+def test_a_simulator_may_end_an_episode_because_its_state_is_not_finite(mode, length) -> None:
+    sampler = with_one(NotFinite(length, script=((length, "terminated"),)), mode)
+    for _ in range(2):
+        batch = copied(sampler.sample((0, 0))).batch
+        for column in (batch.observations, batch.last_observations, batch.action_logp):
+            assert np.isfinite(column).all()
+
+
+def test_broken_weights_are_not_blamed_on_the_environment() -> None:
+    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    module.weight.fill_(torch.nan)
+    sampler = Sampler(env, BehaviourPolicy(module, 3, STEPS, 0), STEPS, 0)
+    with pytest.raises(NonFinite, match="the policy's weights are broken") as caught:
+        sampler.sample((0, 0))
+    assert caught.value.column == "action_logp"
+
+
+def test_same_step_autoreset_without_final_observations_is_refused() -> None:
+    class Forgetful(NativeScripted):
+        def step(self, actions):
+            return (*super().step(actions)[:4], {})
+
+    sampler = sampler_of(Forgetful([((2, "truncated"),)], AutoresetMode.SAME_STEP))
+    with pytest.raises(EnvironmentFailed, match="final_obs"):
+        sampler.sample((0, 0))
+
+
+def test_a_fragment_says_where_its_time_went() -> None:
+    fragment = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP)).sample((0, 0))
+    assert set(fragment.seconds) == {"environment", "inference", "sampling"}
+    assert all(seconds > 0 for seconds in fragment.seconds.values())
