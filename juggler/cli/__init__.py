@@ -1,0 +1,56 @@
+"""The command line: `juggler COMMAND …`, a file for each command."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+#: By name: where it is, and what `juggler --help` says of it.
+COMMANDS = {
+    "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
+    "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
+    "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
+    "driver": ("juggler.cli.driver", "drive a run whose workers are on other hosts"),
+    "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
+    "learner": ("juggler.cli.learner", "learn for a driver on another host"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"juggler {version('juggler')}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean 'juggler {near[0]}'?" if near else ""
+        print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    # Names such as my_module:MyEnvironment are looked for where the command is given, too.
+    sys.path.insert(0, os.getcwd())
+    command = importlib.import_module(COMMANDS[name][0])
+    status: int = command.run(arguments[1:])
+    return status
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: juggler COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "juggler COMMAND --help says more. To begin: juggler train cartpole",
+        ]
+    )

@@ -1,0 +1,93 @@
+"""What the commands share: tyro's settings, and errors for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_origin
+
+import tyro
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+    """Options by the fields of a dataclass, under flat names. Exits with 2 where they are wrong."""
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    parsed: T = tyro.cli(
+        kind,
+        args=list(arguments),
+        prog=f"juggler {command}",
+        config=(tyro.conf.OmitArgPrefixes,),
+        registry=_registry(),
+        **options,
+    )
+    return parsed
+
+
+def report_errors(command: str, work: Callable[[], int]) -> int:
+    """Run a command; what people can mend becomes one message and exit status 1."""
+    from juggler.cli.picture import PlotError
+    from juggler.driver.checkpoints import CheckpointError
+    from juggler.driver.config import ConfigError
+    from juggler.driver.driver import RunFailed
+    from juggler.driver.run_directory import RunDirectoryError
+    from juggler.runtime.actors.endpoints import EndpointError
+
+    try:
+        return work()
+    except ConfigError as error:
+        print(f"juggler {command}: {error}", file=sys.stderr)
+        return 2
+    except (CheckpointError, RunDirectoryError, EndpointError, PlotError, RunFailed) as error:
+        print(f"juggler {command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"juggler {command}: interrupted twice, left at once", file=sys.stderr)
+        return 130
+
+
+def process_started() -> float:
+    """When this process began, in seconds of `time.monotonic`: imports are part of the wait."""
+    try:
+        # The name may hold spaces and brackets; the fields after it do not.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.monotonic()
+    import os
+
+    age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        """A free-form table is JSON on the command line."""
+        if info.type is not dict and get_origin(info.type) is not dict:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="JSON",
+            instance_from_str=_from_json,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [json.dumps(value)],
+        )
+
+    return registry
+
+
+def _from_json(arguments: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments[0])
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object, as in '{\"key\": 1}'")
+    return value

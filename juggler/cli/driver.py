@@ -1,0 +1,59 @@
+"""`juggler driver`: a run whose workers dial in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from juggler.cli.arguments import parse, process_started, report_errors
+from juggler.driver import checkpoints
+from juggler.driver.config import RunConfig
+from juggler.driver.driver import Listen
+from juggler.driver.training import load_config, resume_run, start_run
+from juggler.runtime.actors.credentials import read_token
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Drive a run. Workers come from `juggler envrunner` and `juggler learner`, at any time."""
+
+    config: tyro.conf.Positional[str | None] = None
+    """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
+
+    bind: str = "127.0.0.1:5005"
+    """Where to listen, HOST:PORT."""
+
+    insecure: bool = False
+    """Listen beyond loopback without encryption: on a network that you trust."""
+
+    token_file: str | None = None
+    """A file with the secret that workers must show; or set JUGGLER_TOKEN."""
+
+    resume: str | None = None
+    """Go on with the run in this directory, from its newest checkpoint."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def run(arguments: Sequence[str]) -> int:
+    started = process_started()
+    return report_errors("driver", lambda: _drive(arguments, started))
+
+
+def _drive(arguments: Sequence[str], started: float) -> int:
+    first = parse(Arguments, arguments, "driver")
+    if first.resume is None:
+        base = load_config(first.config)
+    else:
+        base = RunConfig.from_flat(checkpoints.read(Path(first.resume)).config, first.resume)
+    given = parse(Arguments, arguments, "driver", Arguments(run=base))
+    given.run.validate()
+    listen = Listen(given.bind, given.insecure, read_token(given.token_file))
+    if given.resume is not None:
+        resume_run(Path(given.resume), given.run, started=started, listen=listen)
+    else:
+        start_run(given.run, started=started, listen=listen)
+    return 0

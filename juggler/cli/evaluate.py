@@ -1,0 +1,45 @@
+"""`juggler evaluate`: plays with the policy in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Play whole episodes with the policy in a checkpoint, choosing its likeliest actions."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """A checkpoint, or a run directory: then its newest good checkpoint."""
+
+    episodes: int = 20
+    """How many episodes to play."""
+
+    seed: int = 0
+    """Of the environments."""
+
+    env: str | None = None
+    """Another environment than the one of the run."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "evaluate")
+    return report_errors("evaluate", lambda: _evaluate(given))
+
+
+def _evaluate(given: Arguments) -> int:
+    from juggler.driver.evaluating import evaluate
+
+    played = evaluate(given.checkpoint, given.episodes, given.seed, env=given.env)
+    print(f"checkpoint: {played.checkpoint}")
+    print(
+        f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
+        f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
+        f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
+    )
+    return 0

@@ -1,0 +1,220 @@
+"""Pictures of runs: return, throughput and staleness, over steps and over time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.driver.run_directory import METRICS_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_KEYS = (
+    "env_steps_sampled",
+    "wall_time",
+    "episode_return_mean",
+    "evaluation_return_mean",
+    "steps_per_second",
+    "staleness_mean",
+    "staleness_max",
+)
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
+_GREY = "#555555"
+_TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
+
+Column: TypeAlias = NDArray[np.float64]  # [lines]
+Columns: TypeAlias = dict[str, Column]  # by the keys above
+
+
+class PlotError(Exception):
+    """Runs that cannot be drawn; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run's metrics say, by key; NaN where a line has no number."""
+
+    name: str
+    columns: Columns
+    broken: int  # lines that could not be read
+
+
+def plot(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
+    """Draws runs over one another, and says on stderr how many lines had to be left out.
+
+    Args:
+        run_dirs: the directories of the runs.
+        output: the picture; its suffix says of what kind, PNG where it has none. None: plot.png in
+            the first directory.
+
+    Returns:
+        The picture's path.
+
+    Raises:
+        PlotError: a directory has no metrics, or the picture cannot be written.
+    """
+    if not run_dirs:
+        raise PlotError("give at least one run directory")
+    names = [path.resolve().name for path in run_dirs]
+    unique = len(set(names)) == len(names)
+    runs = [
+        read_run(path, name if unique else str(path))
+        for path, name in zip(run_dirs, names, strict=True)
+    ]
+    for run, path in zip(runs, run_dirs, strict=True):
+        if run.broken:
+            count = "1 line" if run.broken == 1 else f"{run.broken} lines"
+            print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
+    output = output or run_dirs[0] / "plot.png"
+    output = output if output.suffix else output.with_suffix(".png")
+    try:
+        _figure(runs).savefig(output)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"cannot write {output}: {error}") from error
+    return output
+
+
+def read_run(path: Path, name: str) -> Run:
+    """The metrics of a run, of which what it did again after a restart counts once.
+
+    Raises:
+        PlotError: there are none.
+    """
+    file = path / METRICS_FILE
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        what = f"has no {METRICS_FILE}" if path.is_dir() else "is no directory"
+        raise PlotError(f"{path} {what}; give the directory of a run") from error
+    except OSError as error:
+        raise PlotError(f"cannot read {file}: {error}") from error
+    lines = content.splitlines()
+    rows = [row for row in map(_row, lines) if row is not None]
+    if not rows:
+        found = f"none of its {len(lines)} lines is one of metrics" if lines else "it is empty"
+        raise PlotError(f"{file}: {found}; there is something to draw a second after the start")
+    table = np.array(_in_one_course(rows), dtype=np.float64)  # [lines, keys]
+    columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
+    return Run(name, columns, len(lines) - len(rows))
+
+
+def _row(line: bytes) -> list[float] | None:
+    """The numbers of `_KEYS` in a line; None where it is not a metrics line."""
+    try:
+        values = json.loads(line)
+        row = [_number(values.get(key)) for key in _KEYS]
+    except (ValueError, RecursionError, AttributeError, OverflowError):
+        return None
+    return None if np.isnan(row[:2]).any() else row
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else math.nan
+
+
+def _in_one_course(rows: list[list[float]]) -> list[list[float]]:
+    """The rows with steps and time that only grow.
+
+    A run restored from a checkpoint does again what came after it: what it did first is dropped.
+    """
+    course: list[list[float]] = []
+    offset = 0.0
+    for steps, wall_time, *rest in rows:
+        while course and course[-1][0] > steps:
+            course.pop()
+        if course and wall_time + offset < course[-1][1]:
+            offset = course[-1][1]  # its clock began anew
+        course.append([steps, wall_time + offset, *rest])
+    return course
+
+
+def _figure(runs: list[Run]) -> Figure:
+    # Matplotlib takes half a second; without pyplot it needs no window system.
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    longest = max(float(run.columns["wall_time"][-1]) for run in runs)
+    unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
+    abscissae = (("env_steps_sampled", 1.0, "environment steps"), ("wall_time", seconds, unit))
+    figure = Figure(figsize=(13, 7), dpi=140, layout="constrained")
+    grid = figure.subplots(2, len(_PANELS), sharex="row", sharey="col")  # [rows, columns]
+    for row, (key, scale, x_label) in enumerate(abscissae):
+        for axes, (y_label, draw) in zip(grid[row], _PANELS.items(), strict=True):
+            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False):
+                draw(axes, run.columns[key] / scale, run.columns, colour)
+            if draw is not _draw_return:
+                axes.set_ylim(bottom=0)
+            _dress(axes, x_label, y_label)
+    if len(runs) == 1:
+        figure.suptitle(runs[0].name, fontweight="bold")
+    else:
+        handles = [
+            Line2D([], [], color=colour, linewidth=2, label=run.name)
+            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
+    axes.plot(x, columns["episode_return_mean"], color=colour, linewidth=1.8, label="training")
+    evaluation = columns["evaluation_return_mean"]
+    # A line repeats the last evaluation until there is another.
+    is_new = np.isfinite(evaluation) & (evaluation != np.roll(evaluation, 1))
+    is_new[0] = np.isfinite(evaluation[0])
+    if is_new.any():
+        axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
+
+
+def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
+    axes.plot(x, columns["steps_per_second"], color=colour, linewidth=1.2)
+
+
+def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
+    axes.plot(x, columns["staleness_mean"], color=colour, linewidth=1.8, label="mean")
+    axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
+
+
+def _dress(axes: Axes, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label, color=_GREY)
+    axes.set_ylabel(y_label, color=_GREY)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.margins(x=0.01)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_GREY, labelsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(_tick)
+    # One entry for a kind of line, however many runs there are.
+    kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if len(kinds) > 1:
+        legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
+        for handle in legend.get_lines():
+            handle.set_color(_GREY)
+
+
+def _tick(value: float, _: float) -> str:
+    """10k, 1.25M: as short as it can be without making two ticks alike."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+#: What each column of the picture shows.
+_PANELS: dict[str, Callable[[Axes, Column, Columns, str], None]] = {
+    "mean return per episode": _draw_return,
+    "throughput (steps/s)": _draw_throughput,
+    "staleness (updates)": _draw_staleness,
+}

@@ -1,0 +1,35 @@
+"""`juggler plot`: draws runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Draw return, throughput and staleness of runs, over steps and over time."""
+
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories, drawn over one another."""
+
+    output: str | None = None
+    """The picture; by default plot.png in the first run directory."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "plot")
+    return report_errors("plot", lambda: _plot(given))
+
+
+def _plot(given: Arguments) -> int:
+    from juggler.cli.picture import plot
+
+    output = Path(given.output) if given.output else None
+    print(f"plot: {plot([Path(name) for name in given.run_dirs], output)}")
+    return 0

@@ -1,0 +1,69 @@
+"""`juggler train`: a run on this host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from juggler.cli.arguments import parse, process_started, report_errors
+from juggler.driver.config import RunConfig
+from juggler.driver.training import load_config, resume_run, shipped_configs, start_run
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Train on this host until a stop condition holds. Ctrl-C ends the run in order."""
+
+    config: tyro.conf.Positional[str | None] = None
+    """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
+
+    resume: str | None = None
+    """Go on with the run in this directory, from its newest checkpoint."""
+
+    list: bool = False
+    """Name the configurations that ship with Juggler, and stop."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def run(arguments: Sequence[str]) -> int:
+    started = process_started()
+    return report_errors("train", lambda: _train(arguments, started))
+
+
+def _train(arguments: Sequence[str], started: float) -> int:
+    from juggler.runtime.actors.processes import warm_up
+
+    # The file decides what the options' defaults are, so its name is read first.
+    first = parse(Arguments, arguments, "train")
+    if first.list:
+        print("\n".join(shipped_configs()))
+        return 0
+    base = load_config(first.config)
+    if first.resume is not None:
+        return _resume(first, arguments, started)
+    warm_up()
+    given = parse(Arguments, arguments, "train", Arguments(run=base))
+    given.run.validate()
+    start_run(given.run, started=started)
+    return 0
+
+
+def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
+    if first.config is not None:
+        print("juggler train: give a configuration or --resume, not both", file=sys.stderr)
+        return 2
+    from juggler.driver import checkpoints
+    from juggler.runtime.actors.processes import warm_up
+
+    run_dir = Path(first.resume or "")
+    before = RunConfig.from_flat(checkpoints.read(run_dir).config, where=str(run_dir))
+    warm_up()
+    given = parse(Arguments, arguments, "train", Arguments(run=before))
+    given.run.validate()
+    resume_run(run_dir, given.run, started=started)
+    return 0

@@ -1,0 +1,194 @@
+"""A run's configuration: what the rooms own, side by side, under one flat set of keys."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.runtime.modules.config import ModuleConfig
+
+#: By the name that the key `algorithm` takes.
+ALGORITHM_CONFIGS: dict[str, type[LearnerConfig]] = {"impala": ImpalaConfig}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names the key and what to do."""
+
+
+@dataclass(kw_only=True)
+class DriverConfig:
+    """How the run as a whole is driven, and when it stops."""
+
+    seed: int = 0
+    """All randomness of the run derives from it."""
+
+    run_dir: str | None = None
+    """Where the run writes; none: a new directory under runs/."""
+
+    num_env_runners: int = 2
+    """EnvRunner processes on this host."""
+
+    num_learners: int = 1
+    """Learner processes in the learner group."""
+
+    devices: str = "auto"
+    """Where learners compute: auto, cpu, or cuda:0."""
+
+    synchronous: bool = False
+    """Sample, wait for all, update, wait: slower, on-policy, and the same numbers every time."""
+
+    requests_per_runner: int = 2
+    """Sample requests in flight at one EnvRunner."""
+
+    updates_in_flight: int = 2
+    """Updates issued and not finished: the learner finds the next one waiting."""
+
+    stop_return: float | None = None
+    """Stop when the mean return of the last 100 training episodes gets there: solved."""
+
+    stop_steps: int | None = None
+    """Stop after so many environment steps trained on."""
+
+    stop_seconds: float | None = None
+    """Stop after so many seconds."""
+
+    checkpoint_seconds: float = 30.0
+    """Between checkpoints; there is always one at the end."""
+
+    keep_checkpoints: int = 3
+    """How many to keep, the newest first."""
+
+    evaluation_seconds: float = 0.0
+    """Between evaluations, on an EnvRunner of their own beside training; 0: none."""
+
+    evaluation_episodes: int = 10
+    """Episodes in one evaluation."""
+
+    worker_timeout_seconds: float = 60.0
+    """How long to wait for workers to attach and set up, and for anything else that must come."""
+
+    hang_seconds: float = 120.0
+    """A worker whose main loop makes no progress for so long is killed and replaced."""
+
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """What is shown meanwhile; auto: live in a terminal, plain lines elsewhere."""
+
+    def validate(self) -> None:
+        at_least = {
+            "num_env_runners": 0,
+            "num_learners": 1,
+            "requests_per_runner": 1,
+            "updates_in_flight": 1,
+            "keep_checkpoints": 1,
+            "evaluation_episodes": 1,
+            "seed": 0,
+        }
+        for key, minimum in at_least.items():
+            if getattr(self, key) < minimum:
+                raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {minimum}")
+        if self.num_learners > 1:
+            raise ConfigError(
+                f"num_learners = {self.num_learners}: one learner is what this version can train "
+                "with; set num_learners = 1"
+            )
+        for key in ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"{key} = {getattr(self, key)}: must be above 0")
+        for key in ("stop_steps", "stop_seconds"):
+            if (value := getattr(self, key)) is not None and value <= 0:
+                raise ConfigError(f"{key} = {value}: must be above 0")
+        if self.devices not in ("auto", "cpu") and not self.devices.startswith("cuda"):
+            raise ConfigError(f"devices = {self.devices!r}: expected auto, cpu, or cuda:0")
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """All of a run's configuration. Its keys, in files and on the command line, are flat."""
+
+    driver: DriverConfig = field(default_factory=DriverConfig)
+    env_runner: EnvRunnerConfig = field(default_factory=EnvRunnerConfig)
+    module: ModuleConfig = field(default_factory=ModuleConfig)
+    learner: LearnerConfig = field(default_factory=ImpalaConfig)
+
+    def validate(self) -> None:
+        """Raises:
+        ConfigError: a value is out of its range; names the key.
+        """
+        for part in _parts(self).values():
+            try:
+                part.validate()
+            except ConfigError:
+                raise
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+
+    def flat(self) -> dict[str, Any]:
+        """Every key with its value, as JSON and TOML know values."""
+        merged: dict[str, Any] = {}
+        for part in _parts(self).values():
+            merged.update(msgspec.to_builtins(part))
+        return merged
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        """The defaults, with `values` in place of some.
+
+        Raises:
+            ConfigError: a key that nobody knows (the nearest right one is named), or a value of
+                the wrong type or out of range.
+        """
+        algorithm = values.get("algorithm", "impala")
+        if algorithm not in ALGORITHM_CONFIGS:
+            raise ConfigError(
+                f"{where}: algorithm = {algorithm!r}" + _nearest(str(algorithm), ALGORITHM_CONFIGS)
+            )
+        config = cls(learner=ALGORITHM_CONFIGS[algorithm]())
+        owners = {key.name: name for name, part in _parts(config).items() for key in fields(part)}
+        for key in values:
+            if key not in owners:
+                raise ConfigError(f"{where}: unknown key {key!r}" + _nearest(key, owners))
+        for name, part in _parts(config).items():
+            mine = {key: value for key, value in values.items() if owners[key] == name}
+            setattr(config, name, _converted(type(part), mine, where))
+        config.validate()
+        return config
+
+    @classmethod
+    def from_toml(cls, path: Path) -> RunConfig:
+        """Raises:
+        ConfigError: the file is missing, is not TOML, or says something wrong.
+        """
+        try:
+            values = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return cls.from_flat(values, where=str(path))
+
+
+def _parts(config: RunConfig) -> dict[str, Any]:
+    return {part.name: getattr(config, part.name) for part in fields(config)}
+
+
+def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"{where}: {place.rstrip('`') or 'value'}: {text}") from error
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
+    if close:
+        return f". Did you mean {close[0]!r}?"
+    return f". Known are: {', '.join(sorted(known))}"

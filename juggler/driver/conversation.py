@@ -1,0 +1,316 @@
+"""Between workers and the core: what workers say becomes events, commands become messages."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.driver import events
+from juggler.driver.checkpoints import Checkpoint
+from juggler.driver.config import RunConfig
+from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.progress import Progress
+from juggler.driver.restoring import core_of, metrics_of, restore_commands
+from juggler.driver.roster import Roster
+from juggler.driver.snapshots import SnapshotWriter
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.program import LEARNER
+from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Reported, Worker
+from juggler.runtime.actors.requests import Completed, RequestPool
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+M = TypeVar("M", bound=Message)
+
+
+class Conversation:
+    """What workers are told, what they say, and what that means for the run.
+
+    It decides nothing about batches: `core` does.
+
+    Attributes:
+        core: what becomes of batches.
+        roster: who is here.
+        metrics: what receipts and updates said.
+        updates: that the weights have had, over the whole run.
+        stop_reason: why the run should end; "" while it should go on.
+        failure: what failed, where that is why it ends.
+        evaluating: an evaluation is under way.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        hub: Hub,
+        local: LocalWorkers,
+        progress: Progress,
+        snapshots: SnapshotWriter,
+        resume: Checkpoint | None,
+        only_local: bool,
+    ) -> None:
+        self.core = core_of(config, resume)
+        self.updates = resume.version[1] if resume else 0
+        self.roster = Roster(config, first_life=self.updates)
+        self.metrics = metrics_of(resume)
+        self.stop_reason = ""
+        self.failure = ""
+        self.evaluating = False
+        self._config = config
+        self._hub = hub
+        self._pool = RequestPool(hub, cap=1 << 16)
+        self._local = local
+        self._progress = progress
+        self._snapshots = snapshots
+        self._resume = resume
+        self._only_local = only_local
+        self._shown: set[str] = set()  # failures that people have seen already
+
+    def hear(self, event: HubEvent) -> None:
+        """Something came from a worker, or a worker came or went."""
+        try:
+            self._hear(event)
+        except (TypeError, ValueError) as error:
+            # A worker that says what nobody can understand is let go; the others do not notice.
+            reason = f"sent what cannot be understood: {error}"
+            self._hub.dismiss(event.worker, reason)
+
+    def tell(self, worker_id: str, message: Message) -> None:
+        """Send a command to whoever has this id now."""
+        worker = self.roster.attached.get(worker_id)
+        if worker is not None:  # else its Left event was heard, and the core knows
+            self._pool.submit(worker, message)
+
+    def happened(self, event: events.Event) -> None:
+        """Tell the core, and carry out its commands."""
+        for command in self.core.handle(event):
+            self._carry_out(command)
+
+    def stop(self, reason: str) -> None:
+        self.stop_reason = self.stop_reason or reason
+
+    def fail(self, text: str, reason: str = "failed") -> None:
+        if not self.stop_reason:
+            self.stop_reason, self.failure = reason, text
+
+    def exited(self, event: Exited) -> None:
+        """A local process has ended. If it was attached, it also left."""
+        role = event.worker_id.rpartition("-")[0]
+        if self.stop_reason:
+            return None
+        if event.restart_in is not None:
+            text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
+            return self._progress.message(text, "warning")
+        self._local.gave_up_on(event.worker_id)
+        if role == LEARNER:
+            return self.fail(f"{event.worker_id} is lost: {event.how}", "learner_lost")
+        text = f"{event.worker_id} keeps ending (the last time: {event.how}) and stays down"
+        if role == ENVRUNNER and self._only_local and not self._local.any_up(ENVRUNNER):
+            last = self.roster.last_failure
+            return self.fail(f"no EnvRunner is left: {text}. {last}".rstrip(), "no_envrunner")
+        self._progress.message(text, "error")
+
+    # -- what workers say -------------------------------------------------------------------------
+
+    def _hear(self, event: HubEvent) -> None:
+        for completed in self._pool.complete(event):
+            if isinstance(event, Left):
+                continue  # the core is told below that all of them are lost
+            if completed.failure is None:
+                self._answered(completed, completed.body or any_pb2.Any())
+            elif isinstance(completed.request, training_pb2.SampleRequest):
+                batch_id, worker = completed.request.batch_id, completed.worker
+                failed = events.SampleFailed(batch_id, worker.worker_id, worker.incarnation)
+                self.happened(failed)
+        if isinstance(event, Joined):
+            version = self.core.weights_version
+            self._set_up(self.roster.joined(event.worker, version))
+        elif isinstance(event, Left):
+            self._left(event)
+        elif isinstance(event, Reported):
+            self._arrived(event.worker, _unpack(event.body, training_pb2.Arrivals()))
+
+    def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
+        worker = completed.worker
+        match completed.request:
+            case training_pb2.SampleRequest():
+                self._sampled(worker, _unpack(body, training_pb2.Receipt()))
+            case training_pb2.Update():
+                self._updated(worker, _unpack(body, training_pb2.UpdateDone()))
+            case training_pb2.Setup():
+                self._ready(worker, _unpack(body, training_pb2.Ready()))
+            case training_pb2.Snapshot():
+                self._snapshots.take(body.value, self.core, self.metrics, self.roster.spaces)
+            case training_pb2.Evaluate():
+                self._evaluated(_unpack(body, training_pb2.Evaluation()))
+
+    def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        version = receipt.version
+        self.happened(
+            events.SampleReceived(
+                receipt.batch_id,
+                worker.worker_id,
+                worker.incarnation,
+                receipt.learner,
+                receipt.live_steps,
+                events.Version(version.generation, version.update),
+                receipt.dropped,
+            )
+        )
+        self.metrics.time_spent(worker.worker_id, receipt.seconds)
+        if receipt.dropped:
+            # A learner that is lost is told of elsewhere, and once.
+            if receipt.dropped != "learner_lost":
+                self._progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
+            return
+        self._local.of_use(worker.worker_id)
+        self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
+        if receipt.episode_returns and self.metrics.solved(self._config.driver.stop_return):
+            self.stop("solved")
+
+    def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
+        for arrival in message.arrivals:
+            self.happened(
+                events.Arrived(
+                    worker.worker_id, worker.incarnation, arrival.batch_id, arrival.live_steps
+                )
+            )
+
+    def _updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+        used = tuple(
+            events.UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
+            for batch in done.batches
+        )
+        version = events.Version(done.version.generation, done.version.update)
+        self.happened(
+            events.UpdateFinished(
+                done.update_id, worker.worker_id, worker.incarnation, version, used
+            )
+        )
+        self.updates = max(self.updates, version.update)
+        for batch in used:
+            if batch.dropped != "restart":
+                self.metrics.batch_consumed(batch.staleness)
+        for module_id, metrics in done.metrics.items():
+            self.metrics.modules[module_id] = dict(metrics.values)
+        self.metrics.time_spent(worker.worker_id, done.seconds)
+        stop_steps = self._config.driver.stop_steps
+        if stop_steps is not None and self.core.ledger.trained >= stop_steps:
+            self.stop("stop_steps")
+
+    def _evaluated(self, evaluation: training_pb2.Evaluation) -> None:
+        self.evaluating = False
+        returns = evaluation.episode_returns
+        if not returns:
+            raise ValueError("an evaluation without an episode")
+        self.metrics.evaluation_return = sum(returns) / len(returns)
+
+    # -- who comes and goes -----------------------------------------------------------------------
+
+    def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
+        for worker, setup in setups:
+            if worker.role == LEARNER and self._resume is not None:
+                for command in restore_commands(setup, self._resume):
+                    self._pool.submit(worker, command)
+            else:
+                self._pool.submit(worker, setup)
+
+    def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
+        if worker.role == LEARNER:
+            self.roster.learner_ready(worker)
+            joined = events.LearnerJoined(worker.worker_id, worker.incarnation)
+            return self.happened(joined)
+        self._set_up(self.roster.runner_ready(worker, ready, self.core.weights_version))
+        if self.core.members:
+            self._pool.submit(worker, self.roster.learners_message(self.core.generation))
+        if worker.role == ENVRUNNER:
+            steps = ready.rows * ready.steps
+            self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
+
+    def _left(self, event: Left) -> None:
+        worker, failure = event.worker, event.failure
+        self.roster.left(worker)
+        if worker.local:
+            # It may hang, and must not stay at a post that a successor has to fill.
+            self._local.kill(worker.worker_id, worker.pid, after=5.0 if event.farewell else 0.0)
+        if not self.stop_reason:
+            self._show_departure(event)
+        if worker.role == ENVRUNNER:
+            left = events.RunnerLeft(worker.worker_id, worker.incarnation, event.reason)
+            self.happened(left)
+            if failure and not self.roster.had_runner and self._only_local:
+                # Nothing has ever worked here: to try again would only say the same again.
+                self.fail(f"{worker.worker_id} could not start: {failure.message}")
+        elif worker.role == EVALUATOR:
+            self.evaluating = False
+        else:
+            self._snapshots.abandon()
+            gone = events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason)
+            self.happened(gone)
+            # Where it was started here, how its process ended says more; that comes next.
+            if failure or not worker.local:
+                self.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
+
+    def _show_departure(self, event: Left) -> None:
+        text, failure = f"{event.worker.worker_id} left: {event.reason}", event.failure
+        if failure is not None:
+            self.roster.last_failure = failure.message
+            # A worker that fails in the same way again need not print it all again.
+            if failure.message not in self._shown and failure.traceback:
+                self._shown.add(failure.message)
+                text += f"\n{failure.traceback.rstrip()}"
+        self._progress.message(text, "error" if failure else "warning")
+
+    # -- what the core wants ----------------------------------------------------------------------
+
+    def _carry_out(self, command: events.Command) -> None:
+        match command:
+            case events.Request():
+                at_least = training_pb2.WeightsVersion(
+                    generation=command.at_least.generation, update=command.at_least.update
+                )
+                request = training_pb2.SampleRequest(
+                    batch_id=command.batch_id,
+                    learner=command.learner,
+                    generation=command.generation,
+                    at_least=at_least,
+                )
+                self.tell(command.runner, request)
+            case events.IssueUpdate():
+                for share in command.shares:
+                    update = training_pb2.Update(
+                        update_id=command.update_id,
+                        generation=command.generation,
+                        batch_ids=share.batch_ids,
+                    )
+                    self.tell(share.learner, update)
+            case events.FormGroup():
+                self._form_group(command)
+            case events.Discard():
+                self.tell(command.learner, training_pb2.Discard(batch_ids=command.batch_ids))
+
+    def _form_group(self, command: events.FormGroup) -> None:
+        group = training_pb2.Group(generation=command.generation, members=command.members)
+        for member in command.members:
+            self.tell(member, group)
+        learners = self.roster.learners_message(command.generation)
+        for worker in self.roster.ready.values():
+            if worker.role != LEARNER:
+                self._pool.submit(worker, learners)
+
+    def dismiss_all(self) -> None:
+        """Ask every worker to leave."""
+        for worker in list(self.roster.attached.values()):
+            self._pool.submit(worker, attach_pb2.Stop())
+
+
+def _unpack(packed: any_pb2.Any, message: M) -> M:
+    """
+    Raises:
+        TypeError: the worker said something else than it was asked.
+    """
+    if not packed.Unpack(message):
+        kind: Any = message.DESCRIPTOR
+        raise TypeError(f"{packed.TypeName() or 'nothing'} in place of {kind.full_name}")
+    return message

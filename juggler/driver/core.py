@@ -1,0 +1,352 @@
+"""The driver's core: an event in, commands out. No clock, no threads, no input or output.
+
+Messages may come twice, late, or in another order than they were sent. What never comes is for
+the caller to notice: a worker that is silent for too long has left.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from juggler.driver.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.events import (
+    Arrived,
+    Command,
+    Discard,
+    Event,
+    Finish,
+    IssueUpdate,
+    LearnerJoined,
+    LearnerLeft,
+    Request,
+    RunnerJoined,
+    RunnerLeft,
+    SampleFailed,
+    SampleReceived,
+    Share,
+    StopRequested,
+    UpdateFailed,
+    UpdateFinished,
+    Version,
+    WorkerKey,
+)
+from juggler.driver.group import Group, Learner
+from juggler.driver.ledger import Batch, Counters, Ledger
+from juggler.driver.state import CoreSettings, Runner, State
+
+
+class DriverCore:
+    """Keeps runners and learners busy, and the books of what they did.
+
+    Args:
+        settings: what bounds requests and updates.
+        first_id: of the batches and updates of this core; a run that goes on continues above the
+            ids it has used (`next_id`).
+        generation: of the learner group before the first one of this core.
+        update: with `generation`, the version that the learners' first weights have or exceed.
+        counters: the books to go on from.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        first_id: int = 1,
+        generation: int = 0,
+        update: int = 0,
+        counters: Counters | None = None,
+    ) -> None:
+        self.next_id = first_id
+        self.weights_version = Version(generation, update)  # the newest that a learner reported
+        self.ignored_events = 0  # from workers that are gone, or after the end
+        self.ledger = Ledger() if counters is None else Ledger.restore(counters)
+        self._group = Group(settings.num_learners, generation)
+        self._state = State(settings, self._group, self.ledger)
+        self._admission: Admission = (
+            Synchronous(self._state) if settings.synchronous else Asynchronous(self._state)
+        )
+        self._any_weights = Version(generation, 0)
+        self._gone: set[WorkerKey] = set()
+        self._stopping = False
+        self._finished = False
+        self._commands: list[Command] = []
+
+    # What the caller reads.
+
+    @property
+    def idle(self) -> bool:
+        """No update is in flight."""
+        return not self._state.updates
+
+    @property
+    def no_learner(self) -> bool:
+        """The last learner of the group is gone: this core will ask for nothing any more."""
+        return self._group.lost
+
+    @property
+    def generation(self) -> int:
+        """Of the learner group."""
+        return self._group.generation
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The learner group by rank."""
+        return tuple(self._group.members)
+
+    @property
+    def num_runners(self) -> int:
+        return len(self._state.runners)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return len(self.ledger.requested)
+
+    @property
+    def updates_in_flight(self) -> int:
+        return len(self._state.updates)
+
+    @property
+    def held_steps(self) -> int:
+        """Steps that wait at learners and are in no update yet."""
+        return sum(batch.steps for batch in self.ledger.held.values())
+
+    @property
+    def batches_booked(self) -> dict[str, int]:
+        """By runner: batches reported since it joined."""
+        return {worker_id: runner.booked for worker_id, runner in self._state.runners.items()}
+
+    # Events.
+
+    def handle(self, event: Event) -> list[Command]:
+        """Book what happened; what the caller has to send now, in this order."""
+        if self._finished:
+            self.ignored_events += 1
+            return []
+        self._commands = []
+        self._book(event)
+        if not self._stopping:
+            self._advance()
+        return self._commands
+
+    def _book(self, event: Event) -> None:
+        match event:
+            case SampleReceived() | SampleFailed():
+                self._sample_ended(event)
+            case Arrived():
+                self._arrived(event)
+            case UpdateFinished() | UpdateFailed():
+                self._update_answered(event)
+            case RunnerJoined():
+                self._runner_joined(event)
+            case RunnerLeft():
+                self._left(WorkerKey(event.runner, event.incarnation))
+            case LearnerJoined():
+                self._learner_joined(WorkerKey(event.learner, event.incarnation))
+            case LearnerLeft():
+                self._left(WorkerKey(event.learner, event.incarnation))
+            case StopRequested():
+                self._stopping = True
+            case Finish():
+                self._stopping = self._finished = True
+                self._state.updates.clear()
+                self.ledger.finish()
+            case _:
+                assert_never(event)
+
+    def _advance(self) -> None:
+        group = self._group
+        # No update is issued while learners wait to join, so that they need not wait for long.
+        if self.idle and (formed := group.admit()) is not None:
+            self._commands.append(formed)
+        if not group.members:
+            return
+        if not group.joiners:
+            while (shares := self._admission.next_update()) is not None:
+                self._issue(shares)
+        while (grant := self._admission.next_request()) is not None:
+            self._request(*grant)
+
+    # Batches.
+
+    def _request(self, runner: Runner, learner: Learner) -> None:
+        batch = Batch(self._take_id(), runner.worker, learner.worker, runner.steps_per_request)
+        self.ledger.request(batch)
+        runner.requested[batch.batch_id] = batch
+        learner.open_steps += batch.steps
+        self._admission.has_room(runner)
+        synchronous = self._state.settings.synchronous
+        self._commands.append(
+            Request(
+                runner=runner.worker.worker_id,
+                incarnation=runner.worker.incarnation,
+                batch_id=batch.batch_id,
+                learner=learner.worker.worker_id,
+                generation=self._group.generation,
+                at_least=self.weights_version if synchronous else self._any_weights,
+            )
+        )
+
+    def _sample_ended(self, event: SampleReceived | SampleFailed) -> None:
+        worker = WorkerKey(event.runner, event.incarnation)
+        runner = self._state.runners.get(event.runner)
+        if runner is None or runner.worker != worker:
+            self.ignored_events += 1
+            return
+        batch = runner.requested.get(event.batch_id)
+        if isinstance(event, SampleFailed):
+            if batch is None:
+                self.ignored_events += 1
+            else:
+                self._end_request(batch)
+                self.ledger.cancel(batch)
+        elif batch is None:
+            self.ledger.confirm(event.batch_id, worker, event.live_steps)
+        else:
+            astray = event.learner != batch.learner.worker_id
+            reason = event.dropped or ("learner_lost" if astray else "")
+            self._first_report(batch, worker, event.live_steps, reason)
+
+    def _arrived(self, event: Arrived) -> None:
+        worker = WorkerKey(event.learner, event.incarnation)
+        learner = self._group.find(worker)
+        if learner is None:
+            self.ignored_events += 1
+            return
+        ledger = self.ledger
+        batch = ledger.requested.get(event.batch_id)
+        if batch is None and (batch := ledger.revive(event.batch_id)) is not None:
+            self._open_for(batch, batch.steps)
+        if batch is None:
+            ledger.confirm(event.batch_id, worker, event.live_steps)
+        else:
+            # Asked for another learner, or for an earlier process of this one.
+            reason = "learner_lost" if batch.learner != worker else ""
+            self._first_report(batch, worker, event.live_steps, reason)
+        kept = ledger.held.get(event.batch_id) or ledger.updating.get(event.batch_id)
+        if kept is None or kept.learner != worker:
+            self._commands.append(Discard(event.learner, (event.batch_id,)))
+
+    def _first_report(self, batch: Batch, reporter: WorkerKey, steps: int, dropped: str) -> None:
+        """Book a requested batch as sampled; its learner holds it unless it is dropped."""
+        runner = self._end_request(batch)
+        if runner is not None:
+            runner.booked += 1
+        self.ledger.hold(batch, reporter, steps)
+        learner = self._group.find(batch.learner)
+        if dropped or learner is None:
+            self.ledger.drop(batch, dropped or "learner_lost")
+        else:
+            learner.open_steps += steps
+            learner.hold(batch)
+
+    def _end_request(self, batch: Batch) -> Runner | None:
+        """Nobody waits for this request any more; gives its runner if that is still there."""
+        self._open_for(batch, -batch.steps)
+        runner = self._state.runners.get(batch.runner.worker_id)
+        if runner is None or runner.requested.pop(batch.batch_id, None) is None:
+            return None
+        self._admission.has_room(runner)
+        return runner
+
+    def _open_for(self, batch: Batch, steps: int) -> None:
+        learner = self._group.find(batch.learner)
+        if learner is not None:
+            learner.open_steps += steps
+
+    # Updates.
+
+    def _issue(self, shares: dict[str, list[Batch]]) -> None:
+        update_id = self._take_id()
+        self._state.updates[update_id] = shares
+        for share in shares.values():
+            for batch in share:
+                self.ledger.use(batch)
+        named = tuple(
+            Share(worker_id, tuple(batch.batch_id for batch in share))
+            for worker_id, share in shares.items()
+        )
+        self._commands.append(IssueUpdate(update_id, self._group.generation, named))
+
+    def _update_answered(self, event: UpdateFinished | UpdateFailed) -> None:
+        learner = self._group.find(WorkerKey(event.learner, event.incarnation))
+        if learner is None:
+            self.ignored_events += 1
+            return
+        share = self._take_share(event.update_id, event.learner)
+        if share is None:
+            self.ledger.duplicates += 1
+            return
+        learner.open_steps -= sum(batch.steps for batch in share)
+        if isinstance(event, UpdateFinished):
+            self.ledger.settle(share, event.used)
+            self.weights_version = max(self.weights_version, event.version)
+        else:
+            # The other ranks may have applied it: these steps must not be used again.
+            for batch in share:
+                self.ledger.drop(batch, "learner_lost")
+            ids = tuple(batch.batch_id for batch in share)
+            self._commands.append(Discard(event.learner, ids))
+
+    def _take_share(self, update_id: int, learner: str) -> list[Batch] | None:
+        """One learner has answered an update; the last of them closes it."""
+        shares = self._state.updates.get(update_id)
+        if shares is None or learner not in shares:
+            return None
+        share = shares.pop(learner)
+        if not shares:
+            del self._state.updates[update_id]
+        return share
+
+    # Workers.
+
+    def _runner_joined(self, event: RunnerJoined) -> None:
+        worker = WorkerKey(event.runner, event.incarnation)
+        old = self._state.runners.get(event.runner)
+        if worker in self._gone or (old is not None and old.worker == worker):
+            self.ignored_events += 1
+            return
+        if old is not None:
+            self._left(old.worker)
+        runner = Runner(worker, event.steps_per_request)
+        self._state.runners[event.runner] = runner
+        self._admission.has_room(runner)
+
+    def _learner_joined(self, worker: WorkerKey) -> None:
+        old = self._group.named(worker.worker_id)
+        if worker in self._gone or (old is not None and old.worker == worker):
+            self.ignored_events += 1
+            return
+        if old is not None:
+            self._left(old.worker)
+        self._group.join(worker)
+
+    def _left(self, worker: WorkerKey) -> None:
+        self._gone.add(worker)
+        runner = self._state.runners.get(worker.worker_id)
+        learner = self._group.find(worker)
+        if runner is not None and runner.worker == worker:
+            self._lose_runner(runner)
+        elif learner is not None:
+            self._lose_learner(learner)
+        else:
+            self.ignored_events += 1
+
+    def _lose_runner(self, runner: Runner) -> None:
+        del self._state.runners[runner.worker.worker_id]
+        self._admission.left(runner)
+        for batch in runner.requested.values():
+            self._open_for(batch, -batch.steps)
+            self.ledger.lose(batch)
+
+    def _lose_learner(self, learner: Learner) -> None:
+        for batch in learner.held:
+            self.ledger.drop(batch, "learner_lost")
+        for update_id in list(self._state.updates):
+            for batch in self._take_share(update_id, learner.worker.worker_id) or ():
+                self.ledger.drop(batch, "learner_lost")
+        if (formed := self._group.leave(learner)) is not None:
+            self._commands.append(formed)
+
+    def _take_id(self) -> int:
+        taken = self.next_id
+        self.next_id += 1
+        return taken

@@ -1,0 +1,312 @@
+"""The training loop: keep requests in flight, gather what is ready, issue updates, keep books."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.checkpoints import Checkpoint
+from juggler.driver.config import RunConfig
+from juggler.driver.conversation import Conversation
+from juggler.driver.events import Finish, StopRequested
+from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.progress import Progress
+from juggler.driver.run_directory import RunDirectory
+from juggler.driver.signals import signals_become
+from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.program import LEARNER
+from juggler.runtime.actors.hub import Hub, HubEvent, HubSettings
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.wire.v1 import training_pb2
+
+#: What the end of a run may take, together under the 5 s that people wait after a Ctrl-C.
+_LAST_UPDATES_SECONDS = 1.0
+_LAST_CHECKPOINT_SECONDS = 1.5
+_WORKERS_LEAVE_SECONDS = 0.5
+
+_LINE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a driver takes workers of other hosts.
+
+    Attributes:
+        address: "host:port".
+        insecure: beyond loopback without encryption.
+        token: that every worker has to show; empty admits all.
+    """
+
+    address: str
+    insecure: bool = False
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody outside of the loop wants the run to end."""
+
+    reason: str
+
+
+class RunFailed(RuntimeError):
+    """A run that could not go on; the message says why. Its directory holds what it got to."""
+
+
+class Driver:
+    """One run, from its first worker to its summary."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        progress: Progress,
+        *,
+        started: float,
+        own_code: bytes = b"",
+        resume: Checkpoint | None = None,
+        listen: Listen | None = None,
+    ) -> None:
+        """
+        Args:
+            config: of the run.
+            directory: where it writes.
+            progress: shows people what happens.
+            started: when the command was given, in seconds of `time.monotonic`.
+            own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
+            resume: a state to go on from.
+            listen: take workers of other hosts there, and start none here.
+        """
+        self._config = config
+        self._directory = directory
+        self._progress = progress
+        self._listen = listen
+        # Time goes on where the checkpoint left it.
+        self._started = started - (resume.counters["wall_time"] if resume else 0.0)
+        token = listen.token if listen else secrets.token_hex(16)
+        run_id = secrets.token_hex(6)
+        self._mailbox: Mailbox[HubEvent | Exited | SnapshotWritten | StopAsked] = Mailbox()
+        settings = HubSettings(
+            run_id=run_id,
+            roles=(ENVRUNNER, LEARNER, EVALUATOR),
+            token=token,
+            hang_seconds=config.driver.hang_seconds,
+        )
+        self._hub = Hub(settings, self._mailbox)
+        self._local = LocalWorkers(self._mailbox, run_id, token, own_code)
+        self._snapshots = SnapshotWriter(
+            self._mailbox,
+            directory.checkpoints,
+            config,
+            self._started,
+            resume.path if resume else None,
+        )
+        self._workers = Conversation(
+            config,
+            self._hub,
+            self._local,
+            progress,
+            self._snapshots,
+            resume,
+            only_local=listen is None,
+        )
+        self._first_update: float | None = None
+        self._solved: float | None = None
+        self._due: dict[str, float] = {}
+        self._trained_at_last_look = 0
+        self._last_line: dict[str, Any] | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Train until a stop condition holds, somebody interrupts, or nothing can go on.
+
+        Returns:
+            The summary, which `summary.json` holds too.
+
+        Raises:
+            RunFailed: the run ended because something failed.
+            EndpointError: the driver cannot listen where it should.
+        """
+        workers, grace = self._workers, 0.0
+        with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))):
+            try:
+                self._start()
+                while not workers.stop_reason:
+                    for event in self._mailbox.gather(self._until_next_due()):
+                        self._on(event)
+                    self._keep_intervals()
+                self._wind_down()
+                grace = _WORKERS_LEAVE_SECONDS
+            finally:
+                self._local.close(grace)
+                self._hub.close()
+                summary = self._close_books()
+        if workers.failure:
+            hint = ""
+            if summary["checkpoint"]:
+                hint = f"\nTo go on from update {Path(summary['checkpoint']).name.lstrip('0')}: "
+                hint += f"juggler train --resume {self._directory.path}"
+            raise RunFailed(workers.failure + hint)
+        return summary
+
+    def _start(self) -> None:
+        driver, listen = self._config.driver, self._listen
+        addresses = [self._local.driver_address] + ([listen.address] if listen else [])
+        bound = self._hub.start(addresses, insecure=bool(listen and listen.insecure))
+        self._progress.start(self._config.flat())
+        if listen is None:
+            self._local.start(driver)
+        else:
+            self._progress.message(f"waiting for workers at {bound[-1]}", "info")
+        now = time.monotonic()
+        self._due = {
+            "line": now + _LINE_SECONDS,
+            "checkpoint": now + driver.checkpoint_seconds,
+            "evaluation": now + (driver.evaluation_seconds or float("inf")),
+            "look": now + driver.worker_timeout_seconds,
+        }
+
+    def _on(self, event: HubEvent | Exited | SnapshotWritten | StopAsked) -> None:
+        workers = self._workers
+        if isinstance(event, StopAsked):
+            workers.stop(event.reason)
+        elif isinstance(event, Exited):
+            workers.exited(event)
+        elif isinstance(event, SnapshotWritten):
+            self._snapshots.done(event)
+            if event.problem:
+                self._progress.message(event.problem, "error")
+        else:
+            workers.hear(event)
+            if self._first_update is None and workers.updates:
+                self._first_update = self._wall_time()
+            if self._solved is None and workers.stop_reason == "solved":
+                self._solved = self._wall_time()
+
+    # -- intervals --------------------------------------------------------------------------------
+
+    def _until_next_due(self) -> float:
+        return max(0.0, min(self._due.values()) - time.monotonic())
+
+    def _keep_intervals(self) -> None:
+        driver = self._config.driver
+        if self._is_due("line", _LINE_SECONDS):
+            self._write_line()
+        if self._is_due("checkpoint", driver.checkpoint_seconds):
+            self._checkpoint()
+        if self._is_due("evaluation", driver.evaluation_seconds):
+            self._evaluate()
+        if self._is_due("look", driver.worker_timeout_seconds):
+            self._look_for_standstill()
+        if driver.stop_seconds is not None and self._wall_time() >= driver.stop_seconds:
+            self._workers.stop("stop_seconds")
+
+    def _is_due(self, what: str, interval: float) -> bool:
+        now = time.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + interval
+        return True
+
+    def _look_for_standstill(self) -> None:
+        """Nothing was trained on in a whole `worker_timeout_seconds`: say what is missing."""
+        trained, roster = self._workers.core.ledger.trained, self._workers.roster
+        if trained == self._trained_at_last_look:
+            seconds = self._config.driver.worker_timeout_seconds
+            text = f"no update in the last {seconds:.0f} s. {roster.describe()}"
+            if self._listen is None and not roster.complete():
+                self._workers.fail(text)
+            else:
+                self._progress.message(text, "warning")
+        self._trained_at_last_look = trained
+
+    def _checkpoint(self) -> bool:
+        """Ask the lowest rank for its state. False where nobody is there to ask."""
+        members = self._workers.core.members
+        if not members or self._snapshots.under_way:
+            return False
+        self._snapshots.begin()
+        self._workers.tell(members[0], training_pb2.Snapshot())
+        return True
+
+    def _evaluate(self) -> None:
+        workers = self._workers
+        evaluators = workers.roster.of_role(EVALUATOR)
+        if evaluators and workers.core.members and not workers.evaluating:
+            workers.evaluating = True
+            episodes = self._config.driver.evaluation_episodes
+            command = training_pb2.Evaluate(episodes=episodes, seed=workers.updates)
+            workers.tell(evaluators[0].worker_id, command)
+
+    def _write_line(self) -> dict[str, Any]:
+        core = self._workers.core
+        counters = core.ledger.counters()
+        counters.check()
+        wall_time = self._wall_time()
+        line = {
+            "wall_time": wall_time,
+            "env_steps_sampled": counters.sampled,
+            "env_steps_trained": counters.trained,
+            "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
+            "env_steps_in_flight": counters.in_flight,
+            "env_steps_lost_unreported": counters.lost_unreported,
+            "updates": self._workers.updates,
+            "weights_version": list(core.weights_version),
+            "num_env_runners": core.num_runners,
+            "num_learners": len(core.members),
+            "restarts": self._local.restarts,
+            **self._workers.metrics.line(wall_time, counters.trained),
+        }
+        self._directory.append(line)
+        self._progress.update(line)
+        return line
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _wind_down(self) -> None:
+        """Let updates end, make the last checkpoint, and send everybody home."""
+        workers, snapshots = self._workers, self._snapshots
+        workers.happened(StopRequested())
+        self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
+        self._drain(_LAST_CHECKPOINT_SECONDS / 2, lambda: not snapshots.under_way)
+        if workers.updates and self._checkpoint():
+            self._drain(_LAST_CHECKPOINT_SECONDS, lambda: not snapshots.under_way)
+        workers.happened(Finish())
+        self._last_line = self._write_line()
+        workers.dismiss_all()
+        self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
+
+    def _drain(self, seconds: float, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            for event in self._mailbox.gather(left):
+                self._on(event)
+
+    def _close_books(self) -> dict[str, Any]:
+        workers = self._workers
+        if self._last_line is None:  # the loop was left in its middle
+            workers.happened(Finish())
+            self._last_line = self._write_line()
+        newest = self._snapshots.newest
+        summary = {
+            **self._last_line,
+            "solved": self._solved is not None,
+            "wall_seconds_to_first_update": self._first_update,
+            "wall_seconds_to_solved": self._solved,
+            "reason_for_stop": workers.stop_reason or "killed",
+            "failure": workers.failure or None,
+            "run_dir": str(self._directory.path),
+            "checkpoint": str(newest) if newest else None,
+        }
+        self._directory.write_summary(summary)
+        self._progress.finish(summary)
+        self._directory.close()
+        return summary
+
+    def _wall_time(self) -> float:
+        return time.monotonic() - self._started

@@ -1,0 +1,224 @@
+"""What the driver's core is told (events) and what it asks for in return (commands).
+
+Terms
+    worker       an envrunner or a learner; one process's time as a worker is an incarnation.
+    batch        the live steps that one sample request brought; its id is never used twice.
+    share        what one learner gets of an update: some of the batches that it holds.
+    live steps   environment steps that an action caused; the unit of all accounting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: Why steps that were sampled are never trained on.
+DROP_REASONS = (
+    "stale",  # too many updates since their weights acted
+    "refused",  # the learner did not take the batch
+    "nonfinite",  # NaN or infinity in the batch or in its gradients
+    "learner_lost",  # the learner that had the batch is gone
+    "runner_lost",  # the envrunner that had the batch is gone
+    "restart",  # in flight at a checkpoint, or let go by a learner that started anew
+    "shutdown",  # never needed before the run ended
+)
+
+
+class Version(NamedTuple):
+    """Of weights: compared in this order, and never goes backwards."""
+
+    generation: int  # of the learner group that made them
+    update: int
+
+
+class WorkerKey(NamedTuple):
+    """Who a worker is, and which of the processes that had this id."""
+
+    worker_id: str  # role and index, as in "envrunner-0"; a replacement gets the same
+    incarnation: str
+
+
+class UsedBatch(NamedTuple):
+    """What a learner did with one batch of its share."""
+
+    batch_id: int
+    live_steps: int
+    staleness: int  # in updates, when it was consumed
+    dropped: str = ""  # empty: trained; else a reason
+
+
+class Share(NamedTuple):
+    learner: str
+    batch_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerJoined:
+    runner: str
+    incarnation: str
+    steps_per_request: int  # rows times steps of its batches: an upper bound of their live steps
+
+    def __post_init__(self) -> None:
+        if self.steps_per_request < 1:
+            raise ValueError(
+                f"{self.runner} says that its batches hold {self.steps_per_request} steps: "
+                "must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLeft:
+    runner: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerJoined:
+    learner: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLeft:
+    learner: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReceived:
+    """A runner's receipt: the batch is with its learner or, where `dropped` says why, is lost."""
+
+    batch_id: int
+    runner: str
+    incarnation: str
+    learner: str
+    live_steps: int
+    version: Version  # that acted
+    dropped: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.runner, self.batch_id, self.live_steps, self.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailed:
+    """A runner could not sample at all for this request: there are no steps."""
+
+    batch_id: int
+    runner: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A learner's report: the batch is there."""
+
+    learner: str
+    incarnation: str
+    batch_id: int
+    live_steps: int
+
+    def __post_init__(self) -> None:
+        _check(self.learner, self.batch_id, self.live_steps, "")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFinished:
+    """One learner's answer to an update."""
+
+    update_id: int
+    learner: str
+    incarnation: str
+    version: Version  # of the weights that the update made
+    used: tuple[UsedBatch, ...]
+
+    def __post_init__(self) -> None:
+        for batch in self.used:
+            _check(self.learner, batch.batch_id, batch.live_steps, batch.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFailed:
+    """One learner could not make an update; its share is not used again."""
+
+    update_id: int
+    learner: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Ask for no more steps and no more updates; what is under way is still booked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Close the books: whatever is open now will not be reported any more."""
+
+
+Event = (
+    RunnerJoined
+    | RunnerLeft
+    | LearnerJoined
+    | LearnerLeft
+    | SampleReceived
+    | SampleFailed
+    | Arrived
+    | UpdateFinished
+    | UpdateFailed
+    | StopRequested
+    | Finish
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """To a runner: sample one batch, with these weights or newer, and send it to this learner."""
+
+    runner: str
+    incarnation: str
+    batch_id: int
+    learner: str
+    generation: int
+    at_least: Version
+
+
+@dataclass(frozen=True, slots=True)
+class IssueUpdate:
+    """To every member of the group, or to none: make one update together."""
+
+    update_id: int
+    generation: int
+    shares: tuple[Share, ...]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class FormGroup:
+    """To the learners: these are the group from now on."""
+
+    generation: int
+    members: tuple[str, ...]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """To a learner: let go of these batches, no update will name them."""
+
+    learner: str
+    batch_ids: tuple[int, ...]
+
+
+Command = Request | IssueUpdate | FormGroup | Discard
+
+
+def _check(worker: str, batch_id: int, live_steps: int, dropped: str) -> None:
+    if live_steps < 0:
+        raise ValueError(f"{worker} reported {live_steps} live steps in batch {batch_id}")
+    if dropped and dropped not in DROP_REASONS:
+        raise ValueError(
+            f"{worker} dropped batch {batch_id} for the reason {dropped!r}; "
+            f"known are: {', '.join(DROP_REASONS)}"
+        )

@@ -1,0 +1,87 @@
+"""The learners that update together, and those that wait to join them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from juggler.driver.events import FormGroup, WorkerKey
+from juggler.driver.ledger import Batch
+
+
+@dataclass(slots=True, eq=False)
+class Learner:
+    worker: WorkerKey
+    open_steps: int = 0  # requested for it, held by it, or in its share of an update
+    held_steps: int = 0
+    held: deque[Batch] = field(default_factory=deque)  # in order of arrival
+
+    def hold(self, batch: Batch) -> None:
+        self.held.append(batch)
+        self.held_steps += batch.steps
+
+    def take(self) -> Batch:
+        """The batch that it has held for the longest time."""
+        batch = self.held.popleft()
+        self.held_steps -= batch.steps
+        return batch
+
+
+class Group:
+    """Membership, with a generation number that goes up whenever it changes.
+
+    The first group forms when `size` learners have joined. Later ones are let in when no update is
+    in flight. A group that has lost its last member is lost for good, and its weights with it:
+    such a run goes on from a checkpoint, under a new core.
+    """
+
+    def __init__(self, size: int, generation: int) -> None:
+        self.generation = generation
+        self.members: dict[str, Learner] = {}  # by rank
+        self.joiners: dict[str, Learner] = {}
+        self.lost = False
+        self._size = size
+
+    def named(self, worker_id: str) -> Learner | None:
+        """Whoever has this id now."""
+        return self.members.get(worker_id) or self.joiners.get(worker_id)
+
+    def find(self, worker: WorkerKey) -> Learner | None:
+        """This very incarnation, if it is still there."""
+        learner = self.named(worker.worker_id)
+        return learner if learner is not None and learner.worker == worker else None
+
+    def join(self, worker: WorkerKey) -> None:
+        """Let it wait; `admit` lets it in."""
+        self.joiners[worker.worker_id] = Learner(worker)
+
+    def admit(self) -> FormGroup | None:
+        """The group with all who wait, behind the ranks there are. None: not now."""
+        if self.lost or not self.joiners or len(self.members) + len(self.joiners) < self._needed:
+            return None
+        for worker_id in sorted(self.joiners, key=worker_order):
+            self.members[worker_id] = self.joiners.pop(worker_id)
+        return self._form()
+
+    def leave(self, learner: Learner) -> FormGroup | None:
+        """The group of those who are left. None: nobody is, or it was not a member yet."""
+        worker_id = learner.worker.worker_id
+        if self.joiners.pop(worker_id, None) is not None:
+            return None
+        del self.members[worker_id]
+        self.lost = not self.members
+        return None if self.lost else self._form()
+
+    @property
+    def _needed(self) -> int:
+        return 1 if self.members else self._size
+
+    def _form(self) -> FormGroup:
+        self.generation += 1
+        return FormGroup(self.generation, tuple(self.members))
+
+
+def worker_order(worker_id: str) -> tuple[str, int]:
+    """Sorts worker ids by role, then by number: envrunner-2 comes before envrunner-10."""
+    role, _, index = worker_id.rpartition("-")
+    return (role, int(index)) if index.isdecimal() else (worker_id, -1)

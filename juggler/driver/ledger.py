@@ -1,0 +1,184 @@
+"""The driver's books: what became of every environment step.
+
+A batch is requested, then held by its learner, then part of an update, then closed: trained or
+dropped. A step is sampled when its batch is first reported, by its runner or by its learner,
+whoever comes first. At all times
+
+    sampled = trained + dropped + in flight
+
+where in flight is the sum over the batches that are reported and not closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from juggler.driver.events import DROP_REASONS, UsedBatch, WorkerKey
+
+
+class LedgerError(RuntimeError):
+    """The books do not balance: a bug, or counters that were tampered with."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One open batch."""
+
+    batch_id: int
+    runner: WorkerKey
+    learner: WorkerKey  # the incarnation that the request was for
+    steps: int  # the request's size until somebody reports the batch; then its live steps
+    awaited: set[WorkerKey] = field(default_factory=set)  # those who have yet to report it
+
+    def __post_init__(self) -> None:
+        self.awaited.update((self.runner, self.learner))
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The books at one moment, in live steps; part of every metrics line and checkpoint."""
+
+    sampled: int
+    trained: int
+    dropped: Mapping[str, int]  # by reason
+    in_flight: int
+    lost_unreported: int  # requested from runners that died before anybody reported; not sampled
+
+    def check(self) -> None:
+        """Raises:
+        LedgerError: the identity does not hold.
+        """
+        if self.sampled != self.trained + sum(self.dropped.values()) + self.in_flight:
+            raise LedgerError(
+                f"{self.sampled} steps sampled, but {self.trained} trained + "
+                f"{sum(self.dropped.values())} dropped + {self.in_flight} in flight"
+            )
+
+
+class Ledger:
+    """Counts steps and knows the open batches, each of which is in exactly one of three states."""
+
+    def __init__(self) -> None:
+        self.requested: dict[int, Batch] = {}  # nobody has reported it
+        self.held: dict[int, Batch] = {}  # with its learner
+        self.updating: dict[int, Batch] = {}  # in an update that was issued
+        # Closed because their runner died; a learner may still have got one.
+        self.unreported: dict[int, Batch] = {}
+        self.sampled = 0
+        self.trained = 0
+        self.dropped = dict.fromkeys(DROP_REASONS, 0)
+        self.lost_unreported = 0
+        self.duplicates = 0  # reports of closed batches, and second ones by the same worker
+        self.disagreements = 0  # later reports that contradict what is booked already
+
+    @classmethod
+    def restore(cls, counters: Counters) -> Ledger:
+        """The books of a run that goes on from a checkpoint; what was in flight is gone.
+
+        Raises:
+            LedgerError: the counters do not balance.
+        """
+        counters.check()
+        ledger = cls()
+        ledger.sampled = counters.sampled
+        ledger.trained = counters.trained
+        ledger.dropped.update(counters.dropped)
+        ledger.dropped["restart"] += counters.in_flight
+        ledger.lost_unreported = counters.lost_unreported
+        return ledger
+
+    def request(self, batch: Batch) -> None:
+        """A request went out."""
+        self.requested[batch.batch_id] = batch
+
+    def hold(self, batch: Batch, reporter: WorkerKey, live_steps: int) -> None:
+        """The first report of a requested batch: its steps are sampled."""
+        del self.requested[batch.batch_id]
+        self.held[batch.batch_id] = batch
+        batch.steps = live_steps
+        batch.awaited.discard(reporter)
+        self.sampled += live_steps
+
+    def confirm(self, batch_id: int, reporter: WorkerKey, live_steps: int) -> None:
+        """A report that is not the first: it changes nothing, and what is odd about it is counted.
+
+        That both runner and learner report a batch is not odd.
+        """
+        batch = self.held.get(batch_id) or self.updating.get(batch_id)
+        if batch is None or reporter not in batch.awaited:
+            self.duplicates += 1
+            return
+        batch.awaited.remove(reporter)
+        self.disagreements += live_steps != batch.steps
+
+    def use(self, batch: Batch) -> None:
+        """A held batch goes into an update."""
+        self.updating[batch.batch_id] = self.held.pop(batch.batch_id)
+
+    def train(self, batch: Batch) -> None:
+        """Close a batch of an update: its steps made weights."""
+        del self.updating[batch.batch_id]
+        self.trained += batch.steps
+
+    def drop(self, batch: Batch, reason: str) -> None:
+        """Close a reported batch: its steps will never be trained on."""
+        if self.held.pop(batch.batch_id, None) is None:
+            del self.updating[batch.batch_id]
+        self.dropped[reason] += batch.steps
+
+    def settle(self, share: Iterable[Batch], used: Iterable[UsedBatch]) -> None:
+        """Close a learner's share of an update as its answer says."""
+        answers = {answer.batch_id: answer for answer in used}
+        for batch in share:
+            answer = answers.pop(batch.batch_id, None)
+            if answer is None:
+                self.drop(batch, "restart")  # the learner does not know it any more
+            elif answer.dropped:
+                self.drop(batch, answer.dropped)
+            else:
+                self.disagreements += answer.live_steps != batch.steps
+                self.train(batch)
+        self.disagreements += len(answers)
+
+    def cancel(self, batch: Batch) -> None:
+        """Close a requested batch that brought no steps."""
+        del self.requested[batch.batch_id]
+
+    def lose(self, batch: Batch) -> None:
+        """Close a requested batch whose runner died: nobody knows how much of it was sampled."""
+        del self.requested[batch.batch_id]
+        self.unreported[batch.batch_id] = batch
+        self.lost_unreported += batch.steps
+
+    def revive(self, batch_id: int) -> Batch | None:
+        """Undo `lose`: the batch had got to its learner after all. None: it was not lost."""
+        batch = self.unreported.pop(batch_id, None)
+        if batch is not None:
+            self.lost_unreported -= batch.steps
+            self.requested[batch_id] = batch
+        return batch
+
+    def finish(self) -> None:
+        """Close everything: reported batches were sampled in vain, the others not at all."""
+        for batch in [*self.held.values(), *self.updating.values()]:
+            self.drop(batch, "shutdown")
+        self.requested.clear()
+
+    @property
+    def in_flight(self) -> int:
+        """Steps reported and neither trained nor dropped: a sum over the open batches."""
+        return sum(batch.steps for batch in self.held.values()) + sum(
+            batch.steps for batch in self.updating.values()
+        )
+
+    def counters(self) -> Counters:
+        return Counters(
+            self.sampled, self.trained, dict(self.dropped), self.in_flight, self.lost_unreported
+        )
+
+    def check(self) -> None:
+        """Raises:
+        LedgerError: a step is in no place, or in two.
+        """
+        self.counters().check()

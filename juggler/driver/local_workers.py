@@ -1,0 +1,94 @@
+"""The worker processes that a driver starts on its own host."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.config import DriverConfig
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram
+from juggler.learner.program import LEARNER, LearnerProgram
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
+from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
+from juggler.runtime.actors.worker import Contact
+
+
+class LocalWorkers:
+    """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
+
+    They talk over Unix sockets in a directory of their own, which nobody else may enter.
+    """
+
+    def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
+        self._socket_dir = tempfile.mkdtemp(prefix="juggler-")
+        self._supervisor = Supervisor(events)
+        self._run_id = run_id
+        self._token = token
+        self._own_code = own_code
+        self._down: set[str] = set()
+        self._posts: set[str] = set()
+
+    @property
+    def driver_address(self) -> str:
+        return f"unix:{Path(self._socket_dir) / 'driver.sock'}"
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    def start(self, config: DriverConfig) -> None:
+        """To be called in a thread that outlives the workers: they die with it."""
+        warm_up()
+        policy = RestartPolicy()
+        for index in range(config.num_learners):
+            # A learner's weights die with it: the run ends, and goes on from its checkpoint.
+            self._start(LEARNER, index, None)
+        for index in range(config.num_env_runners):
+            self._start(ENVRUNNER, index, policy)
+        if config.evaluation_seconds > 0:
+            self._start(EVALUATOR, 0, policy)
+
+    def of_use(self, worker_id: str) -> None:
+        """It did what it is for: its failures count from zero again."""
+        self._supervisor.of_use(worker_id)
+
+    def kill(self, worker_id: str, pid: int, after: float) -> None:
+        """See to it that this process is gone after so many seconds."""
+        self._supervisor.kill(worker_id, pid, after)
+
+    def gave_up_on(self, worker_id: str) -> None:
+        """Its process stays down."""
+        self._down.add(worker_id)
+
+    def any_up(self, role: str) -> bool:
+        """Whether a process of this role runs or will run again."""
+        return any(post.startswith(f"{role}-") for post in self._posts - self._down)
+
+    def close(self, grace: float) -> None:
+        self._supervisor.close(grace)
+        if self._posts:
+            cool_down()
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def _start(self, role: str, index: int, policy: RestartPolicy | None) -> None:
+        contact = Contact(
+            address=self.driver_address,
+            index=index,
+            token=self._token,
+            run_id=self._run_id,
+            local=True,
+            socket_dir=self._socket_dir,
+        )
+        program: EnvRunnerProgram | LearnerProgram
+        if role == LEARNER:
+            target = "juggler.learner.worker:main"
+            program = LearnerProgram(contact, own_code=self._own_code)
+        else:
+            target = "juggler.envrunner.worker:main"
+            program = EnvRunnerProgram(contact, role, self._own_code)
+        worker_id = f"{role}-{index}"
+        self._posts.add(worker_id)
+        self._supervisor.add(worker_id, WorkerProgram(target, program), policy)

@@ -1,0 +1,77 @@
+"""What a run says about itself, gathered from receipts and updates."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Episodes that the training return is a mean over. A run is solved when these say so.
+RETURN_WINDOW = 100
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Accumulates between two metrics lines; knows nothing of the ledger, which keeps the steps."""
+
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    episodes: int = 0
+    evaluation_return: float | None = None
+    modules: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker id
+    # Since the last line.
+    _staleness_total: float = 0.0
+    _staleness_count: int = 0
+    _staleness_max: int = 0
+    _staleness_last: tuple[float | None, int | None] = (None, None)
+    _trained_last: tuple[float, int] | None = None  # (wall time, steps trained)
+
+    def episodes_ended(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
+        for episode_return, length in zip(returns, lengths, strict=True):
+            self.returns.append(episode_return)
+            self.lengths.append(length)
+            self.episodes += 1
+
+    def batch_consumed(self, staleness: int) -> None:
+        self._staleness_total += staleness
+        self._staleness_count += 1
+        self._staleness_max = max(self._staleness_max, staleness)
+
+    def time_spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
+        """A worker's own totals since it began."""
+        if seconds:
+            self.seconds[worker_id] = dict(seconds)
+
+    def solved(self, stop_return: float | None) -> bool:
+        """The mean return of the last 100 training episodes is at least `stop_return`."""
+        if stop_return is None or len(self.returns) < RETURN_WINDOW:
+            return False
+        return _mean(self.returns) >= stop_return
+
+    def line(self, wall_time: float, steps_trained: int) -> dict[str, Any]:
+        """What happened since the last line; counters come from the ledger."""
+        if self._staleness_count:
+            mean = self._staleness_total / self._staleness_count
+            self._staleness_last = (mean, self._staleness_max)
+        before, self._trained_last = self._trained_last, (wall_time, steps_trained)
+        rate = 0.0
+        if before is not None and wall_time > before[0]:
+            rate = (steps_trained - before[1]) / (wall_time - before[0])
+        self._staleness_total, self._staleness_count, self._staleness_max = 0.0, 0, 0
+        return {
+            "staleness_mean": self._staleness_last[0],
+            "staleness_max": self._staleness_last[1],
+            "episodes": self.episodes,
+            "episode_return_mean": _mean(self.returns) if self.returns else None,
+            "episode_length_mean": _mean(self.lengths) if self.lengths else None,
+            "steps_per_second": rate,
+            "evaluation_return_mean": self.evaluation_return,
+            "seconds": self.seconds,
+            "modules": self.modules,
+        }
+
+
+def _mean(values: deque[float] | deque[int]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,84 @@
+"""What of a driver goes into a checkpoint, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf.message import Message
+
+from juggler.driver.checkpoints import Checkpoint
+from juggler.driver.config import RunConfig
+from juggler.driver.core import DriverCore
+from juggler.driver.ledger import Counters
+from juggler.driver.metrics import Metrics
+from juggler.driver.state import CoreSettings
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import training_pb2
+
+
+def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[str, Any]:
+    """The driver's share of a checkpoint."""
+    counters = core.ledger.counters()
+    return {
+        "sampled": counters.sampled,
+        "trained": counters.trained,
+        "dropped": dict(counters.dropped),
+        "in_flight": counters.in_flight,
+        "lost_unreported": counters.lost_unreported,
+        "next_id": core.next_id,
+        "wall_time": wall_time,
+        "episodes": metrics.episodes,
+        "returns": list(metrics.returns),
+        "lengths": list(metrics.lengths),
+    }
+
+
+def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
+    """A new core, or one whose books go on from a checkpoint."""
+    settings = CoreSettings(
+        batch_size=config.learner.batch_size,
+        max_staleness=config.learner.max_staleness,
+        requests_per_runner=config.driver.requests_per_runner,
+        max_updates_in_flight=config.driver.updates_in_flight,
+        num_learners=config.driver.num_learners,
+        synchronous=config.driver.synchronous,
+    )
+    if resume is None:
+        return DriverCore(settings)
+    saved = resume.counters
+    generation, update = resume.version
+    counters = Counters(
+        saved["sampled"],
+        saved["trained"],
+        saved["dropped"],
+        saved["in_flight"],
+        saved["lost_unreported"],
+    )
+    return DriverCore(settings, saved["next_id"], generation, update, counters)
+
+
+def metrics_of(resume: Checkpoint | None) -> Metrics:
+    """New metrics, or those of a checkpoint."""
+    metrics = Metrics()
+    if resume is not None:
+        metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
+        metrics.episodes = resume.counters["episodes"]
+    return metrics
+
+
+def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Iterator[Message]:
+    """What a learner is told so that it goes on from a checkpoint: its setup, then the state."""
+    generation, update = checkpoint.version
+    header = training_pb2.StateHeader(
+        version=training_pb2.WeightsVersion(generation=generation, update=update),
+        extra=json.dumps(checkpoint.extra),
+    )
+    chunks = list(encode_frame(header, checkpoint.tree, digest=True))
+    # Arrays are aligned in the payload, so it is somewhat larger than their sum.
+    setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(checkpoint.tree))
+    yield setup
+    for index, chunk in enumerate(chunks):
+        yield training_pb2.Restore(chunk=chunk, last=index == len(chunks) - 1)

@@ -1,0 +1,148 @@
+"""Who is attached, who is ready, and what each of them has to be told first."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from juggler.driver.config import RunConfig
+from juggler.driver.events import Version
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.program import LEARNER
+from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """Of one environment, as the first EnvRunner found them."""
+
+    observation: spaces_pb2.Space
+    action: spaces_pb2.Space
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "observation": MessageToDict(self.observation),
+            "action": MessageToDict(self.action),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, dict[str, object]]) -> Spaces:
+        return cls(
+            ParseDict(values["observation"], spaces_pb2.Space()),
+            ParseDict(values["action"], spaces_pb2.Space()),
+        )
+
+
+@dataclass(slots=True)
+class Roster:
+    """Workers by id, from attaching to leaving."""
+
+    config: RunConfig
+    first_life: int = 0  # of a resumed run: above those of the run before
+    attached: dict[str, Worker] = field(default_factory=dict)
+    ready: dict[str, Worker] = field(default_factory=dict)
+    spaces: Spaces | None = None
+    had_runner: bool = False
+    last_failure: str = ""  # of any worker, in its own words
+    _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
+    _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
+
+    def joined(self, worker: Worker, version: Version) -> list[tuple[Worker, training_pb2.Setup]]:
+        """Who is to be set up now that this worker is here."""
+        self.attached[worker.worker_id] = worker
+        if worker.role == LEARNER and self.spaces is None:
+            self._waiting[worker.worker_id] = worker
+            return []
+        return [(worker, self._setup(worker, version))]
+
+    def runner_ready(
+        self, worker: Worker, message: training_pb2.Ready, version: Version
+    ) -> list[tuple[Worker, training_pb2.Setup]]:
+        """Who is to be set up now that this EnvRunner or evaluator has told its spaces.
+
+        Raises:
+            ValueError: its spaces are not those of the others.
+        """
+        spaces = Spaces(message.observation_space, message.action_space)
+        if self.spaces is not None and spaces != self.spaces:
+            raise ValueError(
+                f"{worker.worker_id} on {worker.host} has other spaces than the EnvRunners before "
+                f"it: {spaces.to_json()}, not {self.spaces.to_json()}. Do all hosts have the same "
+                "version of the environment?"
+            )
+        self.spaces = spaces
+        self.ready[worker.worker_id] = worker
+        self.had_runner = self.had_runner or worker.role == ENVRUNNER
+        waiting, self._waiting = self._waiting, {}
+        return [(learner, self._setup(learner, version)) for learner in waiting.values()]
+
+    def learner_ready(self, worker: Worker) -> None:
+        self.ready[worker.worker_id] = worker
+
+    def left(self, worker: Worker) -> None:
+        for table in (self.attached, self.ready, self._waiting):
+            if table.get(worker.worker_id) is worker:
+                del table[worker.worker_id]
+
+    def of_role(self, role: str) -> list[Worker]:
+        """Those that are ready."""
+        return [worker for worker in self.ready.values() if worker.role == role]
+
+    def learners_message(self, generation: int) -> training_pb2.Learners:
+        """For EnvRunners: where the learners are."""
+        return training_pb2.Learners(
+            generation=generation,
+            learners=[
+                training_pb2.Learners.Learner(
+                    worker_id=worker.worker_id,
+                    incarnation=worker.incarnation,
+                    addresses=worker.data_addresses,
+                )
+                for worker in self.of_role(LEARNER)
+            ],
+        )
+
+    def complete(self) -> bool:
+        """Whether there is what training needs."""
+        return bool(self.of_role(ENVRUNNER)) and bool(self.of_role(LEARNER))
+
+    def describe(self) -> str:
+        """For people who wait: who is here and who is not."""
+        parts = []
+        for role in (ENVRUNNER, LEARNER):
+            attached = sum(worker.role == role for worker in self.attached.values())
+            parts.append(f"{role}s: {attached} attached, {len(self.of_role(role))} ready")
+        return "; ".join(parts)
+
+    def _setup(self, worker: Worker, version: Version) -> training_pb2.Setup:
+        self._lives[worker.worker_id] += 1
+        life = self.first_life + self._lives[worker.worker_id]
+        setup = training_pb2.Setup(
+            config=json.dumps(self._config_for(worker.role)),
+            seed=worker_seed(self.config.driver.seed, worker.role, worker.index, life),
+            version=training_pb2.WeightsVersion(
+                generation=version.generation, update=version.update
+            ),
+        )
+        if worker.role == LEARNER and self.spaces is not None:
+            setup.observation_space.CopyFrom(self.spaces.observation)
+            setup.action_space.CopyFrom(self.spaces.action)
+        return setup
+
+    def _config_for(self, role: str) -> dict[str, object]:
+        config = self.config
+        module = msgspec.to_builtins(config.module)
+        if role == LEARNER:
+            learner = msgspec.to_builtins(config.learner)
+            return {"learner": learner, "module": module, "device": config.driver.devices}
+        env_runner = msgspec.to_builtins(config.env_runner)
+        if role == EVALUATOR:
+            rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)
+            env_runner["envs_per_runner"] = rows
+        return {"env_runner": env_runner, "module": module}

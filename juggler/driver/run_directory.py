@@ -1,0 +1,251 @@
+"""A run's directory: its configuration, metrics, summary, checkpoints and TensorBoard events."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import numpy as np
+import tomli_w
+
+from juggler.driver import checkpoints
+from juggler.driver.checkpoints import write_synced
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+CONFIG_FILE = "config.toml"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+
+
+class RunDirectoryError(Exception):
+    """A run directory that cannot be made, opened or written; the message says what to do."""
+
+
+class RunDirectory:
+    """Where a run writes. Made by `create` for a new run and by `open` for one that goes on.
+
+    - `config.toml`: the configuration;
+    - `metrics.jsonl`: one JSON object a line, whole lines only;
+    - `summary.json`: how the run ended;
+    - `checkpoints/`: see `juggler.driver.checkpoints`;
+    - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
+    """
+
+    def __init__(self, path: Path, metrics: BinaryIO) -> None:
+        self.path = path
+        self.checkpoints = path / checkpoints.DIRECTORY
+        self._metrics = metrics
+        self._events: RecordWriter | None = None  # made for the first line
+
+    @classmethod
+    def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
+        """Makes the directory of a new run.
+
+        Args:
+            path: the directory, which must be empty where it exists. None: a new one under runs/,
+                named after `name` and the time.
+            config: the run's flat configuration; `config.toml` leaves out what is None.
+            name: of the run, for people; any text.
+
+        Raises:
+            RunDirectoryError: the directory holds something already, or cannot be made.
+        """
+        try:
+            text = tomli_w.dumps(_without_none(config))
+        except (TypeError, ValueError) as error:
+            raise RunDirectoryError(f"the configuration does not go into TOML: {error}") from error
+        try:
+            if path is None:
+                path = _make_default(name)
+            elif path.exists() and not path.is_dir():
+                raise RunDirectoryError(f"{path} is a file; name another run directory")
+            elif path.exists() and any(path.iterdir()):
+                raise RunDirectoryError(
+                    f"the run directory {path} is not empty; name another one, "
+                    f"or go on with the run in it: juggler train --resume {path}"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+            write_synced(path / CONFIG_FILE, text.encode())
+            (path / checkpoints.DIRECTORY).mkdir()
+            metrics = (path / METRICS_FILE).open("xb", buffering=0)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
+        _lock(path, metrics)
+        return cls(path, metrics)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Opens the directory of a run that goes on. A half-written last metrics line is cut off.
+
+        Raises:
+            RunDirectoryError: this is no run directory, or it cannot be written.
+        """
+        if not (path / CONFIG_FILE).is_file():
+            what = f"has no {CONFIG_FILE}" if path.is_dir() else "is no directory"
+            raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
+        try:
+            (path / checkpoints.DIRECTORY).mkdir(exist_ok=True)
+            metrics = (path / METRICS_FILE).open("a+b", buffering=0)
+            _lock(path, metrics)
+            _cut_half_line(metrics)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
+        return cls(path, metrics)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Appends a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
+
+        Args:
+            line: what JSON can hold; numbers that are not finite become null. The scalars' step is
+                its `env_steps_sampled`, their tags are its keys, joined with "/".
+
+        Raises:
+            RunDirectoryError: the disk refuses; no half line is left.
+        """
+        plain = to_json(line)
+        content = memoryview(json.dumps(plain, allow_nan=False).encode() + b"\n")
+        before = self._metrics.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[self._metrics.write(content) :]
+        except OSError as error:
+            self._metrics.truncate(before)
+            raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
+        try:
+            self._append_events(plain)
+        except OSError as error:
+            self._close_events()  # a new file, rather than one with half a record in it
+            raise RunDirectoryError(f"cannot write events in {self.path}: {error}") from error
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`, whole or not at all.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
+        temporary = self.path / f".{SUMMARY_FILE}.tmp"
+        try:
+            write_synced(temporary, json.dumps(to_json(summary), indent=2).encode() + b"\n")
+            temporary.rename(self.path / SUMMARY_FILE)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RunDirectoryError(f"cannot write the summary in {self.path}: {error}") from error
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._close_events()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _close_events(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _append_events(self, line: dict[str, Any]) -> None:
+        # Here, since the import takes a tenth of a second that the start of a run can do without.
+        # TensorBoard's higher writers would import TensorFlow wherever it is installed.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
+        for tag, value in _scalars(line):
+            event.summary.value.add(tag=tag, simple_value=value)
+        if self._events is None:
+            now = time.time()
+            name = f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}"
+            self._events = RecordWriter((self.path / name).open("ab", buffering=0))
+            version = Event(wall_time=now, file_version="brain.Event:2")
+            # Of a run that goes on, TensorBoard forgets what it had after this step.
+            start = Event(
+                wall_time=now, step=event.step, session_log=SessionLog(status=SessionLog.START)
+            )
+            for first in (version, start):
+                self._events.write(first.SerializeToString())
+        self._events.write(event.SerializeToString())
+        self._events.flush()
+
+
+def to_json(value: Any) -> Any:
+    """The value as JSON has it: NumPy's numbers plain, what is not finite None, keys strings."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _without_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value is not None
+    }
+
+
+def _make_default(name: str) -> Path:
+    """A new directory under runs/."""
+    clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    stem = f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
+    attempt = 1
+    while True:
+        path = Path("runs") / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            attempt += 1
+
+
+def _lock(path: Path, metrics: BinaryIO) -> None:
+    """Keeps other processes out while the file is open."""
+    try:
+        fcntl.flock(metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        metrics.close()
+        raise RunDirectoryError(
+            f"another process is writing in {path}; stop that run before you go on with it"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+
+
+def _cut_half_line(file: BinaryIO) -> None:
+    """Whatever follows the last newline is what a killed run did not get to finish."""
+    file.seek(0)
+    end = file.read().rfind(b"\n") + 1
+    file.truncate(end)
+
+
+def _scalars(value: Any, tag: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a metrics line, each with the path to it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _scalars(item, f"{tag}/{key}" if tag else key)
+    elif isinstance(value, int | float):
+        yield tag, float(value)

@@ -1,0 +1,114 @@
+"""From a learner's state on the attach stream to a checkpoint on the disk."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.checkpoints import Checkpoint, CheckpointError, write
+from juggler.driver.config import RunConfig
+from juggler.driver.core import DriverCore
+from juggler.driver.metrics import Metrics
+from juggler.driver.restoring import counters_of
+from juggler.driver.roster import Spaces
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.v1 import training_pb2
+
+_STATE_LIMIT = 64 << 30  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """A checkpoint is on the disk, or `problem` says why it is not."""
+
+    path: Path | None
+    problem: str = ""
+
+
+class SnapshotWriter:
+    """Gathers one snapshot at a time, and writes it in a thread.
+
+    Attributes:
+        under_way: a snapshot was asked for and is not on the disk yet.
+        newest: the newest checkpoint that this run wrote.
+    """
+
+    def __init__(
+        self,
+        events: Mailbox[Any],
+        directory: Path,
+        config: RunConfig,
+        started: float,
+        newest: Path | None,
+    ) -> None:
+        self.under_way = False
+        self.newest = newest
+        self._events = events
+        self._directory = directory
+        self._config = config
+        self._started = started
+        self._reader = _new_reader()
+        self._counters: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """A snapshot has been asked for."""
+        self.under_way = True
+        self._counters = None
+        self._reader = _new_reader()
+
+    def take(self, chunk: bytes, core: DriverCore, metrics: Metrics, spaces: Spaces | None) -> None:
+        """The next chunk of the state.
+
+        A learner's answers come in order: when the first chunk comes, the books have every update
+        that the state has, and no other. The books as they are then complete the cut.
+
+        Raises:
+            WireError: the learner sent something else.
+        """
+        if self._counters is None:
+            wall_time = time.monotonic() - self._started
+            self._counters = counters_of(core, metrics, wall_time)
+        frame = self._reader.feed(chunk)
+        if frame is None:
+            return
+        version = frame.header.version
+        assert spaces is not None  # a learner is set up with them
+        assert isinstance(frame.tree, dict)
+        checkpoint = Checkpoint(
+            version=(version.generation, version.update),
+            tree=frame.tree,
+            extra=json.loads(frame.header.extra),
+            counters=self._counters,
+            config=self._config.flat(),
+            spaces=spaces.to_json(),
+        )
+        threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
+
+    def done(self, written: SnapshotWritten) -> None:
+        self.under_way = False
+        self.newest = written.path or self.newest
+
+    def abandon(self) -> None:
+        """Whoever was asked is gone."""
+        if self._counters is None:
+            self.under_way = False
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        try:
+            path = write(self._directory, checkpoint, self._config.driver.keep_checkpoints)
+        except CheckpointError as error:
+            self._events.put(SnapshotWritten(None, str(error)))
+        except BaseException as error:
+            self._events.put(SnapshotWritten(None, f"no checkpoint: {error!r}"))
+            raise
+        else:
+            self._events.put(SnapshotWritten(path))
+
+
+def _new_reader() -> FrameReader[training_pb2.StateHeader]:
+    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT))

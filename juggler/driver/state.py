@@ -1,0 +1,60 @@
+"""What the driver's core knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from juggler.driver.events import WorkerKey
+from juggler.driver.group import Group
+from juggler.driver.ledger import Batch, Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    batch_size: int
+    """Live steps in one update, over all learners of the group."""
+
+    max_staleness: int
+    """How many updates' worth of steps may be open at once. Asynchronous mode only."""
+
+    requests_per_runner: int = 2
+    """Requests that one runner may have and nobody has reported yet."""
+
+    max_updates_in_flight: int = 2
+    """Updates issued and not finished. Asynchronous mode only; the synchronous one has 1."""
+
+    num_learners: int = 1
+    """The first group forms when so many have joined."""
+
+    synchronous: bool = False
+    """Sample, wait for all, update, wait."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "batch_size",
+            "max_staleness",
+            "requests_per_runner",
+            "max_updates_in_flight",
+            "num_learners",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    worker: WorkerKey
+    steps_per_request: int
+    requested: dict[int, Batch] = field(default_factory=dict)  # that nobody has reported
+    booked: int = 0  # batches of this incarnation that were reported
+    in_line: bool = False  # for its next request
+
+
+@dataclass(slots=True)
+class State:
+    settings: CoreSettings
+    group: Group
+    ledger: Ledger
+    runners: dict[str, Runner] = field(default_factory=dict)
+    # By update id: the shares of those learners that have not answered yet.
+    updates: dict[int, dict[str, list[Batch]]] = field(default_factory=dict)

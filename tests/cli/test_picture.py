@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from juggler.cli.picture import PlotError, Run, _figure, _tick, plot, read_run
+
+
+def _line(steps: int, wall_time: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "env_steps_sampled": steps,
+        "wall_time": wall_time,
+        "steps_per_second": 1000.0,
+        "episode_return_mean": None if steps == 0 else steps / 10,
+        "evaluation_return_mean": None,
+        "staleness_mean": 0.5,
+        "staleness_max": 1,
+        **changes,
+    }
+
+
+def _write(path: Path, lines: list[Any]) -> Path:
+    path.mkdir(parents=True)
+    text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+    (path / "metrics.jsonl").write_text(text)
+    return path
+
+
+def _run(path: Path, lines: list[Any]) -> Run:
+    return read_run(_write(path, lines), path.name)
+
+
+def test_a_run_is_drawn_into_its_directory(tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", [_line(1000 * i, float(i)) for i in range(10)])
+    assert plot([run]) == run / "plot.png"
+    content = (run / "plot.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    assert width > height > 700
+
+
+def test_a_picture_of_several_runs_goes_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [_write(tmp_path / name, [_line(1000, 1.0), _line(2000, 2.0)]) for name in "ab"]
+    assert plot(runs, tmp_path / "both") == tmp_path / "both.png"
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "a" / "plot.png").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_every_panel_shows_every_run_over_steps_and_over_time(tmp_path: Path) -> None:
+    slow = _run(tmp_path / "slow", [_line(100 * i, float(i)) for i in range(200)])
+    fast = _run(
+        tmp_path / "fast", [_line(900 * i, float(i), steps_per_second=9e3) for i in range(90)]
+    )
+    figure = _figure([slow, fast])
+    panels = figure.get_axes()
+    assert [axes.get_xlabel() for axes in panels] == ["environment steps"] * 3 + ["time (min)"] * 3
+    assert [axes.get_ylabel() for axes in panels[:3]] == [
+        "mean return per episode",
+        "throughput (steps/s)",
+        "staleness (updates)",
+    ]
+    for axes, run in ((axes, run) for axes in panels for run in (slow, fast)):
+        scale = 60 if axes.get_xlabel() == "time (min)" else 1
+        key = "wall_time" if scale == 60 else "env_steps_sampled"
+        drawn = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
+        assert any(np.array_equal(x, run.columns[key] / scale) for x in drawn)
+    assert panels[1].get_ylim()[0] == 0
+    assert panels[1].get_ylim()[1] > 9000  # whoever was drawn first does not set the scale
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["slow", "fast"]
+
+
+def test_an_evaluation_is_one_point_however_many_lines_repeat_it(tmp_path: Path) -> None:
+    values = [None, 5.0, 5.0, 7.0, 7.0]
+    lines = [_line(i, float(i), evaluation_return_mean=value) for i, value in enumerate(values)]
+    figure = _figure([_run(tmp_path / "run", lines)])
+    points = figure.get_axes()[0].get_lines()[1]
+    assert np.asarray(points.get_xdata()).tolist() == [1.0, 3.0]
+    assert np.asarray(points.get_ydata()).tolist() == [5.0, 7.0]
+
+
+def test_broken_lines_are_left_out_counted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = json.dumps(_line(3, 3.0)).replace("3.0", "9" * 400)
+    lines = [
+        _line(1, 1.0),
+        '{"wall_time": 1.5, "env_st',
+        "[1, 2]",
+        "[" * 100_000,
+        "",
+        huge,
+        _line(2, "soon"),  # type: ignore[arg-type]
+        {"wall_time": 2.0},
+        _line(4, 4.0, episode_return_mean="high"),
+    ]
+    run = _write(tmp_path / "run", lines)
+    found = read_run(run, "run")
+    assert found.broken == 7
+    assert found.columns["env_steps_sampled"].tolist() == [1.0, 4.0]
+    assert np.isnan(found.columns["episode_return_mean"][1])
+    plot([run])
+    assert "left out 7 lines of" in capsys.readouterr().err
+
+
+def test_what_a_restored_run_does_again_counts_once(tmp_path: Path) -> None:
+    before = [_line(100 * i, float(i)) for i in range(6)]
+    again = [_line(100 * i, i - 3.0, staleness_mean=9.0) for i in range(3, 8)]
+    columns = _run(tmp_path / "run", before + again).columns
+    assert columns["env_steps_sampled"].tolist() == [0, 100, 200, 300, 300, 400, 500, 600, 700]
+    assert columns["wall_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
+    assert columns["staleness_mean"].tolist() == [0.5] * 4 + [9.0] * 5
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    runs = [_write(tmp_path / x / "run", [_line(1, 1.0)]) for x in "ab"]
+    names = [read_run(path, str(path)).name for path in runs]
+    assert plot(runs, tmp_path / "out.png").exists()
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [([], "it is empty"), (["{", "?"], "none of its 2 lines"), ([""], "none of its 1 lines")],
+)
+def test_a_run_without_metrics_is_an_error(tmp_path: Path, lines: list[str], reason: str) -> None:
+    run = _write(tmp_path / "run", lines)
+    with pytest.raises(PlotError, match=reason) as raised:
+        plot([run])
+    assert str(run) in str(raised.value)
+    assert not (run / "plot.png").exists()
+
+
+def test_a_path_that_is_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"has no metrics\.jsonl"):
+        plot([tmp_path])
+    with pytest.raises(PlotError, match="is no directory"):
+        plot([tmp_path / "nowhere"])
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(PlotError, match="cannot read"):
+        plot([tmp_path])
+    with pytest.raises(PlotError, match="at least one"):
+        plot([])
+
+
+@pytest.mark.parametrize("name", ["nowhere/plot.png", "plot.xyz"])
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path, name: str) -> None:
+    run = _write(tmp_path / "run", [_line(1, 1.0)])
+    with pytest.raises(PlotError, match="cannot write"):
+        plot([run], tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (950, "950"),
+        (10_000, "10k"),
+        (49_750, "49.75k"),
+        (1_250_000, "1.25M"),
+        (2e9, "2G"),
+        (-1500, "-1.5k"),
+    ],
+)
+def test_ticks_are_short(value: float, text: str) -> None:
+    assert _tick(value, 0) == text
+
+
+def test_plots_need_neither_torch_nor_pyplot(tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", [_line(1, 1.0)])
+    code = f"""
+import sys
+from pathlib import Path
+from juggler.cli.picture import plot
+assert "matplotlib" not in sys.modules
+plot([Path({str(run)!r})])
+assert not {{"torch", "matplotlib.pyplot"}} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

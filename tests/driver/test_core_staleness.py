@@ -1,0 +1,206 @@
+"""How old batches get, and what an event costs: the core among workers with scripted delays."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from itertools import count
+from random import Random
+
+import pytest
+
+from juggler.driver.core import DriverCore
+from juggler.driver.events import (
+    Arrived,
+    Command,
+    Event,
+    IssueUpdate,
+    LearnerJoined,
+    Request,
+    RunnerJoined,
+    SampleReceived,
+    UpdateFinished,
+    UsedBatch,
+    Version,
+)
+from juggler.driver.state import CoreSettings
+
+STEPS = 32  # of every batch
+
+
+class Simulation:
+    """Runners and learners that take their time. Time is a number here, nothing waits.
+
+    Args:
+        sample_seconds: what a runner needs for one batch, give or take `jitter` of it.
+        update_seconds: what the learners need for one update.
+        message_seconds: at most so long is any message or any weights on the way.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        runners: int,
+        sample_seconds: float,
+        update_seconds: float,
+        message_seconds: float,
+        jitter: float,
+        seed: int,
+    ) -> None:
+        self.core = DriverCore(settings)
+        self.sample_seconds = sample_seconds
+        self.update_seconds = update_seconds
+        self.message_seconds = message_seconds
+        self.jitter = jitter
+        self.random = Random(seed)
+        self.now = 0.0
+        self.busy_seconds = 0.0
+        self.staleness: list[int] = []
+        self._agenda: list[tuple[float, int, str, object]] = []
+        self._order = count()
+        self._requests: dict[str, deque[Request]] = {}  # in line at a runner
+        self._acting: dict[str, int] = {}  # the update whose weights a runner has got
+        self._acted: dict[int, int] = {}  # by batch: the update whose weights acted
+        self._updates: deque[IssueUpdate] = deque()
+        self._made = 0  # updates so far
+        for index in range(settings.num_learners):
+            self._tell(LearnerJoined(f"learner-{index}", "L"))
+        for index in range(runners):
+            self._requests[f"envrunner-{index}"] = deque()
+            self._acting[f"envrunner-{index}"] = 0
+            self._tell(RunnerJoined(f"envrunner-{index}", "R", STEPS))
+
+    def run(self, updates: int) -> None:
+        while self._made < updates:
+            self.now, _, what, about = heapq.heappop(self._agenda)
+            getattr(self, f"_{what}")(about)
+
+    def _at(self, delay: float, what: str, about: object) -> None:
+        heapq.heappush(self._agenda, (self.now + delay, next(self._order), what, about))
+
+    def _message(self) -> float:
+        return self.random.uniform(0.1, 1.0) * self.message_seconds
+
+    def _tell(self, event: Event) -> None:
+        for command in self.core.handle(event):
+            self._at(self._message(), "obey", command)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Request):
+            self._requests[command.runner].append(command)
+            if len(self._requests[command.runner]) == 1:
+                self._start_sampling(command.runner)
+        elif isinstance(command, IssueUpdate):
+            self._updates.append(command)
+            if len(self._updates) == 1:
+                self._start_update()
+
+    def _start_sampling(self, runner: str) -> None:
+        request = self._requests[runner][0]
+        self._acted[request.batch_id] = self._acting[runner]
+        factor = self.random.uniform(1 - self.jitter, 1 + self.jitter)
+        self._at(factor * self.sample_seconds, "sampled", request)
+
+    def _sampled(self, request: Request) -> None:
+        batch_id, version = request.batch_id, Version(1, self._acted[request.batch_id])
+        arrival = Arrived(request.learner, "L", batch_id, STEPS)
+        receipt = SampleReceived(batch_id, request.runner, "R", request.learner, STEPS, version)
+        self._at(self._message(), "tell", arrival)
+        self._at(self._message(), "tell", receipt)
+        self._requests[request.runner].popleft()
+        if self._requests[request.runner]:
+            self._start_sampling(request.runner)
+
+    def _start_update(self) -> None:
+        for share in self._updates[0].shares:
+            self.staleness += [self._made - self._acted[i] for i in share.batch_ids]
+        self.busy_seconds += self.update_seconds
+        self._at(self.update_seconds, "updated", self._updates[0])
+
+    def _updated(self, update: IssueUpdate) -> None:
+        self._made += 1
+        for runner in self._acting:
+            self._at(self._message(), "weights", (runner, self._made))
+        for learner, batch_ids in update.shares:
+            used = tuple(UsedBatch(batch_id, STEPS, 0) for batch_id in batch_ids)
+            version = Version(1, self._made)
+            answer = UpdateFinished(update.update_id, learner, "L", version, used)
+            self._at(self._message(), "tell", answer)
+        self._updates.popleft()
+        if self._updates:
+            self._start_update()
+
+    def _weights(self, about: tuple[str, int]) -> None:
+        runner, update = about
+        self._acting[runner] = max(self._acting[runner], update)
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3])
+@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+@pytest.mark.parametrize("update_seconds", [0.02, 0.2, 1.0])
+def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
+    learners: int, max_staleness: int, update_seconds: float
+) -> None:
+    """Whether the runners are the bottleneck, the learners, or neither."""
+    for seed in range(3):
+        simulation = Simulation(
+            CoreSettings(batch_size=384, max_staleness=max_staleness, num_learners=learners),
+            runners=8,
+            sample_seconds=0.1,
+            update_seconds=update_seconds,
+            message_seconds=0.005,
+            jitter=0.3,
+            seed=seed,
+        )
+        simulation.run(updates=150)
+        simulation.core.ledger.check()
+        assert simulation.core.ledger.duplicates == 0
+        assert max(simulation.staleness) <= max_staleness
+
+
+def test_a_slow_learner_never_waits_for_batches() -> None:
+    simulation = Simulation(
+        CoreSettings(batch_size=256, max_staleness=2),
+        runners=8,
+        sample_seconds=0.1,
+        update_seconds=0.4,
+        message_seconds=0.005,
+        jitter=0.3,
+        seed=0,
+    )
+    simulation.run(updates=200)
+    assert simulation.busy_seconds / simulation.now > 0.97
+
+
+def book_receipts(runners: int, receipts: int) -> float:
+    """CPU seconds for one receipt and the commands that follow, updates included."""
+    core = DriverCore(CoreSettings(batch_size=64 * STEPS, max_staleness=1 + runners // 16))
+    pending: deque[Command] = deque(core.handle(LearnerJoined("learner-0", "L")))
+    for index in range(runners):
+        pending.extend(core.handle(RunnerJoined(f"envrunner-{index}", "R", STEPS)))
+    booked, started = 0, time.process_time()
+    while booked < receipts:
+        command = pending.popleft()
+        if isinstance(command, Request):
+            batch_id, learner, version = command.batch_id, command.learner, command.at_least
+            arrival = Arrived(learner, "L", batch_id, STEPS)
+            receipt = SampleReceived(batch_id, command.runner, "R", learner, STEPS, version)
+            pending.extend(core.handle(arrival))
+            pending.extend(core.handle(receipt))
+            booked += 1
+        elif isinstance(command, IssueUpdate):
+            used = tuple(UsedBatch(batch_id, STEPS, 0) for batch_id in command.shares[0].batch_ids)
+            version = Version(1, command.update_id)
+            answer = UpdateFinished(command.update_id, "learner-0", "L", version, used)
+            pending.extend(core.handle(answer))
+    core.ledger.check()
+    assert core.num_runners == runners
+    return (time.process_time() - started) / booked
+
+
+def test_the_cost_of_a_receipt_does_not_grow_with_the_number_of_runners() -> None:
+    few = min(book_receipts(16, 2000) for _ in range(5))
+    many = min(book_receipts(256, 2000) for _ in range(5))
+    assert many < 1 / 5000
+    assert many < 3 * few  # a scan of all runners or batches would make it 16 times
