@@ -35,6 +35,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     from juggler.driver.config import ConfigError
     from juggler.driver.driver import RunFailed
     from juggler.driver.run_directory import RunDirectoryError
+    from juggler.runtime.actors.attachment import describe, explains_itself
     from juggler.runtime.actors.endpoints import EndpointError
 
     try:
@@ -48,6 +49,14 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"juggler {command}: interrupted twice, left at once", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not explains_itself(error):
+            raise
+        failure = describe(error)
+        print(
+            f"juggler {command}: {failure.message}\n{failure.traceback}".rstrip(), file=sys.stderr
+        )
+        return 1
 
 
 def process_started() -> float:

@@ -35,11 +35,9 @@ def _work(given: Arguments) -> int:
     from juggler.envrunner.program import EnvRunnerProgram
     from juggler.envrunner.worker import main
     from juggler.runtime.actors.endpoints import split_address
-    from juggler.runtime.actors.processes import set_title
     from juggler.runtime.actors.worker import Contact
 
     split_address(given.driver)
-    set_title("envrunner" if given.index < 0 else f"envrunner {given.index}")
     contact = Contact(
         address=given.driver,
         index=given.index,

@@ -44,11 +44,9 @@ def _work(given: Arguments) -> int:
     from juggler.learner.program import LearnerProgram
     from juggler.learner.worker import main
     from juggler.runtime.actors.endpoints import split_address
-    from juggler.runtime.actors.processes import set_title
     from juggler.runtime.actors.worker import Contact
 
     split_address(given.driver)
-    set_title("learner" if given.index < 0 else f"learner {given.index}")
     contact = Contact(
         address=given.driver,
         index=given.index,

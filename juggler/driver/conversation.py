@@ -20,6 +20,7 @@ from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Reported, Worker
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
@@ -146,7 +147,6 @@ class Conversation:
                 self._evaluated(_unpack(body, training_pb2.Evaluation()))
 
     def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
-        version = receipt.version
         self.happened(
             events.SampleReceived(
                 receipt.batch_id,
@@ -154,7 +154,7 @@ class Conversation:
                 worker.incarnation,
                 receipt.learner,
                 receipt.live_steps,
-                events.Version(version.generation, version.update),
+                Version.of(receipt.version),
                 receipt.dropped,
             )
         )
@@ -182,7 +182,7 @@ class Conversation:
             events.UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
             for batch in done.batches
         )
-        version = events.Version(done.version.generation, done.version.update)
+        version = Version.of(done.version)
         self.happened(
             events.UpdateFinished(
                 done.update_id, worker.worker_id, worker.incarnation, version, used
@@ -267,14 +267,11 @@ class Conversation:
     def _carry_out(self, command: events.Command) -> None:
         match command:
             case events.Request():
-                at_least = training_pb2.WeightsVersion(
-                    generation=command.at_least.generation, update=command.at_least.update
-                )
                 request = training_pb2.SampleRequest(
                     batch_id=command.batch_id,
                     learner=command.learner,
                     generation=command.generation,
-                    at_least=at_least,
+                    at_least=command.at_least.message(),
                 )
                 self.tell(command.runner, request)
             case events.IssueUpdate():

@@ -27,12 +27,12 @@ from juggler.driver.events import (
     StopRequested,
     UpdateFailed,
     UpdateFinished,
-    Version,
     WorkerKey,
 )
 from juggler.driver.group import Group, Learner
 from juggler.driver.ledger import Batch, Counters, Ledger
 from juggler.driver.state import CoreSettings, Runner, State
+from juggler.runtime.episodes.version import Version
 
 
 class DriverCore:
@@ -40,8 +40,7 @@ class DriverCore:
 
     Args:
         settings: what bounds requests and updates.
-        first_id: of the batches and updates of this core; a run that goes on continues above the
-            ids it has used (`next_id`).
+        first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
         generation: of the learner group before the first one of this core.
         update: with `generation`, the version that the learners' first weights have or exceed.
         counters: the books to go on from.
@@ -173,7 +172,6 @@ class DriverCore:
         runner.requested[batch.batch_id] = batch
         learner.open_steps += batch.steps
         self._admission.has_room(runner)
-        synchronous = self._state.settings.synchronous
         self._commands.append(
             Request(
                 runner=runner.worker.worker_id,
@@ -181,9 +179,20 @@ class DriverCore:
                 batch_id=batch.batch_id,
                 learner=learner.worker.worker_id,
                 generation=self._group.generation,
-                at_least=self.weights_version if synchronous else self._any_weights,
+                at_least=self._acceptable_weights(),
             )
         )
+
+    def _acceptable_weights(self) -> Version:
+        """The oldest that may act for a request that goes out now.
+
+        Asynchronously, one update behind the newest: admission lets at most max_staleness - 1
+        updates go before the batch, and so no weights that are late on their way make it stale.
+        """
+        newest = self.weights_version
+        if self._state.settings.synchronous or newest.update == 0:
+            return newest
+        return max(self._any_weights, newest._replace(update=newest.update - 1))
 
     def _sample_ended(self, event: SampleReceived | SampleFailed) -> None:
         worker = WorkerKey(event.runner, event.incarnation)
@@ -300,24 +309,23 @@ class DriverCore:
 
     def _runner_joined(self, event: RunnerJoined) -> None:
         worker = WorkerKey(event.runner, event.incarnation)
-        old = self._state.runners.get(event.runner)
-        if worker in self._gone or (old is not None and old.worker == worker):
-            self.ignored_events += 1
-            return
-        if old is not None:
-            self._left(old.worker)
-        runner = Runner(worker, event.steps_per_request)
-        self._state.runners[event.runner] = runner
-        self._admission.has_room(runner)
+        if self._is_new(worker, self._state.runners.get(event.runner)):
+            runner = Runner(worker, event.steps_per_request)
+            self._state.runners[event.runner] = runner
+            self._admission.has_room(runner)
 
     def _learner_joined(self, worker: WorkerKey) -> None:
-        old = self._group.named(worker.worker_id)
-        if worker in self._gone or (old is not None and old.worker == worker):
+        if self._is_new(worker, self._group.named(worker.worker_id)):
+            self._group.join(worker)
+
+    def _is_new(self, worker: WorkerKey, current: Runner | Learner | None) -> bool:
+        """Whoever had the id of a new worker until now is gone."""
+        if worker in self._gone or (current is not None and current.worker == worker):
             self.ignored_events += 1
-            return
-        if old is not None:
-            self._left(old.worker)
-        self._group.join(worker)
+            return False
+        if current is not None:
+            self._left(current.worker)
+        return True
 
     def _left(self, worker: WorkerKey) -> None:
         self._gone.add(worker)

@@ -12,23 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from juggler.runtime.episodes.version import Version
+
 #: Why steps that were sampled are never trained on.
 DROP_REASONS = (
     "stale",  # too many updates since their weights acted
     "refused",  # the learner did not take the batch
     "nonfinite",  # NaN or infinity in the batch or in its gradients
     "learner_lost",  # the learner that had the batch is gone
-    "runner_lost",  # the envrunner that had the batch is gone
     "restart",  # in flight at a checkpoint, or let go by a learner that started anew
     "shutdown",  # never needed before the run ended
 )
-
-
-class Version(NamedTuple):
-    """Of weights: compared in this order, and never goes backwards."""
-
-    generation: int  # of the learner group that made them
-    update: int
 
 
 class WorkerKey(NamedTuple):

@@ -10,11 +10,11 @@ import msgspec
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.config import RunConfig
-from juggler.driver.events import Version
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
 
@@ -126,9 +126,7 @@ class Roster:
         setup = training_pb2.Setup(
             config=json.dumps(self._config_for(worker.role)),
             seed=worker_seed(self.config.driver.seed, worker.role, worker.index, life),
-            version=training_pb2.WeightsVersion(
-                generation=version.generation, update=version.update
-            ),
+            version=version.message(),
         )
         if worker.role == LEARNER and self.spaces is not None:
             setup.observation_space.CopyFrom(self.spaces.observation)

@@ -26,7 +26,8 @@ from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.modules.catalog import build_module
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.weights import Version, Weights, WeightsSubscription
+from juggler.runtime.modules.weights import Weights, WeightsSubscription
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2

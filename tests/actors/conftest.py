@@ -1,59 +1,10 @@
-"""A hub on a Unix socket, and workers that attach to it from this process."""
-
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from juggler.runtime.actors.attachment import Attachment, new_incarnation
-from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.mailbox import Mailbox
-
-
-class World:
-    """A hub, what it says, and the attachments made to it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.events: Mailbox[Any] = Mailbox()
-        self.seen: list[Any] = []
-        self.address = f"unix:{directory / 'hub.sock'}"
-        self._attachments: list[Attachment] = []
-        self.hub: Hub
-
-    def start(self, **settings: Any) -> None:
-        settings = {"run_id": "run", "roles": ("worker", "other"), **settings}
-        self.hub = Hub(HubSettings(**settings), self.events)
-        self.hub.start([self.address])
-
-    def attach(self, role: str = "worker", index: int = -1, **options: Any) -> Attachment:
-        inbox: Mailbox[Any] = options.pop("inbox", Mailbox())
-        incarnation = options.pop("incarnation", new_incarnation())
-        attachment = Attachment(self.address, role, index, incarnation, inbox, **options)
-        self._attachments.append(attachment)
-        return attachment
-
-    def wait_for(self, kind: type, seconds: float = 10.0) -> Any:
-        """The next event of a kind; others that come before it are kept in `seen`."""
-        return self.wait_until(lambda event: isinstance(event, kind), seconds)
-
-    def wait_until(self, wanted: Callable[[Any], bool], seconds: float = 10.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for index, event in enumerate(self.seen):
-                if wanted(event):
-                    return self.seen.pop(index)
-            self.seen.extend(self.events.gather(deadline - time.monotonic()))
-        raise AssertionError(f"it did not come within {seconds} s; came: {self.seen}")
-
-    def close(self) -> None:
-        for attachment in self._attachments:
-            attachment.close()
-        if hasattr(self, "hub"):
-            self.hub.close()
+from hub_world import World
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import World
+from hub_world import World
 
 from juggler.runtime.actors import hub as hub_module
 from juggler.runtime.actors.attachment import (

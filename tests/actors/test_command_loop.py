@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from conftest import World
+from hub_world import World
 
 from juggler.runtime.actors.hub import Joined, Replied
 from juggler.runtime.actors.mailbox import Mailbox

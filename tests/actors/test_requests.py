@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import World
+from hub_world import World
 
 from juggler.runtime.actors.hub import Joined, Left, Replied
 from juggler.runtime.actors.requests import CapReached, RequestPool

@@ -1,13 +1,14 @@
-"""The processes around a driver core, as fakes; and what must hold whatever they do.
+"""A driver core among fake processes, and what must hold whatever they do.
 
-Messages from workers to the core wait in `pending`, for a test to deliver in any order, twice, or
-after their sender's death. The world keeps books of its own, from messages alone.
+A test delivers the messages of the processes in any order, twice, or after their sender's death.
+The world keeps books of its own, from messages alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from core_fakes import FakeLearner, FakeRunner, Processes
 
 from juggler.driver.core import DriverCore
 from juggler.driver.events import (
@@ -26,36 +27,18 @@ from juggler.driver.events import (
     SampleReceived,
     UpdateFailed,
     UpdateFinished,
-    UsedBatch,
-    Version,
     WorkerKey,
 )
 from juggler.driver.group import worker_order
 from juggler.driver.state import CoreSettings
+from juggler.runtime.episodes.version import Version
 
 
-@dataclass
-class FakeRunner:
-    worker: WorkerKey
-    steps: int
-    requests: deque[Request] = field(default_factory=deque)
-
-
-@dataclass
-class FakeLearner:
-    worker: WorkerKey
-    version: Version
-    batches: dict[int, int] = field(default_factory=dict)  # batch id -> live steps
-    commands: deque[Command] = field(default_factory=deque)
-
-
-class World:
+class World(Processes):
     def __init__(self, settings: CoreSettings) -> None:
+        super().__init__()
         self.settings = settings
         self.core = DriverCore(settings)
-        self.runners: dict[str, FakeRunner] = {}
-        self.learners: dict[str, FakeLearner] = {}
-        self.pending: list[Event] = []
         self.delivered: list[Event] = []
         self.group: tuple[str, ...] = ()
         self.generation = 0
@@ -81,76 +64,6 @@ class World:
         worker = self._new_worker(f"learner-{index}")
         self.learners[worker.worker_id] = FakeLearner(worker, Version(0, 0))
         self.deliver(LearnerJoined(worker.worker_id, worker.incarnation))
-
-    def kill(self, worker_id: str, survivors: int) -> None:
-        """The process is gone; `survivors` of its last messages are still on their way."""
-        if (runner := self.runners.pop(worker_id, None)) is not None:
-            left: Event = RunnerLeft(*runner.worker, "killed")
-            incarnation = runner.worker.incarnation
-        else:
-            learner = self.learners.pop(worker_id)
-            left = LearnerLeft(*learner.worker, "killed")
-            incarnation = learner.worker.incarnation
-        sent = [event for event in self.pending if event.incarnation == incarnation]
-        lost = {id(event) for event in sent[survivors:]}
-        self.pending = [event for event in self.pending if id(event) not in lost]
-        self.pending.append(left)
-
-    def sample(self, worker_id: str, live_steps: int, outcome: str) -> None:
-        """A runner does its next request. Outcome: failed, sent, or a reason to drop the batch."""
-        runner = self.runners[worker_id]
-        request = runner.requests.popleft()
-        if outcome == "failed":
-            self.pending.append(SampleFailed(request.batch_id, *runner.worker))
-            return
-        learner = self.learners.get(request.learner)
-        if outcome == "sent" and learner is None:
-            outcome = "learner_lost"
-        if outcome == "sent":
-            learner.batches[request.batch_id] = live_steps
-            self.pending.append(Arrived(*learner.worker, request.batch_id, live_steps))
-        self.pending.append(
-            SampleReceived(
-                batch_id=request.batch_id,
-                runner=runner.worker.worker_id,
-                incarnation=runner.worker.incarnation,
-                learner=request.learner,
-                live_steps=live_steps,
-                version=request.at_least,
-                dropped="" if outcome == "sent" else outcome,
-            )
-        )
-
-    def work(self, worker_id: str, outcome: str) -> None:
-        """A learner does its next command.
-
-        Outcome of an update: trained, failed, forgotten (the first batch of the share is not in the
-        answer), or the reason why that batch is dropped.
-        """
-        learner = self.learners[worker_id]
-        command = learner.commands.popleft()
-        if isinstance(command, Discard):
-            for batch_id in command.batch_ids:
-                learner.batches.pop(batch_id, None)
-        elif isinstance(command, FormGroup):
-            newest = max(other.version.update for other in self.learners.values())
-            learner.version = Version(command.generation, newest)
-        elif isinstance(command, IssueUpdate):
-            if outcome == "failed":
-                event: Event = UpdateFailed(command.update_id, *learner.worker, "a peer is gone")
-            else:
-                event = self._update(learner, command, outcome)
-            self.pending.append(event)
-
-    def _update(self, learner: FakeLearner, command: IssueUpdate, outcome: str) -> Event:
-        ids = dict(command.shares)[learner.worker.worker_id]
-        used = [UsedBatch(batch_id, learner.batches.pop(batch_id), 0) for batch_id in ids]
-        if outcome == "forgotten":
-            del used[0]
-        elif outcome != "trained":
-            used[0] = used[0]._replace(dropped=outcome)
-        learner.version = learner.version._replace(update=learner.version.update + 1)
-        return UpdateFinished(command.update_id, *learner.worker, learner.version, tuple(used))
 
     def _new_worker(self, worker_id: str) -> WorkerKey:
         self._incarnations += 1
@@ -210,6 +123,9 @@ class World:
 
     def _updates_in_flight(self) -> int:
         return sum(map(bool, self.waiting.values()))
+
+    def _updates_closed(self) -> int:
+        return len(self.waiting) - self._updates_in_flight()
 
     def _reported(self, batch_id: int, live_steps: int | None) -> None:
         request = self.requests[batch_id]
@@ -337,13 +253,13 @@ class World:
     # A world without faults.
 
     def run(self, until_updates: int, max_rounds: int = 200) -> None:
-        """Everybody does what it is told to, until so many more updates were trained on."""
-        goal = self.core.weights_version.update + until_updates
+        """Everybody does what it is told to, until so many more updates were made."""
+        goal = self._updates_closed() + until_updates
         for _ in range(max_rounds):
             while self.pending:
                 self.deliver_next()
             self.check()
-            if self.core.weights_version.update >= goal:
+            if self._updates_closed() >= goal:
                 return
             for runner in self.runners.values():
                 while runner.requests:

@@ -145,7 +145,7 @@ class CoreMachine(RuleBasedStateMachine):
             for index in range(world.settings.num_learners):
                 if not world.core.members and f"learner-{index}" not in world.learners:
                     world.start_learner(index)
-            world.run(until_updates=3)
+            world.run(until_updates=5)
         _end(world)
 
 
@@ -181,7 +181,7 @@ class SynchronousMachine(CoreMachine):
 TestAsynchronousCore = CoreMachine.TestCase
 TestSynchronousCore = SynchronousMachine.TestCase
 TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None
+    max_examples=250, stateful_step_count=40, deadline=None
 )
 
 

@@ -22,9 +22,9 @@ from juggler.driver.events import (
     SampleReceived,
     UpdateFinished,
     UsedBatch,
-    Version,
 )
 from juggler.driver.state import CoreSettings
+from juggler.runtime.episodes.version import Version
 
 STEPS = 32  # of every batch
 

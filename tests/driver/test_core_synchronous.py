@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from core_steps import only, receipt
+
 from juggler.driver.core import DriverCore
 from juggler.driver.events import (
     Command,
@@ -13,13 +15,12 @@ from juggler.driver.events import (
     Request,
     RunnerJoined,
     RunnerLeft,
-    SampleReceived,
     Share,
     UpdateFinished,
     UsedBatch,
-    Version,
 )
 from juggler.driver.state import CoreSettings
+from juggler.runtime.episodes.version import Version
 
 
 def start(
@@ -40,17 +41,7 @@ def start(
     commands: list[Command] = []
     for index in range(learners):
         commands += core.handle(LearnerJoined(f"learner-{index}", "L"))
-    return core, requests_in(commands)
-
-
-def requests_in(commands: list[Command]) -> list[Request]:
-    return [command for command in commands if isinstance(command, Request)]
-
-
-def receipt(request: Request, steps: int, dropped: str = "") -> SampleReceived:
-    return SampleReceived(
-        request.batch_id, request.runner, "R", request.learner, steps, request.at_least, dropped
-    )
+    return core, only(Request, commands)
 
 
 def deliver(core: DriverCore, requests: list[Request], steps: int) -> list[Command]:
@@ -126,7 +117,7 @@ def test_the_next_round_waits_for_the_update_and_asks_for_its_weights() -> None:
     (update,) = deliver(core, requests, 50)
     assert isinstance(update, IssueUpdate)
     assert core.handle(RunnerJoined("envrunner-2", "R", 50)) == []
-    following = requests_in(finish(core, update, number=1))
+    following = only(Request, finish(core, update, number=1))
     assert [r.runner for r in following] == [f"envrunner-{i}" for i in range(3)]
     assert {r.at_least for r in following} == {Version(1, 1)}
 
@@ -156,7 +147,7 @@ def test_a_learner_that_got_nothing_has_its_share_asked_for_anew() -> None:
     core, requests = start(runners=2, steps=50, learners=2)
     assert [r.learner for r in requests] == ["learner-0", "learner-1"]
     core.handle(receipt(requests[0], 50))
-    again = requests_in(core.handle(receipt(requests[1], 50, dropped="refused")))
+    again = only(Request, core.handle(receipt(requests[1], 50, dropped="refused")))
     assert {r.learner for r in again} == {"learner-1"}
     (update,) = deliver(core, again, 50)
     assert isinstance(update, IssueUpdate)
@@ -171,6 +162,15 @@ def test_what_was_planned_for_a_lost_learner_goes_to_the_others() -> None:
     while requests:
         learners += [r.learner for r in requests]
         commands = deliver(core, requests, 25)
-        requests = requests_in(commands)
+        requests = only(Request, commands)
     assert learners == ["learner-0"] * 4
     assert [type(command) for command in commands] == [IssueUpdate]
+
+
+def test_what_was_planned_for_the_earlier_process_of_a_learner_is_not_lost_with_it() -> None:
+    core, requests = start(runners=1, steps=25, learners=2, cap=1)
+    core.handle(LearnerJoined("learner-1", "M"))
+    while requests:
+        requests = only(Request, deliver(core, requests, 25))
+    assert core.ledger.sampled == 100
+    assert sum(core.ledger.dropped.values()) == 0

@@ -50,23 +50,24 @@ def new_incarnation() -> str:
     return secrets.token_hex(8)
 
 
-def describe(error: BaseException) -> attach_pb2.Failure:
-    """An exception as a message: one line for people, and the whole traceback.
+def explains_itself(error: BaseException) -> bool:
+    """Whether an exception says all that its reader needs, so that where it was raised does not.
 
-    An exception that stands for another one, of another process say, has that one's traceback as
-    `traceback`. A ValueError of Juggler's own says what is wrong with what it was given, and
-    where it was raised is of no use to anybody.
+    Such are a ValueError that Juggler itself raised about what it was given, and an exception that
+    stands for another one, whose traceback it has as `traceback`.
     """
-    text = getattr(error, "traceback", "") or "".join(traceback.format_exception(error))
-    lines = str(error).strip().splitlines() or [""]
-    if isinstance(error, ValueError) and _raised_by_juggler(error):
-        return attach_pb2.Failure(message=lines[0], traceback="\n".join(lines[1:]))
-    return attach_pb2.Failure(message=f"{type(error).__name__}: {lines[0]}", traceback=text)
+    if isinstance(error, ValueError):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("juggler.")
+    return isinstance(getattr(error, "traceback", None), str)
 
 
-def _raised_by_juggler(error: BaseException) -> bool:
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("juggler.")
+def describe(error: BaseException) -> attach_pb2.Failure:
+    """An exception as a message: one line for people, and a traceback where that helps."""
+    line, _, rest = str(error).strip().partition("\n")
+    if not explains_itself(error):
+        rest, line = "".join(traceback.format_exception(error)), f"{type(error).__name__}: {line}"
+    return attach_pb2.Failure(message=line, traceback=getattr(error, "traceback", "") or rest)
 
 
 class Attachment:
@@ -166,9 +167,9 @@ class Attachment:
         with self._outgoing:
             self._over = True
             self._outgoing.notify()
-        deadline = time.monotonic() + 2.0
-        while self._call.is_active() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        ended = threading.Event()
+        if self._call.add_callback(ended.set):  # False: it has ended already
+            ended.wait(timeout=2.0)
         self.close()
 
     @contextmanager

@@ -183,7 +183,10 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
-        first = await context.read()
+        try:
+            first = await asyncio.wait_for(context.read(), self._settings.silence_seconds)
+        except TimeoutError:
+            return
         if first is grpc.aio.EOF:
             return
         worker, refusal = self._admit(first)

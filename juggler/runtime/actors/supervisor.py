@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess

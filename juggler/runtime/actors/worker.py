@@ -23,6 +23,7 @@ from juggler.runtime.actors.attachment import (
 )
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processes import set_title
 from juggler.runtime.wire.v1 import attach_pb2
 
 M = TypeVar("M", bound=Message)
@@ -93,6 +94,7 @@ def attach_and_run(
     except (AttachError, EndpointError) as error:
         print(f"juggler {role}: {error}", file=sys.stderr)
         sys.exit(1)
+    set_title(attachment.worker_id.replace("-", " "))
     body = make(attachment, inbox)
     try:
         reason, failure = body.run(), None

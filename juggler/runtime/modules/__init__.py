@@ -1,0 +1,1 @@
+"""RLModules: policies and value functions, their action distributions and default models."""

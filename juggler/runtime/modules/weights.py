@@ -1,0 +1,167 @@
+"""Weights from a learner to its envrunners: the stream's two ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import episodes_pb2
+
+SUBSCRIBE_METHOD = "/juggler.v1.Weights/Subscribe"
+_SERVICE, _METHOD = SUBSCRIBE_METHOD.strip("/").split("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Parameters and buffers: a tree module id -> name -> array, read-only."""
+
+    version: Version
+    tree: Tree
+
+
+class WeightsPublisher:
+    """The learner's end: serializes a version once, and streams the newest to every subscriber."""
+
+    def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
+        self._why_refused = why_refused
+        self._condition = threading.Condition()
+        self._version = Version(0, 0)
+        self._chunks: list[bytes] = []
+        self._closed = False
+
+    def publish(self, version: Version, tree: Tree) -> None:
+        """Copies the tree before it returns. A version older than the newest is an error."""
+        header = episodes_pb2.WeightsHeader(version=version.message())
+        chunks = list(encode_frame(header, tree, digest=True))
+        with self._condition:
+            if self._chunks and version <= self._version:
+                raise ValueError(f"weights version {version} comes after {self._version}")
+            self._version, self._chunks = version, chunks
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        self._wake()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To add to a server."""
+        subscribe: grpc.RpcMethodHandler[episodes_pb2.Subscription, bytes]
+        subscribe = grpc.unary_stream_rpc_method_handler(
+            self._subscribe,
+            request_deserializer=episodes_pb2.Subscription.FromString,
+            response_serializer=None,  # chunks are bytes already
+        )
+        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
+
+    def _subscribe(
+        self, _: episodes_pb2.Subscription, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        if refusal := self._why_refused(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        context.add_callback(self._wake)  # a subscriber that goes frees its thread
+        sent = Version(-1, -1)
+        while True:
+            with self._condition:
+                while not self._chunks or self._version == sent:
+                    if self._closed or not context.is_active():
+                        return
+                    self._condition.wait()
+                sent, chunks = self._version, self._chunks
+            yield from chunks
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+
+class WeightsSubscription:
+    """The envrunner's end: a thread that always holds the newest weights it was sent.
+
+    Dials again, every `retry_seconds`, when the stream breaks; until `close`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metadata: CallMetadata,
+        subscriber: str,
+        limits: Limits,
+        retry_seconds: float = 0.5,
+    ) -> None:
+        self._address = address
+        self._metadata = metadata
+        self._subscriber = subscriber
+        self._limits = limits
+        self._retry_seconds = retry_seconds
+        self._condition = threading.Condition()
+        self._newest: Weights | None = None
+        self._closed = threading.Event()
+        self._error = ""
+        self._channel = dial(address)
+        threading.Thread(target=self._receive, name="weights", daemon=True).start()
+
+    @property
+    def newest(self) -> Weights | None:
+        return self._newest
+
+    def wait_for(self, version: Version, timeout: float) -> Weights:
+        """The newest weights, as soon as they are at least `version`.
+
+        Raises:
+            TimeoutError: they did not come in time; says what was seen last.
+        """
+        with self._condition:
+            if not self._condition.wait_for(
+                lambda: self._newest is not None and self._newest.version >= version, timeout
+            ):
+                seen = self._newest.version if self._newest else "none"
+                raise TimeoutError(
+                    f"no weights of version {tuple(version)} from the learner at {self._address} "
+                    f"within {timeout:.0f} s (newest: {seen}). {self._error}"
+                )
+            assert self._newest is not None
+            return self._newest
+
+    def close(self) -> None:
+        self._closed.set()
+        self._channel.close()
+
+    def _receive(self) -> None:
+        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
+        subscribe = self._channel.unary_stream(
+            SUBSCRIBE_METHOD,
+            request_serializer=episodes_pb2.Subscription.SerializeToString,
+            response_deserializer=None,
+        )
+        while not self._closed.is_set():
+            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits)
+            try:
+                request = episodes_pb2.Subscription(subscriber=self._subscriber)
+                for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):
+                    frame = reader.feed(message)
+                    if frame is not None:
+                        self._take(Weights(Version.of(frame.header.version), frame.tree))
+            except grpc.RpcError as error:
+                self._error = str(error.details() if hasattr(error, "details") else error)
+            except WireError as error:
+                self._error = f"bad weights: {error}"
+            except ValueError:
+                return  # the channel was closed
+            self._closed.wait(self._retry_seconds)
+
+    def _take(self, weights: Weights) -> None:
+        with self._condition:
+            # A learner that restarted may offer older weights; nobody goes back to them.
+            if self._newest is None or weights.version > self._newest.version:
+                self._newest = weights
+                self._condition.notify_all()

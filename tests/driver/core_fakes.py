@@ -1,0 +1,119 @@
+"""Envrunner and learner processes as fakes: what they do with commands, and what they send."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from juggler.driver.events import (
+    Arrived,
+    Command,
+    Discard,
+    Event,
+    FormGroup,
+    IssueUpdate,
+    LearnerLeft,
+    Request,
+    RunnerLeft,
+    SampleFailed,
+    SampleReceived,
+    UpdateFailed,
+    UpdateFinished,
+    UsedBatch,
+    WorkerKey,
+)
+from juggler.runtime.episodes.version import Version
+
+
+@dataclass
+class FakeRunner:
+    worker: WorkerKey
+    steps: int
+    requests: deque[Request] = field(default_factory=deque)
+
+
+@dataclass
+class FakeLearner:
+    worker: WorkerKey
+    version: Version
+    batches: dict[int, int] = field(default_factory=dict)  # batch id -> live steps
+    commands: deque[Command] = field(default_factory=deque)
+
+
+class Processes:
+    """The processes that are alive, and their messages on the way to the core."""
+
+    def __init__(self) -> None:
+        self.runners: dict[str, FakeRunner] = {}
+        self.learners: dict[str, FakeLearner] = {}
+        self.pending: list[Event] = []
+
+    def kill(self, worker_id: str, survivors: int) -> None:
+        """The process is gone; `survivors` of its last messages are still on their way."""
+        if (runner := self.runners.pop(worker_id, None)) is not None:
+            left: Event = RunnerLeft(*runner.worker, "killed")
+            incarnation = runner.worker.incarnation
+        else:
+            learner = self.learners.pop(worker_id)
+            left = LearnerLeft(*learner.worker, "killed")
+            incarnation = learner.worker.incarnation
+        sent = [event for event in self.pending if event.incarnation == incarnation]
+        lost = {id(event) for event in sent[survivors:]}
+        self.pending = [event for event in self.pending if id(event) not in lost]
+        self.pending.append(left)
+
+    def sample(self, worker_id: str, live_steps: int, outcome: str) -> None:
+        """A runner does its next request. Outcome: failed, sent, or a reason to drop the batch."""
+        runner = self.runners[worker_id]
+        request = runner.requests.popleft()
+        if outcome == "failed":
+            self.pending.append(SampleFailed(request.batch_id, *runner.worker))
+            return
+        learner = self.learners.get(request.learner)
+        if outcome == "sent" and learner is None:
+            outcome = "learner_lost"
+        if outcome == "sent":
+            learner.batches[request.batch_id] = live_steps
+            self.pending.append(Arrived(*learner.worker, request.batch_id, live_steps))
+        self.pending.append(
+            SampleReceived(
+                batch_id=request.batch_id,
+                runner=runner.worker.worker_id,
+                incarnation=runner.worker.incarnation,
+                learner=request.learner,
+                live_steps=live_steps,
+                version=request.at_least,
+                dropped="" if outcome == "sent" else outcome,
+            )
+        )
+
+    def work(self, worker_id: str, outcome: str) -> None:
+        """A learner does its next command.
+
+        Outcome of an update: trained, failed, forgotten (the first batch of the share is not in the
+        answer), or the reason why that batch is dropped.
+        """
+        learner = self.learners[worker_id]
+        command = learner.commands.popleft()
+        if isinstance(command, Discard):
+            for batch_id in command.batch_ids:
+                learner.batches.pop(batch_id, None)
+        elif isinstance(command, FormGroup):
+            newest = max(other.version.update for other in self.learners.values())
+            learner.version = Version(command.generation, newest)
+        elif isinstance(command, IssueUpdate):
+            if outcome == "failed":
+                event: Event = UpdateFailed(command.update_id, *learner.worker, "a peer is gone")
+            else:
+                event = self._update(learner, command, outcome)
+            self.pending.append(event)
+
+    def _update(self, learner: FakeLearner, command: IssueUpdate, outcome: str) -> Event:
+        ids = dict(command.shares)[learner.worker.worker_id]
+        used = [UsedBatch(batch_id, learner.batches.pop(batch_id), 0) for batch_id in ids]
+        if outcome == "forgotten":
+            del used[0]
+        elif outcome != "trained":
+            used[0] = used[0]._replace(dropped=outcome)
+        learner.version = learner.version._replace(update=learner.version.update + 1)
+        return UpdateFinished(command.update_id, *learner.worker, learner.version, tuple(used))

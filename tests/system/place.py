@@ -1,0 +1,193 @@
+"""Runs of the real command, in a place of their own, checked for what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Place:
+    """A directory, and the processes that were started in it and all that they started."""
+
+    def __init__(self) -> None:
+        # Short, as a terminal's would be: Unix sockets have a limit.
+        self.path = Path(tempfile.mkdtemp(prefix="jt-"))
+        self._temporary = self.path / "tmp"
+        self._temporary.mkdir()
+        self._segments = set(os.listdir("/dev/shm"))
+        self._started: list[subprocess.Popen[str]] = []
+        self._count = 0
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.write_text(text)
+        return path
+
+    def start(self, *arguments: object, **variables: str) -> Command:
+        """`juggler ARGUMENTS` here, in a process group of its own as a shell would make it."""
+        return self.start_program(
+            [sys.executable, "-m", "juggler", *map(str, arguments)], **variables
+        )
+
+    def start_program(self, program: list[str], **variables: str) -> Command:
+        self._count += 1
+        output = self.path / f"output-{self._count}"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self._temporary),
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.path}",
+            **variables,
+        }
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                program,
+                cwd=self.path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return Command(process, output)
+
+    def run(self, *arguments: object, seconds: float = 90, **variables: str) -> Command:
+        """The same, to its end."""
+        command = self.start(*arguments, **variables)
+        command.wait(seconds)
+        return command
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started here, directly or not, and still runs."""
+        sessions = {process.pid for process in self._started}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if os.getsid(process.pid) in sessions:
+                    found.append(process)
+        return found
+
+    def worker(self, title: str, seconds: float = 30) -> psutil.Process:
+        """The process of that title, as soon as there is one."""
+
+        def find() -> psutil.Process | None:
+            for process in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    if " ".join(process.cmdline()).strip() == f"juggler: {title}":
+                        return process
+            return None
+
+        found: psutil.Process = eventually(find, seconds, f"no process 'juggler: {title}'")
+        return found
+
+    def assert_nothing_is_left(self) -> None:
+        eventually(
+            lambda: not self.processes(),
+            2.0,
+            lambda: f"left behind: {[(p.pid, p.cmdline()) for p in self.processes()]}",
+        )
+        assert list(self._temporary.iterdir()) == []
+        left = set(os.listdir("/dev/shm")) - self._segments
+        assert not {name for name in left if not name.startswith("sem.mp")}, left
+
+    def close(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for started in self._started:
+            started.wait()
+        shutil.rmtree(self.path)
+
+
+class Command:
+    """A command that runs or has run."""
+
+    def __init__(self, process: subprocess.Popen[str], output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def status(self) -> int | None:
+        return self.process.poll()
+
+    def wait(self, seconds: float) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self.output}") from None
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until the output says so, while the command runs."""
+        eventually(
+            lambda: text in self.output or self.status is not None,
+            seconds,
+            lambda: f"never said {text!r}:\n{self.output}",
+        )
+        assert text in self.output, self.output
+
+    def interrupt(self) -> None:
+        """What a terminal does on Ctrl-C: the signal goes to everybody in the group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+def eventually(
+    what: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = ""
+) -> Any:
+    """What `what` gives as soon as that is something."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if result := what():
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(otherwise() if callable(otherwise) else otherwise)
+        time.sleep(0.02)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
+
+
+def assert_books_balance(run_dir: Path) -> None:
+    """sampled = trained + dropped + in flight, in every line."""
+    lines = [*metrics(run_dir), summary(run_dir)]
+    for line in lines:
+        dropped = sum(line["env_steps_dropped"].values())
+        accounted = line["env_steps_trained"] + dropped + line["env_steps_in_flight"]
+        assert line["env_steps_sampled"] == accounted, line
+    assert lines[-1]["env_steps_in_flight"] == 0
+
+
+def trained_steps(run_dir: Path) -> int:
+    """So far, while the run goes on."""
+    try:
+        lines = metrics(run_dir)
+    except (OSError, json.JSONDecodeError):
+        return 0
+    return int(lines[-1]["env_steps_trained"]) if lines else 0

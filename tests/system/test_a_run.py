@@ -1,0 +1,128 @@
+"""A run from its command to its summary."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+
+from place import Place, assert_books_balance, metrics, summary
+
+LINE_KEYS = {
+    "wall_time",
+    "env_steps_sampled",
+    "env_steps_trained",
+    "env_steps_dropped",
+    "env_steps_in_flight",
+    "updates",
+    "weights_version",
+    "staleness_mean",
+    "staleness_max",
+    "episode_return_mean",
+    "episode_length_mean",
+    "steps_per_second",
+    "modules",
+}
+MODULE_KEYS = {
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "kl",
+    "clipped_share",
+    "explained_variance",
+    "grad_norm",
+    "lr",
+}
+
+
+def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> None:
+    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", "300000", "--seed", 3)
+    assert run.status == 0, run.output
+    place.assert_nothing_is_left()
+    directory = place.path / "run"
+    names = {path.name.partition(".")[0] for path in directory.iterdir()}
+    assert names == {"config", "metrics", "summary", "checkpoints", "events"}
+
+    assert_books_balance(directory)
+    lines, end = metrics(directory), summary(directory)
+    for line in lines:
+        assert line.keys() >= LINE_KEYS
+    assert [line["wall_time"] for line in lines] == sorted(line["wall_time"] for line in lines)
+    assert lines[-1]["modules"]["default"].keys() >= MODULE_KEYS
+    assert end.keys() >= LINE_KEYS
+    assert end["reason_for_stop"] == "stop_steps"
+    assert end["env_steps_trained"] >= 300_000
+    assert end["solved"] is False
+    assert 0 < end["wall_seconds_to_first_update"] < end["wall_time"]
+    assert end["wall_seconds_to_solved"] is None
+    assert end["weights_version"] == [1, end["updates"]]
+    config = tomllib.loads((directory / "config.toml").read_text())
+    assert (config["env"], config["seed"], config["stop_steps"]) == ("CartPole-v1", 3, 300_000)
+    assert (directory / "checkpoints" / f"{end['updates']:09d}" / "state.safetensors").exists()
+    assert "steps" in run.output
+    assert "\x1b" not in run.output, "no escape sequences where there is no terminal"
+
+
+def test_the_driver_does_without_torch(place: Place) -> None:
+    script = place.write(
+        "script.py",
+        "import sys, juggler\n"
+        "result = juggler.train('cartpole', stop_steps=20000, run_dir='run', progress='none')\n"
+        "assert result.summary['env_steps_trained'] >= 20000\n"
+        "print('torch' in sys.modules, 'gymnasium.envs' in sys.modules)\n",
+    )
+    run = place.start_program([sys.executable, str(script)])
+    assert run.wait(60) == 0, run.output
+    assert run.output.split()[0] == "False"
+    place.assert_nothing_is_left()
+
+
+def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
+    first = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", "100000")
+    assert first.status == 0, first.output
+    before = summary(place.path / "run")
+    again = place.run("train", "--resume", "run", "--stop-steps", "200000")
+    assert again.status == 0, again.output
+    after = summary(place.path / "run")
+    assert_books_balance(place.path / "run")
+    assert after["env_steps_trained"] >= 200_000
+    assert after["updates"] > before["updates"]
+    assert after["weights_version"] > before["weights_version"]
+    assert after["weights_version"][0] == before["weights_version"][0] + 1
+    assert after["episodes"] > before["episodes"]
+    versions = [line["weights_version"] for line in metrics(place.path / "run")]
+    assert versions == sorted(versions), "weights never go backwards"
+    place.assert_nothing_is_left()
+
+
+def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place: Place) -> None:
+    options = ["--run-dir", "run", "--stop-seconds", 12, "--evaluation-seconds", 1]
+    run = place.run("train", "cartpole", "--stop-return", 501, *options)
+    assert run.status == 0, run.output
+    returns = [line["evaluation_return_mean"] for line in metrics(place.path / "run")]
+    assert any(value is not None and value > 9 for value in returns), returns
+    played = place.run("evaluate", "run", "--episodes", 5)
+    assert played.status == 0, played.output
+    assert "5 episodes: return" in played.output
+    drawn = place.run("plot", "run")
+    assert drawn.status == 0, drawn.output
+    assert (place.path / "run" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    place.assert_nothing_is_left()
+
+
+def test_a_synchronous_run_trains_on_fresh_steps_alone(place: Place) -> None:
+    options = ["--run-dir", "run", "--stop-steps", 60_000, "--num-env-runners", 2]
+    run = place.run("train", "cartpole", "--synchronous", *options)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    end = summary(place.path / "run")
+    assert end["staleness_max"] == 0
+    assert end["env_steps_dropped"].keys() <= {"shutdown"}
+
+
+def test_environments_may_have_processes_of_their_own(place: Place) -> None:
+    options = ["--run-dir", "run", "--stop-steps", 2000, "--vectorize", "async"]
+    sizes = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 100]
+    run = place.run("train", "--env", "CartPole-v1", "--num-env-runners", 2, *options, *sizes)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()

@@ -1,0 +1,179 @@
+"""Wrong input: one clear message that says what to do, and exit status 1 or 2."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from place import Place
+
+from juggler.cli import main
+
+
+def _status(*arguments: object) -> int:
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as error:  # tyro's own way out
+        return int(error.code or 0)
+
+
+@pytest.fixture
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("learning_rate = 1e-3", "unknown key 'learning_rate'"),
+        ("envs_per_runer = 4", "Did you mean 'envs_per_runner'?"),
+        ('lr = "fast"', "lr: Expected `float`, got `str`"),
+        ("lr = -1.0", "lr = -1.0: must be above 0"),
+        ("num_env_runners = -1", "num_env_runners = -1"),
+        ("num_learners = 3", "num_learners = 3"),
+        ('vectorize = "magic"', "vectorize"),
+        ('algorithm = "impla"', "Did you mean 'impala'?"),
+        ('devices = "tpu"', "devices = 'tpu'"),
+        ("env = ", "not valid TOML"),
+        ("stop_steps = 0", "stop_steps = 0"),
+        ("env_kwargs = 3", "env_kwargs"),
+        ("max_staleness = 0", "max_staleness"),
+    ],
+)
+def test_a_wrong_configuration_names_the_key_and_what_is_right(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], toml: str, words: str
+) -> None:
+    Path("run.toml").write_text(toml)
+    assert _status("train", "run.toml") == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert list(in_a_directory.iterdir()) == [in_a_directory / "run.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "carpole"), "no configuration 'carpole'"),
+        (("train", "nowhere.toml"), "cannot read nowhere.toml"),
+        (("trian",), "Did you mean 'juggler train'?"),
+        (("train", "--resume", "nowhere"), "nowhere"),
+        (("train", "cartpole", "--resume", "nowhere"), "not both"),
+        (("evaluate", "nowhere"), "there is no such file or directory"),
+        (("plot", "nowhere"), "nowhere is no directory"),
+        (("envrunner", "--driver", "here"), "expected HOST:PORT"),
+        (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
+        (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    assert _status(*arguments) in (1, 2)
+    said = capsys.readouterr().err
+    assert words in said, said
+    assert "Traceback" not in said
+
+
+def test_a_wrong_option_names_the_nearest(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _status("train", "cartpole", "--max-stalenes", "3") == 2
+    assert "--max-staleness" in capsys.readouterr().err
+
+
+def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:
+    (place.path / "run").mkdir()
+    (place.path / "run" / "thesis.txt").write_text("mine")
+    run = place.run("train", "cartpole", "--run-dir", "run")
+    assert run.status == 1
+    assert "not empty" in run.output
+    assert (place.path / "run" / "thesis.txt").read_text() == "mine"
+
+
+def test_an_unknown_environment_is_named_with_the_nearest_ones(place: Place) -> None:
+    run = place.run("train", "--env", "CartPol-v1")
+    assert run.status == 1
+    last = run.output.splitlines()[-1]
+    assert "'CartPol-v1'" in last
+    assert "CartPole-v1" in last
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
+def test_a_space_that_nothing_serves_yet_is_named(place: Place) -> None:
+    place.write(
+        "spaces.py",
+        "import gymnasium\n"
+        "class Talk(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Text(10)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 'hello', {}\n"
+        "    def step(self, action):\n"
+        "        return 'bye', 0.0, True, False, {}\n",
+    )
+    run = place.run("train", "--env", "spaces:Talk", "--envs-per-runner", 2)
+    assert run.status == 1
+    assert "Text(" in run.output.splitlines()[-1]
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
+def test_a_module_that_is_not_there_is_named(place: Place) -> None:
+    run = place.run("train", "cartpole", "--module", "nowhere:Module")
+    assert run.status == 1
+    assert "'nowhere:Module'" in run.output.splitlines()[-1]
+    place.assert_nothing_is_left()
+
+
+def test_a_port_in_use_is_named(place: Place) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = place.run("driver", "cartpole", "--bind", f"127.0.0.1:{port}")
+    assert run.status == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["envrunner", "learner"])
+def test_a_driver_that_does_not_answer_is_named(place: Place, role: str) -> None:
+    run = place.run(role, "--driver", "127.0.0.1:9", "--timeout", 1)
+    assert run.status == 1
+    assert "no driver answers at 127.0.0.1:9" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
+    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000)
+    assert run.status == 0, run.output
+    (good,) = (place.path / "run" / "checkpoints").iterdir()
+
+    truncated = place.path / "truncated" / good.name
+    shutil.copytree(good, truncated)
+    state = truncated / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    played = place.run("evaluate", truncated)
+    assert played.status == 1
+    assert "state.safetensors" in played.output
+    assert "Traceback" not in played.output
+
+    played = place.run("evaluate", good, "--env", "Acrobot-v1")
+    assert played.status == 1
+    assert "another module's" in played.output
+    assert "Traceback" not in played.output
+
+    state = good / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    resumed = place.run("train", "--resume", "run")
+    assert resumed.status == 1
+    assert "none of the checkpoints here is good" in resumed.output
+    place.assert_nothing_is_left()

@@ -1,0 +1,248 @@
+"""What happens to a run when something breaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from place import (
+    Place,
+    assert_books_balance,
+    eventually,
+    metrics,
+    summary,
+    trained_steps,
+)
+
+ENVIRONMENT = '''
+import gymnasium, numpy as np
+
+class Robot(gymnasium.Env):
+    """Falls over where and when it is told to."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, where="", at=10**9):
+        self.where, self.at, self.steps = where, at, 0
+        if where == "constructor":
+            raise OSError("no robot is plugged in")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.where == "reset":
+            raise OSError("the robot does not stand up")
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        observation = np.zeros(3, np.float32)
+        if self.steps == self.at and self.where == "step":
+            raise ZeroDivisionError("the robot fell over")
+        if self.steps == self.at and self.where == "nan":
+            observation[1] = np.nan
+        return observation, 1.0, self.steps % 20 == 0, False, {}
+'''
+SMALL = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 60]
+
+
+def _robot(place: Place, where: str, at: int = 10**9) -> list[object]:
+    place.write("robots.py", ENVIRONMENT)
+    kwargs = f'{{"where": "{where}", "at": {at}}}'
+    return ["--env", "robots:Robot", "--env-kwargs", kwargs, "--run-dir", "run", *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
+    directory = place.path / "run"
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
+    before = time.monotonic()
+    if number == signal.SIGINT:
+        run.interrupt()
+    else:
+        run.process.terminate()
+    assert run.wait(10) == 0, run.output
+    assert time.monotonic() - before < 5
+    place.assert_nothing_is_left()
+    assert_books_balance(directory)
+    end = summary(directory)
+    assert end["reason_for_stop"] == reason
+    assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
+
+
+def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run")
+    run.wait_for("training CartPole-v1")
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
+    place.assert_nothing_is_left()
+
+
+def test_two_signals_end_a_run_at_once(place: Place) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
+    for worker in ("envrunner 0", "learner 0"):
+        place.worker(worker).suspend()  # nobody answers any more
+    run.interrupt()
+    time.sleep(0.2)
+    run.interrupt()
+    assert run.wait(5) == 130, run.output
+    place.assert_nothing_is_left()
+
+
+def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place) -> None:
+    directory = place.path / "run"
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
+    for _ in range(2):
+        reached = trained_steps(directory)
+        eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)  # noqa: B023
+        place.worker("envrunner 0").kill()
+        run.wait_for("killed by SIGKILL. Starting it again")
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    assert_books_balance(directory)
+    end = summary(directory)
+    assert end["restarts"] == 2
+    assert end["env_steps_lost_unreported"] > 0
+    place.assert_nothing_is_left()
+
+
+def test_a_killed_learner_ends_the_run_which_can_go_on_from_its_checkpoint(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
+    run = place.start("train", "cartpole", *options)
+    eventually(lambda: list(directory.glob("checkpoints/0*")), 60, lambda: run.output)
+    place.worker("learner 0").kill()
+    assert run.wait(10) == 1, run.output
+    assert "learner-0 is lost: killed by SIGKILL" in run.output
+    assert "juggler train --resume run" in run.output
+    place.assert_nothing_is_left()
+    assert_books_balance(directory)
+    end = summary(directory)
+    assert end["reason_for_stop"] == "learner_lost"
+    again = place.run("train", "--resume", "run", "--stop-seconds", end["wall_time"] + 6)
+    assert again.status == 0, again.output
+    after = summary(directory)
+    assert after["weights_version"][0] == 2
+    assert_books_balance(directory)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("constructor", "no robot is plugged in"), ("reset", "the robot does not stand up")],
+)
+def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
+    place: Place, where: str, words: str
+) -> None:
+    run = place.run("train", *_robot(place, where), "--num-env-runners", 1)
+    assert run.status == 1
+    assert f'raise OSError("{words}")' in run.output
+    assert f"failed in {where}: OSError: {words}" in run.output.splitlines()[-1]
+    place.assert_nothing_is_left()
+
+
+def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
+    options = ["--num-env-runners", 1, "--stop-steps", 1500]
+    run = place.run("train", *_robot(place, "step", at=100), *options)
+    assert run.status == 0, run.output
+    assert run.output.count('raise ZeroDivisionError("the robot fell over")') == 1
+    assert "environment 0 (Robot) failed in step" in run.output
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["restarts"] > 0
+    place.assert_nothing_is_left()
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(place: Place) -> None:
+    run = place.run("train", *_robot(place, "step", at=5), "--num-env-runners", 2)
+    assert run.status == 1
+    assert "no EnvRunner is left" in run.output.splitlines()[-1]
+    assert "the robot fell over" in run.output.splitlines()[-1]
+    assert summary(place.path / "run")["reason_for_stop"] == "no_envrunner"
+    place.assert_nothing_is_left()
+
+
+def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> None:
+    run = place.run("train", *_robot(place, "nan", at=5), "--num-env-runners", 1)
+    assert run.status == 1, run.output
+    assert "environment 0" in run.output
+    assert "observations" in run.output
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["env_steps_dropped"]["nonfinite"] > 0
+    place.assert_nothing_is_left()
+
+
+def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(place: Place) -> None:
+    place.write(
+        "broken.py",
+        "import torch\n"
+        "from juggler.runtime.modules.models import MLPActorCritic\n"
+        "class Diverging(MLPActorCritic):\n"
+        "    def _forward_train(self, batch):\n"
+        "        outputs = super()._forward_train(batch)\n"
+        "        return {**outputs, 'values': outputs['values'] * torch.inf}\n",
+    )
+    options = ["--module", "broken:Diverging", "--run-dir", "run", "--stop-seconds", 30]
+    run = place.run("train", "cartpole", *options)
+    assert run.status == 1, run.output
+    last = [line for line in run.output.splitlines() if "is lost" in line][-1]
+    assert "module 'default'" in last
+    assert "not finite" in last
+    place.assert_nothing_is_left()
+
+
+def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
+    assert len(place.processes()) >= 4  # driver, forkserver, learner, envrunner
+    run.process.kill()
+    run.wait(5)
+    eventually(
+        lambda: not [p for p in place.processes() if "resource_tracker" not in str(p.cmdline())],
+        5,
+        lambda: str(place.processes()),
+    )
+
+
+@pytest.mark.slow
+def test_an_envrunner_that_hangs_is_found_killed_and_replaced(place: Place) -> None:
+    directory = place.path / "run"
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
+    hung = place.worker("envrunner 0")
+    hung.suspend()
+    run.wait_for("no heartbeat", seconds=30)
+    eventually(lambda: not psutil.pid_exists(hung.pid), 10)
+    reached = metrics(directory)[-1]["env_steps_trained"]
+    eventually(lambda: trained_steps(directory) > reached, 30, lambda: run.output)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_run_survives_an_envrunner_killed_every_few_seconds(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--num-env-runners", 2, "--stop-return", 450, "--run-dir", "run"]
+    run = place.start("train", "cartpole", *options)
+    for turn in range(6):
+        if run.status is not None:
+            break
+        worker = place.worker(f"envrunner {turn % 2}")
+        time.sleep(3)
+        if run.status is None:
+            os.kill(worker.pid, signal.SIGKILL)
+    assert run.wait(120) == 0, run.output
+    assert summary(directory)["solved"]
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()

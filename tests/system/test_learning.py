@@ -1,0 +1,54 @@
+"""Does it learn? The shipped settings, seed by seed, against thresholds."""
+
+from __future__ import annotations
+
+import pytest
+from place import Place, assert_books_balance, metrics, summary
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
+    """475, and then another million steps during which the training return stays at 400."""
+    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
+    run = place.run("train", "cartpole", *options, seconds=120)
+    assert run.status == 0, run.output
+    place.assert_nothing_is_left()
+    assert_books_balance(place.path / "run")
+    lines = metrics(place.path / "run")
+    curve = [(line["env_steps_trained"], line["episode_return_mean"] or 0.0) for line in lines]
+    solved = next((steps for steps, value in curve if value >= 475), None)
+    assert solved is not None, curve
+    assert solved <= 1_500_000, curve
+    after = [(steps, value) for steps, value in curve if steps >= solved]
+    assert min(value for _, value in after) >= 400, after
+    dropped = summary(place.path / "run")["env_steps_dropped"]
+    assert "stale" not in dropped, "a healthy run drops nothing as stale"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "threshold"), [("acrobot", -100.0), ("pendulum", -300.0)], ids=lambda value: str(value)
+)
+def test_a_shipped_configuration_reaches_its_threshold(
+    place: Place, name: str, threshold: float, seed: int
+) -> None:
+    options = ["--run-dir", "run", "--seed", seed, "--stop-return", threshold]
+    run = place.run("train", name, *options, "--stop-seconds", 110, seconds=140)
+    assert run.status == 0, run.output
+    end = summary(place.path / "run")
+    assert end["solved"], run.output
+    assert end["episode_return_mean"] >= threshold
+    assert "stale" not in end["env_steps_dropped"]
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_the_learned_policy_plays_as_well_as_it_trained(place: Place) -> None:
+    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-return", 475)
+    assert run.status == 0, run.output
+    played = place.run("evaluate", "run", "--episodes", 50)
+    assert played.status == 0, played.output
+    mean = float(played.output.split("return ")[1].split()[0])
+    assert mean >= 450, played.output

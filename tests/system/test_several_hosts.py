@@ -1,0 +1,131 @@
+"""Workers that dial in over TCP."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from place import Place, assert_books_balance, eventually, summary, trained_steps
+
+
+def _address(output: str) -> str:
+    line = next(line for line in output.splitlines() if "waiting for workers at" in line)
+    return line.split()[-1]
+
+
+def test_driver_learner_and_envrunners_meet_over_tcp(place: Place) -> None:
+    token = place.write("token", "a secret\n")
+    secret = ["--token-file", token]
+    options = ["--stop-steps", 100_000, "--run-dir", "run", "--bind", "127.0.0.1:0"]
+    driver = place.start("driver", "cartpole", *options, *secret)
+    driver.wait_for("waiting for workers at")
+    address = _address(driver.output)
+
+    stranger = place.run("envrunner", "--driver", address)
+    assert stranger.status == 1
+    assert "the token is missing or wrong" in stranger.output
+
+    first = place.start("envrunner", "--driver", address, *secret)
+    learner = place.start("learner", "--driver", address, *secret)
+    second = place.start("envrunner", "--driver", address, JUGGLER_TOKEN="a secret")
+    assert driver.wait(60) == 0, driver.output
+    for worker in (first, second, learner):
+        assert worker.wait(10) == 0, worker.output
+    end = summary(place.path / "run")
+    assert end["num_env_runners"] == 2
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--stop-steps", 10**9, "--stop-return", 501, "--run-dir", "run"]
+    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
+    driver.wait_for("waiting for workers at")
+    address = _address(driver.output)
+    learner = place.start("learner", "--driver", address)
+    first = place.start("envrunner", "--driver", address)
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    first.process.terminate()
+    assert first.wait(10) == 0, first.output
+    driver.wait_for("envrunner-0 left: terminated")
+    reached = trained_steps(directory)
+    second = place.start("envrunner", "--driver", address)
+    eventually(lambda: trained_steps(directory) > reached + 50_000, 60, lambda: driver.output)
+    driver.interrupt()
+    assert driver.wait(10) == 0, driver.output
+    for worker in (second, learner):
+        assert worker.wait(10) == 0, worker.output
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+def test_workers_that_lose_their_driver_say_so_and_leave(place: Place) -> None:
+    options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
+    driver = place.start("driver", "cartpole", *options)
+    driver.wait_for("waiting for workers at")
+    address = _address(driver.output)
+    workers = [place.start(role, "--driver", address) for role in ("envrunner", "learner")]
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: driver.output)
+    driver.process.kill()
+    for worker in workers:
+        assert worker.wait(20) == 1, worker.output
+        assert "lost the driver" in worker.output
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
+    """Two network namespaces with a cable between them: how to run there, and the first's address.
+
+    Needs root and the ip command; a machine without them cannot make hosts.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and the ip command (Debian: iproute2)")
+    tag = uuid.uuid4().hex[:6]
+    names = [f"jt-{tag}-a", f"jt-{tag}-b"]
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ends = [f"ve{tag}a", f"ve{tag}b"]
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(names, ends, ("10.77.0.1", "10.77.0.2"), strict=True):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+        first, second = (["ip", "netns", "exec", name] for name in names)
+        yield first, second, "10.77.0.1"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def test_a_run_spans_two_hosts(place: Place, two_hosts: tuple[list[str], list[str], str]) -> None:
+    first, second, host = two_hosts
+    juggler = [sys.executable, "-m", "juggler"]
+    token = place.write("token", "a secret\n")
+    secret = ["--token-file", str(token)]
+    options = ["--run-dir", "run", "--stop-steps", "100000", "--bind", "0.0.0.0:5005"]
+    driver = place.start_program(
+        [*first, *juggler, "driver", "cartpole", *options, "--insecure", *secret]
+    )
+    driver.wait_for("waiting for workers at")
+    dial = ["--driver", f"{host}:5005", *secret]
+    data = ["--bind", "0.0.0.0:0", "--advertise", f"{host}:0", "--insecure"]
+    learner = place.start_program([*first, *juggler, "learner", *dial, *data])
+    runner = place.start_program([*second, *juggler, "envrunner", *dial])
+    assert driver.wait(90) == 0, driver.output
+    assert learner.wait(10) == 0, learner.output
+    assert runner.wait(10) == 0, runner.output
+    assert_books_balance(Path(place.path, "run"))
+    place.assert_nothing_is_left()
