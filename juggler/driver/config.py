@@ -12,11 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.learner.algorithms import ALGORITHMS
 from juggler.learner.config import ImpalaConfig, LearnerConfig
 from juggler.runtime.modules.config import ModuleConfig
-
-#: By the name that the key `algorithm` takes.
-ALGORITHM_CONFIGS: dict[str, type[LearnerConfig]] = {"impala": ImpalaConfig}
 
 
 class ConfigError(ValueError):
@@ -146,11 +144,10 @@ class RunConfig:
                 the wrong type or out of range.
         """
         algorithm = values.get("algorithm", "impala")
-        if algorithm not in ALGORITHM_CONFIGS:
-            raise ConfigError(
-                f"{where}: algorithm = {algorithm!r}" + _nearest(str(algorithm), ALGORITHM_CONFIGS)
-            )
-        config = cls(learner=ALGORITHM_CONFIGS[algorithm]())
+        if algorithm not in ALGORITHMS:
+            hint = _nearest(str(algorithm), ALGORITHMS)
+            raise ConfigError(f"{where}: algorithm = {algorithm!r} is not known{hint}")
+        config = cls(learner=ALGORITHMS[algorithm].config())
         owners = {key.name: name for name, part in _parts(config).items() for key in fields(part)}
         for key in values:
             if key not in owners:

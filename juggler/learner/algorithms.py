@@ -1,0 +1,83 @@
+"""The algorithms that ship, by name. No torch here until one is built."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+
+if TYPE_CHECKING:
+    from juggler.learner.learner import Learner
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A config and a core that go together.
+
+    Attributes:
+        config: its hyper-parameters.
+        core: package.module:Class, called with module factories by id and the config. A name, so
+            that the driver can read configs without importing torch.
+    """
+
+    config: type[LearnerConfig]
+    core: str
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "impala": Algorithm(config=ImpalaConfig, core="juggler.learner.impala:Impala"),
+}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Raises:
+    ValueError: there is no algorithm of that name; says which is nearest.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(ALGORITHMS)}"
+    raise ValueError(f"algorithm = {name!r} is not known: {hint}")
+
+
+def build_learner(
+    config: LearnerConfig | Mapping[str, Any],
+    module: str | Callable[..., Any] | None,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    model_config: Mapping[str, Any],
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Learner:
+    """The learner of a single-agent run.
+
+    Args:
+        config: an algorithm's config, or its fields by name; `algorithm` says which.
+        module: as `build_module` takes it.
+        observation_space: of one environment.
+        action_space: of one environment.
+        model_config: what the module is built with.
+        device: where to compute.
+        seed: what the first parameters are drawn from.
+
+    Raises:
+        ValueError: a hyper-parameter, the module or a space is not one that can be trained with.
+    """
+    from juggler.learner.learner import Learner
+    from juggler.runtime.modules.catalog import build_module
+
+    if isinstance(config, Mapping):
+        config = find_algorithm(config.get("algorithm", "impala")).config(**config)
+    package, _, attribute = find_algorithm(config.algorithm).core.partition(":")
+    make_core = getattr(importlib.import_module(package), attribute)
+    make_module = partial(build_module, module, observation_space, action_space, model_config)
+    return Learner(make_core({DEFAULT_MODULE: make_module}, config), seed=seed, device=device)

@@ -1,0 +1,130 @@
+"""IMPALA: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+Actor-Learner Architectures".
+
+Many actors sample with a policy μ that is some updates old; one learner improves the policy π. The
+loss of π and its value function V on a batch, a mean over its live steps t:
+
+    policy    - advantage_t log π(a_t|x_t)         advantages and targets v_t by V-trace (4.1)
+    value     + value_coefficient 1/2 (v_t - V(x_t))²
+    entropy   - entropy_coefficient H(π(·|x_t))    (4.2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.gradient_core import Forward, GradientCore, Loss
+from juggler.learner.live_mean import LiveMean
+from juggler.learner.returns import next_values, vtrace
+from juggler.learner.schedules import Schedule
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.rl_module import RLModule
+
+
+class Impala(GradientCore):
+    """Trains modules that return "action_dist_inputs" and "values" in training."""
+
+    name = "impala"
+    trains_on = frozenset({"episodes"})
+    config: ImpalaConfig
+
+    def __init__(
+        self, factories: Mapping[str, Callable[[], RLModule]], config: ImpalaConfig
+    ) -> None:
+        super().__init__(factories, config)
+        self._entropy_coefficient = Schedule.linear(
+            config.entropy_coefficient, config.entropy_coefficient_final, config.schedule_steps
+        )
+
+    def loss(self, forward: Forward, columns: Mapping[str, Tensor], steps: Tensor) -> Loss:
+        config = self.config
+        live = columns[c.LIVE]  # [N, T]
+        n, t = live.shape
+        mean = LiveMean(live)
+
+        # One pass over all that the policy or the value function has to see.
+        observations = torch.cat(
+            [
+                columns[c.OBSERVATIONS].flatten(0, 1),
+                columns[c.LAST_OBSERVATIONS],
+                columns[c.FINAL_OBSERVATIONS],
+            ]
+        )  # [N T + N + K, ...]
+        inputs, all_values = _actor_critic(forward, observations)
+        policy = forward.module.action_distribution()(inputs[: n * t].view(n, t, -1))
+        values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
+        values = values.view(n, t)  # [N, T]
+
+        action_logp = policy.log_prob(columns[c.ACTIONS])  # [N, T] under π
+        with torch.no_grad():
+            # What a reset row was sampled with does not matter, whatever it says.
+            log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [N, T]
+            estimates = vtrace(
+                log_ratios=log_ratios,
+                rewards=columns[c.REWARDS] * config.reward_scale,
+                values=values,
+                next_values=next_values(
+                    values,
+                    last_values,
+                    final_values,
+                    columns[c.FINAL_ROWS],
+                    columns[c.FINAL_STEPS],
+                ),
+                terminated=columns[c.TERMINATED],
+                truncated=columns[c.TRUNCATED],
+                live=live,
+                gamma=config.gamma,
+                lambda_=config.lambda_,
+                rho_bar=config.rho_bar,
+                rho_bar_pg=config.rho_bar_pg,
+                c_bar=config.c_bar,
+            )
+
+        errors = estimates.targets - values  # [N, T]
+        policy_loss = -mean(estimates.advantages * action_logp)  # []
+        value_loss = 0.5 * mean(errors.square())  # []
+        entropy = mean(policy.entropy())  # []
+        entropy_coefficient = self._entropy_coefficient(steps).to(entropy.dtype)  # []
+        total = (
+            policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
+        )  # []
+
+        with torch.no_grad():
+            ratios = log_ratios.exp()  # [N, T]
+            spread = mean.variance(estimates.targets)  # []
+            metrics = {
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": entropy.detach(),
+                # KL(μ || π) from samples of μ: each term is at least 0, and the mean unbiased.
+                "kl": mean(ratios - 1 - log_ratios),
+                "clipped_share": mean((ratios > config.rho_bar).float()),
+                "explained_variance": 1 - mean.variance(errors) / spread.clamp(min=1e-8),
+            }
+        return Loss(total, mean.live_steps, metrics)
+
+
+def _actor_critic(forward: Forward, observations: Tensor) -> tuple[Tensor, Tensor]:
+    """Policy outputs [B, D] and values [B] for observations [B, ...].
+
+    Raises:
+        ValueError: the module does not return them, or not in these shapes.
+    """
+    outputs = forward({c.OBSERVATIONS: observations})
+    batch = len(observations)
+    expected = {
+        c.ACTION_DIST_INPUTS: (batch, forward.module.action_distribution().inputs_size),
+        c.VALUES: (batch,),
+    }
+    for column, shape in expected.items():
+        found = tuple(outputs[column].shape) if column in outputs else "nothing"
+        if found != shape:
+            raise ValueError(
+                f"IMPALA needs {column!r} of shape {shape} from forward_train of "
+                f"{type(forward.module).__name__}, which returned {found}"
+            )
+    return outputs[c.ACTION_DIST_INPUTS], outputs[c.VALUES]

@@ -1,0 +1,22 @@
+"""How a learner process keeps memory."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Parameters of glibc's mallopt, from <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def keep_freed_memory() -> None:
+    """Make this process keep what it frees, for its next update.
+
+    By default glibc gives large blocks back to the system as soon as they are free, and every
+    update takes them anew, page fault by page fault: a fifth of the time of a small update on the
+    CPU. Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _GIB)
+        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the largest that glibc takes

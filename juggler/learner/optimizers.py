@@ -1,0 +1,91 @@
+"""Adam and RMSProp as functions over one flat vector, with the arithmetic of torch.optim.
+
+The optimizers of torch keep their state and update parameters in place. Here both are values: an
+update can be undone by keeping the old ones, and whoever still reads the old parameters may.
+The order of operations is that of torch.optim's single-tensor forms, so results agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from juggler.learner.config import LearnerConfig
+
+#: An optimizer's memory of one parameter vector: vectors of its length, and 0-d counters.
+Moments = dict[str, Tensor]
+
+
+class Optimizer(Protocol):
+    def init(self, parameters: Tensor) -> Moments:
+        """The state before the first update of parameters [P]."""
+
+    def update(
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+    ) -> tuple[Tensor, Moments]:
+        """One step: parameters, gradient [P] and a 0-d lr -> new parameters and moments."""
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+
+    def init(self, parameters: Tensor) -> Moments:
+        return {
+            "mean": torch.zeros_like(parameters),  # [P] of the gradient
+            "mean_square": torch.zeros_like(parameters),  # [P] of the gradient
+            "updates": torch.zeros((), dtype=torch.float64, device=parameters.device),  # []
+        }
+
+    def update(
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+    ) -> tuple[Tensor, Moments]:
+        beta1, beta2 = self.betas
+        updates = moments["updates"] + 1  # []
+        mean = torch.lerp(moments["mean"], gradient, 1 - beta1)  # [P]
+        mean_square = torch.addcmul(
+            moments["mean_square"] * beta2, gradient, gradient, value=1 - beta2
+        )  # [P]
+        # Both means start at 0; these undo the bias from that.
+        step_size = lr / (1 - beta1**updates)  # []
+        root_correction = (1 - beta2**updates).sqrt()  # []
+        root = mean_square.sqrt() / root_correction + self.epsilon  # [P]
+        parameters = torch.addcdiv(parameters, mean * -step_size, root)  # [P]
+        return parameters, {"mean": mean, "mean_square": mean_square, "updates": updates}
+
+
+@dataclass(frozen=True)
+class RMSProp:
+    """Tieleman & Hinton 2012, lecture 6.5 of "Neural Networks for Machine Learning"."""
+
+    decay: float = 0.99
+    epsilon: float = 1e-8
+
+    def init(self, parameters: Tensor) -> Moments:
+        return {"mean_square": torch.zeros_like(parameters)}  # [P] of the gradient
+
+    def update(
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+    ) -> tuple[Tensor, Moments]:
+        mean_square = torch.addcmul(
+            moments["mean_square"] * self.decay, gradient, gradient, value=1 - self.decay
+        )  # [P]
+        root = mean_square.sqrt() + self.epsilon  # [P]
+        return torch.addcdiv(parameters, gradient * -lr, root), {"mean_square": mean_square}
+
+
+def make_optimizer(config: LearnerConfig) -> Optimizer:
+    if config.optimizer == "adam":
+        return Adam(betas=config.adam_betas, epsilon=config.optimizer_epsilon)
+    return RMSProp(decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
+
+
+def clip_by_global_norm(gradient: Tensor, norm: Tensor, limit: float) -> Tensor:
+    """The gradient [P] of this norm (0-d), scaled down to `limit` where it is longer."""
+    return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)  # [P]

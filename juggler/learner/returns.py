@@ -1,0 +1,157 @@
+"""Returns and advantages: V-trace and GAE, as linear recurrences without a loop over time.
+
+Both estimators read rows of T steps that may hold several episodes, and treat their ends alike:
+
+- terminated: nothing comes after the step, its discount is 0.
+- truncated: the episode would have gone on; the value of its own final observation stands in for
+  the rest, and nothing flows back from the step after, which belongs to another episode.
+- the row's end: as truncated, with the value of the row's last observation.
+- a step that is not live (it only reset an environment, or pads a row): it contributes nothing.
+  Its own correction is masked as well as its discount; a masked discount alone would let
+  0 - V flow back into the live steps before it.
+
+V-trace: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+Actor-Learner Architectures", section 4.1. GAE: Schulman et al. 2016, "High-Dimensional Continuous
+Control Using Generalized Advantage Estimation", section 3.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Estimates(NamedTuple):
+    """What an estimator makes of a batch; both are 0 where a step is not live."""
+
+    targets: Tensor  # [N, T] what the value function should have said
+    advantages: Tensor  # [N, T] for the policy gradient
+
+
+def linear_recurrence(a: Tensor, b: Tensor, x_last: Tensor) -> Tensor:
+    """Solves x_t = b_t + a_t x_{t+1} for x_0 … x_{T-1}, where x_T is `x_last`.
+
+    A step of the recurrence is the map x -> b + a x. Two maps in a row are such a map again, and
+    composing each with the one 1, 2, 4, … places after it covers all of the rest of the row after
+    log2 T rounds.
+
+    Args:
+        a: [..., T]
+        b: [..., T]
+        x_last: [...]
+
+    Returns:
+        x: [..., T]
+    """
+    length = a.shape[-1]
+    b = torch.cat([b[..., :-1], (b[..., -1] + a[..., -1] * x_last).unsqueeze(-1)], -1)  # [..., T]
+    reach = 1
+    while reach < length:
+        # Maps within `reach` of the end already hold all of their rest, and need no partner.
+        b = torch.cat([b[..., :-reach] + a[..., :-reach] * b[..., reach:], b[..., -reach:]], -1)
+        a = torch.cat([a[..., :-reach] * a[..., reach:], a[..., -reach:]], -1)  # [..., T]
+        reach *= 2
+    return b
+
+
+def next_values(
+    values: Tensor,
+    last_values: Tensor,
+    final_values: Tensor,
+    final_rows: Tensor,
+    final_steps: Tensor,
+) -> Tensor:
+    """V(x_{t+1}): the value of what each step of an episode led to.
+
+    Args:
+        values: [N, T] of the observation before each step.
+        last_values: [N] of the observation after each row.
+        final_values: [K] of the final observations of episodes truncated in the batch.
+        final_rows: [K] int64, where they were truncated.
+        final_steps: [K] int64
+
+    Returns:
+        [N, T]; of no meaning where an episode terminated.
+    """
+    after = torch.cat([values[:, 1:], last_values.unsqueeze(1)], 1)  # [N, T]
+    return after.index_put((final_rows, final_steps), final_values)  # [N, T]
+
+
+def vtrace(
+    *,
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    live: Tensor,
+    gamma: float,
+    lambda_: float = 1.0,
+    rho_bar: float = 1.0,
+    rho_bar_pg: float = 1.0,
+    c_bar: float = 1.0,
+) -> Estimates:
+    """V-trace targets v_t and policy-gradient advantages.
+
+    With importance weights w_t = π(a_t|x_t) / μ(a_t|x_t):
+
+        ρ_t = min(ρ̄, w_t)    c_t = λ min(c̄, w_t)    γ_t = γ (1 - terminated_t)
+        δ_t = ρ_t (r_t + γ_t V(x_{t+1}) - V(x_t))
+        v_t = V(x_t) + δ_t + γ_t c_t (v_{t+1} - V(x_{t+1}))
+        advantage_t = min(ρ̄_pg, w_t) (r_t + γ_t v_{t+1} - V(x_t))
+
+    Where an episode or the row ends, v_{t+1} is V(x_{t+1}) itself.
+
+    Args:
+        log_ratios: log w_t, [N, T].
+        rewards: [N, T]
+        values: V(x_t), [N, T].
+        next_values: V(x_{t+1}), [N, T], from the function of that name.
+        terminated: [N, T] bool
+        truncated: [N, T] bool
+        live: [N, T] bool
+    """
+    ratios = log_ratios.exp()  # [N, T]
+    discounts = gamma * (live & ~terminated)  # [N, T]
+    errors = (rewards + discounts * next_values - values) * live  # [N, T] r + γ V' - V
+    # The recurrence runs over x_t = v_t - V(x_t), which is 0 after the end of an episode or row.
+    carried = discounts * ~truncated * lambda_ * ratios.clamp(max=c_bar)  # [N, T]
+    corrections = linear_recurrence(
+        carried, ratios.clamp(max=rho_bar) * errors, torch.zeros_like(rewards[:, 0])
+    )  # [N, T]
+    after = torch.cat([corrections[:, 1:], torch.zeros_like(corrections[:, :1])], 1)  # [N, T]
+    # r + γ v' - V = (r + γ V' - V) + γ (v' - V')
+    advantages = ratios.clamp(max=rho_bar_pg) * (errors + discounts * ~truncated * after)  # [N, T]
+    return Estimates(targets=(values + corrections) * live, advantages=advantages)
+
+
+def gae(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    live: Tensor,
+    gamma: float,
+    lambda_: float,
+) -> Estimates:
+    """Generalized advantage estimates, and the λ-returns that go with them.
+
+        γ_t = γ (1 - terminated_t)
+        δ_t = r_t + γ_t V(x_{t+1}) - V(x_t)
+        A_t = δ_t + γ_t λ A_{t+1}, without the second term where an episode or the row ends
+        target_t = A_t + V(x_t)
+
+    Args:
+        As those of `vtrace`.
+    """
+    discounts = gamma * (live & ~terminated)  # [N, T]
+    errors = (rewards + discounts * next_values - values) * live  # [N, T]
+    advantages = linear_recurrence(
+        lambda_ * discounts * ~truncated, errors, torch.zeros_like(rewards[:, 0])
+    )  # [N, T]
+    return Estimates(targets=(advantages + values) * live, advantages=advantages)

@@ -1,0 +1,88 @@
+"""Trees of tensors and trees of arrays: a learner's state on its way to a checkpoint and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from juggler.runtime.wire.trees import Tree
+
+
+class StateMismatch(ValueError):
+    """A checkpoint that was made by another module, algorithm or optimizer; names the array."""
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """A tree of tensors on a device; from pinned memory the copies may still be under way."""
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True)
+    return {key: to_device(branch, device) for key, branch in tree.items()}
+
+
+def arrays_like(tree: Mapping[str, Any]) -> dict[str, Tree]:
+    """A tree of tensors as arrays on the host; those of tensors on the CPU share their memory."""
+    return {
+        key: branch.detach().cpu().numpy() if isinstance(branch, Tensor) else arrays_like(branch)
+        for key, branch in tree.items()
+    }
+
+
+def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of arrays as tensors of its own, which must be those of another tree of tensors.
+
+    Args:
+        tree: of arrays.
+        like: of tensors, with the keys, shapes, dtypes and devices to expect.
+
+    Raises:
+        StateMismatch: a key is missing or unknown, or an array has another shape or dtype.
+    """
+    return _tensors(tree, like, ())
+
+
+def _tensors(tree: object, like: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        raise _mismatch(path, "is an array where this one has a branch of arrays")
+    for key in tree:
+        if key not in like:
+            raise _mismatch((*path, key), "is not part of this one")
+    tensors: dict[str, Any] = {}
+    for key, expected in like.items():
+        here = (*path, key)
+        if isinstance(expected, Mapping):
+            # A file of arrays does not keep branches that are empty.
+            branch = tree.get(key, {}) if not expected else _at(tree, key, here)
+            tensors[key] = _tensors(branch, expected, here)
+        else:
+            tensors[key] = _tensor(_at(tree, key, here), expected, here)
+    return tensors
+
+
+def _tensor(array: object, expected: Tensor, path: tuple[str, ...]) -> Tensor:
+    if not isinstance(array, np.ndarray):
+        raise _mismatch(path, "is a branch where this one has an array")
+    if array.shape != expected.shape:
+        shapes = f"has shape {array.shape}; here it is {tuple(expected.shape)}"
+        raise _mismatch(path, shapes)
+    tensor = torch.from_numpy(array.copy())
+    if tensor.dtype != expected.dtype:
+        raise _mismatch(path, f"has dtype {tensor.dtype}; here it is {expected.dtype}")
+    return tensor.to(expected.device)
+
+
+def _at(tree: Mapping[str, Any], key: str, path: tuple[str, ...]) -> object:
+    if key not in tree:
+        raise _mismatch(path, "is missing")
+    return tree[key]
+
+
+def _mismatch(path: tuple[str, ...], what: str) -> StateMismatch:
+    name = "/".join(path) or "state"
+    return StateMismatch(
+        f"the checkpoint is from another module or configuration: {name!r} {what}; use the "
+        "settings that it was made with"
+    )

@@ -1,0 +1,238 @@
+"""The Learner: what it takes, what it refuses, saving, and that it learns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from juggler.learner.algorithms import build_learner, find_algorithm
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.state import StateMismatch
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def make_learner(
+    action_space: gymnasium.Space[Any] = TWO,
+    *,
+    seed: int = 0,
+    hidden: int = 8,
+    **config: Any,
+) -> Learner:
+    model = {"hidden_sizes": [hidden]}
+    return build_learner(ImpalaConfig(**config), None, VECTOR, action_space, model, seed=seed)
+
+
+def policy_outputs(learner: Learner) -> Tensor:
+    """What the policy puts out for a fixed observation."""
+    module = learner.core._factories["default"]()
+    module.load_state_dict(learner.get_params()["default"])
+    with torch.no_grad():
+        outputs = module.forward_inference({"observations": torch.ones(1, 4)})
+    return outputs["action_dist_inputs"][0]
+
+
+def bandit_batch(learner: Learner, make_batch: MakeBatch, reward: Callable[..., Any], seed: int):
+    """Episodes of one step each, played by the learner's own policy."""
+    spec = learner.core._factories["default"]().action_distribution()
+    shape = (16, 8)
+    noise = spec.draw_noise(shape, torch.Generator().manual_seed(seed))
+    distribution = spec(policy_outputs(learner).expand(*shape, -1))
+    actions = distribution.sample(noise)
+    return make_batch(
+        *shape,
+        observations=np.ones((*shape, 4), np.float32),
+        actions=actions.numpy(),
+        action_logp=distribution.log_prob(actions).numpy(),
+        rewards=np.asarray(reward(actions.numpy()), np.float32),
+        live=np.ones(shape, bool),
+        terminated=np.ones(shape, bool),
+        truncated=np.zeros(shape, bool),
+    )
+
+
+def test_a_learner_finds_the_action_that_pays(make_batch: MakeBatch) -> None:
+    learner = make_learner(spaces.Discrete(3, start=1), lr=0.02)
+    before = policy_outputs(learner).softmax(-1)
+    for seed in range(40):
+        batch = bandit_batch(learner, make_batch, lambda actions: actions == 3, seed)
+        learner.update_from_episodes([batch])
+    assert before[2] < 0.5
+    assert policy_outputs(learner).softmax(-1)[2] > 0.95
+
+
+def test_a_learner_finds_the_torque_that_pays(make_batch: MakeBatch) -> None:
+    learner = make_learner(spaces.Box(-1, 1, (1,), np.float32), lr=0.02)
+
+    def reward(actions: np.ndarray) -> np.ndarray:
+        return -np.square(actions[..., 0] - 0.8)
+
+    for seed in range(80):
+        learner.update_from_episodes([bandit_batch(learner, make_batch, reward, seed)])
+    mean, log_std = policy_outputs(learner)
+    assert abs(mean - 0.8) < 0.2
+    assert log_std < -0.3  # and has become surer of it
+
+
+def test_episodes_of_the_default_module_need_no_name(make_batch: MakeBatch) -> None:
+    one, other = make_learner(), make_learner()
+    batches = [make_batch(seed=1), make_batch(seed=2)]
+    found = fetch_metrics(one.update_from_episodes(batches))
+    assert found == fetch_metrics(other.update_from_episodes({"default": batches}))
+    assert one.updates == other.updates == 1
+    assert found["default"]["grad_norm"] > 0
+
+
+def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBatch) -> None:
+    samples = [{"default": collate([make_batch(seed=seed)])} for seed in range(2)]
+    given, sourced = make_learner(), make_learner()
+    sourced.source = iter(samples)
+    for sample in samples:
+        assert fetch_metrics(given.step(sample)) == fetch_metrics(sourced.step())
+    with pytest.raises(StopIteration):
+        sourced.step()
+    with pytest.raises(ValueError, match="needs a learner with a source"):
+        given.step()
+
+
+def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
+    make_batch: MakeBatch,
+) -> None:
+    learner = make_learner()
+    sample = {"default": collate([make_batch()])}
+    with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
+        learner.update_from_batch(sample)
+
+    class OfBatches(Impala):
+        trains_on = frozenset({"batch"})
+
+    other = Learner(OfBatches(learner.core._factories, ImpalaConfig()))
+    assert other.update_from_batch(sample)["default"]["skipped"] == 0
+    with pytest.raises(TypeError, match="does not serve update_from_episodes: call update_from_b"):
+        other.update_from_episodes([make_batch()])
+
+
+def test_episodes_may_be_changed_before_they_are_trained_on(make_batch: MakeBatch) -> None:
+    class Doubling(Learner):
+        def preprocess_episodes(
+            self, episodes: Mapping[str, Sequence[EpisodeBatch]]
+        ) -> Mapping[str, Sequence[EpisodeBatch]]:
+            for batches in episodes.values():
+                for batch in batches:
+                    batch.rewards[:] *= 2
+            return episodes
+
+    plain = make_learner()
+    doubling = Doubling(plain.core)
+    rewards = make_batch().rewards
+    expected = plain.update_from_episodes([make_batch(rewards=rewards * 2)])
+    assert fetch_metrics(doubling.update_from_episodes([make_batch()])) == fetch_metrics(expected)
+
+
+def test_weights_are_the_parameters_as_arrays_by_name(make_batch: MakeBatch) -> None:
+    learner = make_learner(spaces.Box(-1, 1, (3,)))
+    weights = learner.get_weights()["default"]
+    params = learner.get_params()["default"]
+    assert weights.keys() == params.keys()
+    assert weights["log_std"].shape == (3,)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(array, params[name])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_restored_learner_goes_on_with_the_same_numbers(
+    make_batch: MakeBatch, optimizer: str
+) -> None:
+    settings = {"optimizer": optimizer, "lr_final": 0.0, "schedule_steps": 500}
+    learner = make_learner(**settings)
+    for seed in range(3):
+        learner.update_from_episodes([make_batch(seed=seed)])
+    tree, extras = learner.save()
+    expected = [fetch_metrics(learner.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
+
+    restored = make_learner(seed=99, **settings)
+    del tree["default"]["buffers"]  # empty: a file of arrays does not keep it
+    restored.restore(tree, extras)
+    found = [fetch_metrics(restored.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
+    assert found == expected
+    assert restored.updates == learner.updates == 5
+    for name, tensor in learner.get_params()["default"].items():
+        assert torch.equal(restored.get_params()["default"][name], tensor)
+
+
+def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> None:
+    learner = make_learner()
+    tree, _ = learner.save()
+    name = "policy_head.weight"
+    before = tree["default"]["parameters"][name].copy()
+    learner.update_from_episodes([make_batch()])
+    np.testing.assert_array_equal(tree["default"]["parameters"][name], before)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"hidden": 16}, r"'default/parameters/policy_layers.0.weight' has shape \(16, 4\); here"),
+        ({"optimizer": "rmsprop"}, "'default/moments/mean' is missing"),
+        ({"action_space": spaces.Box(-1, 1, (2,))}, "'default/parameters/log_std' is not part of"),
+    ],
+)
+def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
+    other: dict[str, Any], said: str
+) -> None:
+    tree, extras = make_learner(**other).save()
+    learner = make_learner()
+    before = learner.state
+    with pytest.raises(StateMismatch, match=said):
+        learner.restore(tree, extras)
+    assert learner.state is before
+
+
+def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
+    learner = make_learner()
+    tree, extras = learner.save()
+    with pytest.raises(StateMismatch, match="algorithm 'ppo'"):
+        learner.restore(tree, {**extras, "algorithm": "ppo"})
+    with pytest.raises(StateMismatch, match="'default' is missing"):
+        learner.restore({}, extras)
+    with pytest.raises(StateMismatch, match="'default/steps' has dtype torch"):
+        learner.restore({"default": {**tree["default"], "steps": np.zeros((), np.float32)}}, extras)
+    with pytest.raises(StateMismatch, match="'default/steps' is a branch"):
+        learner.restore({"default": {**tree["default"], "steps": {}}}, extras)
+    with pytest.raises(StateMismatch, match="'default/moments' is an array"):
+        learner.restore({"default": {**tree["default"], "moments": np.zeros(1)}}, extras)
+
+
+def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -> None:
+    fields = {"algorithm": "impala", "lr": 1e-2, "adam_betas": [0.8, 0.9]}
+    learner = build_learner(fields, None, VECTOR, TWO, {})
+    assert learner.config.lr == 1e-2
+    assert learner.update_from_episodes([make_batch()])["default"]["lr"] == 1e-2
+
+
+def test_an_unknown_algorithm_is_told_the_nearest() -> None:
+    with pytest.raises(ValueError, match="'imapla' is not known: did you mean 'impala'"):
+        find_algorithm("imapla")
+    with pytest.raises(ValueError, match="known are impala"):
+        find_algorithm("zzz")
+
+
+def test_configs_are_read_without_torch() -> None:
+    code = "import sys, juggler.learner.algorithms as a; a.find_algorithm('impala').config(); "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,48 @@
+"""Hyper-parameters that are out of range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from juggler.learner.config import ImpalaConfig
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lr": 0.0}, "lr = 0.0: must be above 0"),
+        ({"lr": float("nan")}, "lr = nan: must be above 0 and finite"),
+        ({"lr": float("inf")}, "lr = inf: must be above 0 and finite"),
+        ({"gamma": 1.1}, "gamma = 1.1: must be at least 0 and at most 1"),
+        ({"rmsprop_decay": 1.0}, "rmsprop_decay = 1.0: must be at least 0 and below 1"),
+        ({"adam_betas": (0.9, 1.0)}, r"adam_betas = \(0.9, 1.0\): must be at least 0 and below 1"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd': expected 'adam' or 'rmsprop'"),
+        ({"optimizer_epsilon": 0.0}, "optimizer_epsilon = 0.0: must be above 0"),
+        ({"reward_scale": 0.0}, "reward_scale = 0.0: must be above 0"),
+        ({"grad_clip": 0.0}, "grad_clip = 0.0: must be above 0"),
+        ({"batch_size": 0}, "batch_size = 0: must be above 0"),
+        ({"max_staleness": 0}, "max_staleness = 0: must be at least 1"),
+        ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be at least 0"),
+        ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must be at least 0"),
+        ({"lr_final": 0.0}, "lr_final = 0.0 needs schedule_steps"),
+        ({"entropy_coefficient_final": 0.0}, "entropy_coefficient_final = 0.0 needs schedule_st"),
+        ({"lr_final": -1.0, "schedule_steps": 9}, "lr_final = -1.0: must be at least 0"),
+        ({"schedule_steps": 0}, "schedule_steps = 0: must be above 0"),
+        ({"lambda_": 2.0}, "lambda_ = 2.0: must be at least 0 and at most 1"),
+        ({"rho_bar_pg": 0.0}, "rho_bar_pg = 0.0: must be above 0"),
+        ({"rho_bar": 0.5}, "rho_bar = 0.5: must be at least c_bar = 1.0"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(
+    wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ImpalaConfig(**wrong).validate()
+
+
+def test_what_is_in_range_passes() -> None:
+    ImpalaConfig().validate()
+    ImpalaConfig(grad_clip=None, optimizer="rmsprop", rho_bar=2.0, gamma=1.0).validate()
+    ImpalaConfig(lr_final=0.0, schedule_steps=10, entropy_coefficient_final=0.0).validate()

@@ -1,0 +1,90 @@
+"""Optimizers against torch.optim, and schedules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from juggler.learner.optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
+from juggler.learner.schedules import Schedule
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.3])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Adam(), lambda p, lr: torch.optim.Adam(p, lr=lr, foreach=False)),
+        (
+            Adam(betas=(0.5, 0.9), epsilon=1e-5),
+            lambda p, lr: torch.optim.Adam(p, lr=lr, betas=(0.5, 0.9), eps=1e-5, foreach=False),
+        ),
+        (RMSProp(), lambda p, lr: torch.optim.RMSprop(p, lr=lr, foreach=False)),
+        (
+            RMSProp(decay=0.9, epsilon=0.1),
+            lambda p, lr: torch.optim.RMSprop(p, lr=lr, alpha=0.9, eps=0.1, foreach=False),
+        ),
+    ],
+    ids=["adam", "adam with other settings", "rmsprop", "rmsprop with other settings"],
+)
+def test_fifty_steps_agree_with_torch_bit_for_bit(ours: Optimizer, theirs, lr: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parameters = torch.randn(1000, generator=generator)
+    reference = parameters.clone().requires_grad_()
+    optimizer = theirs([reference], lr)
+    moments = ours.init(parameters)
+    for _ in range(50):
+        gradient = torch.randn(1000, generator=generator) * 10 ** torch.randn(
+            1000, generator=generator
+        )
+        parameters, moments = ours.update(
+            parameters, gradient, moments, torch.tensor(lr, dtype=torch.float64)
+        )
+        reference.grad = gradient.clone()
+        optimizer.step()
+        assert torch.equal(parameters, reference.detach())
+
+
+def test_an_update_leaves_the_old_values_alone() -> None:
+    for optimizer in (Adam(), RMSProp()):
+        parameters, gradient = torch.ones(3), torch.ones(3)
+        moments = optimizer.init(parameters)
+        before = {name: moment.clone() for name, moment in moments.items()}
+        optimizer.update(parameters, gradient, moments, torch.tensor(0.1))
+        assert torch.equal(parameters, torch.ones(3))
+        assert all(torch.equal(moments[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("limit", [0.5, 5.0, 50.0])
+def test_clipping_is_that_of_torch(limit: float) -> None:
+    gradient = torch.arange(4.0)  # norm √14 = 3.74
+    parameter = torch.zeros(4, requires_grad=True)
+    parameter.grad = gradient.clone()
+    norm = torch.nn.utils.clip_grad_norm_([parameter], limit)
+    torch.testing.assert_close(clip_by_global_norm(gradient, norm, limit), parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("steps", "value"), [(0, 1.0), (10, 1.0), (15, 0.75), (20, 0.5), (60, 0.25), (1000, 0.0)]
+)
+def test_a_schedule_is_linear_between_its_points_and_constant_beyond(
+    steps: int, value: float
+) -> None:
+    schedule = Schedule([(10, 1.0), (20, 0.5), (100, 0.0)])
+    assert schedule(torch.tensor(steps)).item() == pytest.approx(value)
+
+
+def test_a_schedule_from_one_value_is_constant() -> None:
+    for schedule in (Schedule(3e-4), Schedule.linear(3e-4, None, 100)):
+        assert [schedule(torch.tensor(steps)).item() for steps in (0, 10**12)] == [3e-4, 3e-4]
+
+
+def test_a_schedule_from_one_value_to_another_ends_there() -> None:
+    schedule = Schedule.linear(1.0, 0.2, 100)
+    found = [schedule(torch.tensor(steps)).item() for steps in (0, 50, 100, 200)]
+    assert found == pytest.approx([1.0, 0.6, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("points", [[], [(10, 1.0), (10, 2.0)], [(10, 1.0), (5, 2.0)]])
+def test_a_schedule_whose_steps_do_not_rise_is_refused(points: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="points of rising steps"):
+        Schedule(points)

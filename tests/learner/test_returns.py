@@ -1,0 +1,268 @@
+"""V-trace and GAE against slow loops in float64, and what each kind of end does to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.learner.returns import Estimates, gae, linear_recurrence, next_values, vtrace
+
+Case = dict[str, NDArray[Any]]
+Array = NDArray[np.float64]
+
+
+def random_case(seed: int, rows: int, steps: int, *, reset_rows: bool, ends: float) -> Case:
+    """Rows of episodes that end in all ways; values and rewards where steps are not live too."""
+    rng = np.random.default_rng(seed)
+    live = np.ones((rows, steps), bool)
+    ended = rng.random((rows, steps)) < ends
+    if reset_rows:
+        for t in range(1, steps):
+            live[:, t] = ~(ended[:, t - 1] & live[:, t - 1])
+    truncated = ended & live & (rng.random((rows, steps)) < 0.5)
+    return {
+        "log_ratios": rng.normal(0, 1, (rows, steps)),
+        "rewards": rng.normal(0, 1, (rows, steps)),
+        "values": rng.normal(0, 3, (rows, steps)),
+        "last_values": rng.normal(0, 3, rows),
+        "final_values": rng.normal(0, 3, (rows, steps)),  # where truncated
+        "terminated": ended & live & ~truncated,
+        "truncated": truncated,
+        "live": live,
+    }
+
+
+def after(case: Case, n: int, t: int, found: Array) -> tuple[float, float]:
+    """(V(x_{t+1}), what was found for step t + 1) by following one episode."""
+    if case["terminated"][n, t]:
+        return 0.0, 0.0
+    if case["truncated"][n, t]:
+        return case["final_values"][n, t], case["final_values"][n, t]
+    if t + 1 == case["live"].shape[1]:
+        return case["last_values"][n], case["last_values"][n]
+    return case["values"][n, t + 1], found[n, t + 1]
+
+
+def slow_vtrace(
+    case: Case, gamma: float, lambda_: float, rho_bar: float, rho_bar_pg: float, c_bar: float
+) -> tuple[Array, Array]:
+    """v_s and advantages, straight from Espeholt et al. 2018, remark 1 and section 4.2.
+
+    v_s = V(x_s) + δ_s + γ c_s (v_{s+1} - V(x_{s+1})), δ_s = ρ_s (r_s + γ V(x_{s+1}) - V(x_s))
+    """
+    targets, advantages = np.zeros_like(case["values"]), np.zeros_like(case["values"])
+    for n, t in reversed(list(np.ndindex(*case["live"].shape))):
+        if not case["live"][n, t]:
+            continue
+        reward, value = case["rewards"][n, t], case["values"][n, t]
+        ratio = np.exp(case["log_ratios"][n, t])
+        value_after, target_after = after(case, n, t, targets)
+        delta = min(rho_bar, ratio) * (reward + gamma * value_after - value)
+        trace = gamma * lambda_ * min(c_bar, ratio)
+        targets[n, t] = value + delta + trace * (target_after - value_after)
+        advantages[n, t] = min(rho_bar_pg, ratio) * (reward + gamma * target_after - value)
+    return targets, advantages
+
+
+def slow_gae(case: Case, gamma: float, lambda_: float) -> tuple[Array, Array]:
+    """λ-returns G_t = r_t + γ ((1 - λ) V(x_{t+1}) + λ G_{t+1}), and A_t = G_t - V(x_t)."""
+    returns = np.zeros_like(case["values"])
+    for n, t in reversed(list(np.ndindex(*case["live"].shape))):
+        if case["live"][n, t]:
+            value_after, return_after = after(case, n, t, returns)
+            mixed = (1 - lambda_) * value_after + lambda_ * return_after
+            returns[n, t] = case["rewards"][n, t] + gamma * mixed
+    return returns, np.where(case["live"], returns - case["values"], 0)
+
+
+def arguments(case: Case) -> dict[str, Tensor]:
+    """A case as the fast functions take it, in float32."""
+    rows, steps = np.nonzero(case["truncated"])
+    columns = {
+        name: torch.as_tensor(array, dtype=torch.bool if array.dtype == bool else torch.float32)
+        for name, array in case.items()
+    }
+    final_values = columns.pop("final_values")[rows, steps]
+    columns["next_values"] = next_values(
+        columns["values"],
+        columns.pop("last_values"),
+        final_values,
+        torch.as_tensor(rows),
+        torch.as_tensor(steps),
+    )
+    return columns
+
+
+def assert_agree(fast: Estimates, slow: tuple[Array, Array], live: NDArray[np.bool_]) -> None:
+    for found, expected in zip(fast, slow, strict=True):
+        np.testing.assert_allclose(found, np.where(live, expected, 0), rtol=2e-4, atol=2e-4)
+
+
+cases = st.builds(
+    random_case,
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 5),
+    steps=st.integers(1, 20),
+    reset_rows=st.booleans(),
+    ends=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    case=cases,
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    lambda_=st.sampled_from([0.0, 0.95, 1.0]),
+    bars=st.sampled_from([(1.0, 1.0, 1.0), (2.0, 1.5, 0.5), (1.0, 3.0, 1.0)]),
+)
+def test_vtrace_agrees_with_the_equations(
+    case: Case, gamma: float, lambda_: float, bars: tuple[float, float, float]
+) -> None:
+    rho_bar, rho_bar_pg, c_bar = bars
+    fast = vtrace(
+        **arguments(case),
+        gamma=gamma,
+        lambda_=lambda_,
+        rho_bar=rho_bar,
+        rho_bar_pg=rho_bar_pg,
+        c_bar=c_bar,
+    )
+    assert_agree(fast, slow_vtrace(case, gamma, lambda_, *bars), case["live"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    case=cases,
+    gamma=st.sampled_from([0.0, 0.99, 1.0]),
+    lambda_=st.sampled_from([0.0, 0.95, 1.0]),
+)
+def test_gae_agrees_with_the_lambda_return(case: Case, gamma: float, lambda_: float) -> None:
+    columns = arguments(case)
+    del columns["log_ratios"]
+    fast = gae(**columns, gamma=gamma, lambda_=lambda_)
+    assert_agree(fast, slow_gae(case, gamma, lambda_), case["live"])
+
+
+def constant_case(steps: int, value: float = 10.0, gamma: float = 0.99) -> Case:
+    """On-policy, the value function is right everywhere: rewards are V - γ V."""
+    case = random_case(0, 1, steps, reset_rows=False, ends=0.0)
+    case["log_ratios"] = np.zeros((1, steps))
+    case["values"] = np.full((1, steps), value)
+    case["last_values"] = np.full(1, value)
+    case["final_values"] = np.full((1, steps), value)
+    case["rewards"] = np.full((1, steps), value - gamma * value)
+    return case
+
+
+def both(case: Case, lambda_: float = 1.0) -> list[Estimates]:
+    """V-trace's and GAE's estimates: on-policy they are the same."""
+    columns = arguments(case)
+    on_policy = dict(columns)
+    del on_policy["log_ratios"]
+    return [
+        vtrace(**columns, gamma=0.99, lambda_=lambda_),
+        gae(**on_policy, gamma=0.99, lambda_=lambda_),
+    ]
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("steps", [1, 4, 5, 64])
+def test_a_value_function_that_is_right_everywhere_stays_as_it_is(
+    steps: int, lambda_: float
+) -> None:
+    for targets, advantages in both(constant_case(steps), lambda_):
+        np.testing.assert_allclose(targets, np.full((1, steps), 10.0), rtol=1e-5)
+        np.testing.assert_allclose(advantages, np.zeros((1, steps)), atol=1e-4)
+
+
+def test_a_step_appended_to_a_row_and_masked_changes_nothing_before_it() -> None:
+    case = constant_case(5)
+    case["live"][0, 4] = False
+    case["rewards"][0, 4] = 0.0
+    for targets, advantages in both(case):
+        np.testing.assert_allclose(targets, [[10.0, 10.0, 10.0, 10.0, 0.0]], rtol=1e-5)
+        np.testing.assert_allclose(advantages, np.zeros((1, 5)), atol=1e-4)
+
+
+def test_a_terminated_episode_bootstraps_from_nothing() -> None:
+    case = constant_case(4)
+    case["terminated"][0, 1] = True
+    case["rewards"][0] = [1.0, 1.0, 0.1, 2.0]
+    for targets, advantages in both(case):
+        # Two steps of reward 1, and then nothing. The next episode is better than its values say.
+        late = 2.0 + 0.99 * 10
+        early = 0.1 + 0.99 * late
+        np.testing.assert_allclose(targets, [[1.0 + 0.99, 1.0, early, late]], rtol=1e-5)
+        np.testing.assert_allclose(
+            advantages, [[1.99 - 10, 1.0 - 10, early - 10, late - 10]], rtol=1e-4
+        )
+
+
+def test_a_truncated_episode_bootstraps_from_its_final_observation() -> None:
+    case = constant_case(4)
+    case["truncated"][0, 1] = True
+    case["final_values"][0, 1] = 20.0
+    case["rewards"][0] = [1.0, 1.0, 0.1, 2.0]
+    for targets, advantages in both(case):
+        end = 1.0 + 0.99 * 20.0  # not 10, the value of the next episode's first observation
+        late = 2.0 + 0.99 * 10
+        early = 0.1 + 0.99 * late
+        np.testing.assert_allclose(targets, [[1.0 + 0.99 * end, end, early, late]], rtol=1e-5)
+        np.testing.assert_allclose(
+            advantages, [[1.0 + 0.99 * end - 10, end - 10, early - 10, late - 10]], rtol=1e-4
+        )
+
+
+def test_a_reset_row_contributes_nothing_and_carries_nothing_back() -> None:
+    case = constant_case(4)
+    case["terminated"][0, 1] = True
+    case["rewards"][0] = [1.0, 1.0, 0.0, 0.1]
+    case["live"][0, 2] = False
+    for targets, advantages in both(case):
+        np.testing.assert_allclose(targets, [[1.99, 1.0, 0.0, 10.0]], rtol=1e-5)
+        np.testing.assert_allclose(advantages, [[-8.01, -9.0, 0.0, 0.0]], atol=1e-4)
+
+
+def test_a_row_that_is_cut_bootstraps_from_its_last_observation() -> None:
+    case = constant_case(2)
+    case["last_values"][0] = 20.0
+    for targets, _ in both(case):
+        end = 0.1 + 0.99 * 20.0
+        np.testing.assert_allclose(targets, [[0.1 + 0.99 * end, end]], rtol=1e-5)
+
+
+def test_importance_weights_beyond_all_bounds_are_clipped() -> None:
+    case = constant_case(3)
+    case["rewards"] += 1.0
+    expected = vtrace(**arguments(case), gamma=0.99)
+    case["log_ratios"] = np.array([[0.0, 200.0, 1000.0]])
+    found = vtrace(**arguments(case), gamma=0.99)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 64, 100])
+def test_a_linear_recurrence_is_solved_as_by_a_loop(length: int) -> None:
+    rng = np.random.default_rng(length)
+    a, b, x_last = rng.normal(size=(3, length)), rng.normal(size=(3, length)), rng.normal(size=3)
+    x = x_last
+    slow = np.zeros_like(a)
+    for t in reversed(range(length)):
+        x = b[:, t] + a[:, t] * x
+        slow[:, t] = x
+    fast = linear_recurrence(torch.tensor(a), torch.tensor(b), torch.tensor(x_last))
+    np.testing.assert_allclose(fast, slow, rtol=1e-9, atol=1e-9)
+
+
+def test_a_linear_recurrence_works_under_vmap() -> None:
+    a, b, x_last = torch.rand(5, 3, 10), torch.rand(5, 3, 10), torch.rand(5, 3)
+    torch.testing.assert_close(
+        torch.func.vmap(linear_recurrence)(a, b, x_last), linear_recurrence(a, b, x_last)
+    )

@@ -1,0 +1,30 @@
+"""The fast hyperbolic tangent against torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from juggler.runtime.modules.activations import Tanh
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_tanh_and_its_gradient_are_those_of_torch(size: int) -> None:
+    x = torch.linspace(-20, 20, size, requires_grad=True)
+    y, expected = Tanh()(x), torch.tanh(x)
+    torch.testing.assert_close(y, expected, atol=3e-7, rtol=0)
+    gradient = torch.linspace(1, 2, size)
+    (found,) = torch.autograd.grad(y, x, gradient)
+    (wanted,) = torch.autograd.grad(expected, x, gradient)
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+
+
+def test_tanh_of_what_is_not_finite_is_that_of_torch() -> None:
+    x = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e38]).repeat(10_000)
+    torch.testing.assert_close(Tanh()(x), torch.tanh(x), equal_nan=True)
+
+
+def test_tanh_works_under_the_transforms_of_torch_func() -> None:
+    x = torch.randn(3, 20_000)
+    grad = torch.func.vmap(torch.func.grad(lambda row: Tanh()(row).sum()))(x)
+    torch.testing.assert_close(grad, 1 - torch.tanh(x).square(), atol=1e-6, rtol=0)
