@@ -57,7 +57,7 @@ class LearnerConfig:
     batch_size: int = 1024
     """Live environment steps in one update, over all learners of the group."""
 
-    max_staleness: int = 4
+    max_staleness: int = 3
     """Updates that weights may be behind when steps that they sampled are trained on."""
 
     def validate(self) -> None:

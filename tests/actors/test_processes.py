@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,16 @@ import psutil
 import pytest
 
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, start
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_forkserver_is_left() -> Iterator[None]:
+    yield
+    cool_down()
 
 
 def _eventually(what: Any, seconds: float = 15.0) -> Any:
@@ -140,7 +147,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import time
-            from juggler.runtime.actors.processes import WorkerProgram, start
+            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
 
             print(start(WorkerProgram("time:sleep", 60), "worker 0").pid, flush=True)
             time.sleep(60)
@@ -162,7 +169,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             """
-            from juggler.runtime.actors.processes import WorkerProgram, start
+            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
 
             print("once", flush=True)
             process = start(WorkerProgram("builtins:print", "in the worker"), "worker 0")
