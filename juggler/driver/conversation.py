@@ -165,6 +165,8 @@ class Conversation:
                 self._progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         self._local.of_use(worker.worker_id)
+        if self.stop_reason:
+            return  # the summary says what the run had reached when it was stopped
         self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
         if receipt.episode_returns and self.metrics.solved(self._config.driver.stop_return):
             self.stop("solved")
