@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import tyro
 
+from juggler.runtime.actors.attachment import describe, explains_itself
+from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.endpoints import EndpointError, split_address
+from juggler.runtime.actors.worker import Contact
+
 T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class WorkerArguments:
+    """How a worker on its own finds its driver."""
+
+    driver: str
+    """Where the driver listens, HOST:PORT."""
+
+    index: int = -1
+    """This worker's number in its role; -1: the driver chooses."""
+
+    token_file: str | None = None
+    """A file with the secret of the run; or set JUGGLER_TOKEN."""
+
+    timeout: float = 60.0
+    """Seconds to wait for the driver to answer."""
+
+    def contact(self) -> Contact:
+        """
+        Raises:
+            EndpointError: the address is none.
+            ValueError: the token file cannot be read.
+        """
+        split_address(self.driver)
+        return Contact(
+            address=self.driver,
+            index=self.index,
+            token=read_token(self.token_file),
+            timeout=self.timeout,
+        )
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
@@ -35,8 +73,6 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     from juggler.driver.config import ConfigError
     from juggler.driver.driver import RunFailed
     from juggler.driver.run_directory import RunDirectoryError
-    from juggler.runtime.actors.attachment import describe, explains_itself
-    from juggler.runtime.actors.endpoints import EndpointError
 
     try:
         return work()
@@ -67,8 +103,6 @@ def process_started() -> float:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return time.monotonic()
-    import os
-
     age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)
 
