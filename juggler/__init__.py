@@ -12,12 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from juggler.driver.checkpoints import CheckpointError as CheckpointError
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
     from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
+    from juggler.driver.record.checkpoints import CheckpointError as CheckpointError
     from juggler.driver.training import Result as Result
     from juggler.driver.training import resume as resume
     from juggler.driver.training import shipped_configs as shipped_configs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.
 _PUBLIC = {
-    "CheckpointError": "juggler.driver.checkpoints",
+    "CheckpointError": "juggler.driver.record.checkpoints",
     "ConfigError": "juggler.driver.config",
     "Evaluated": "juggler.driver.evaluating",
     "RLModule": "juggler.runtime.modules.rl_module",

@@ -69,10 +69,10 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; what people can mend becomes one message and exit status 1."""
     from juggler.cli.picture import PlotError
-    from juggler.driver.checkpoints import CheckpointError
     from juggler.driver.config import ConfigError
     from juggler.driver.driver import RunFailed
-    from juggler.driver.run_directory import RunDirectoryError
+    from juggler.driver.record.checkpoints import CheckpointError
+    from juggler.driver.record.run_directory import RunDirectoryError
 
     try:
         return work()

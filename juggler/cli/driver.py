@@ -9,9 +9,9 @@ from pathlib import Path
 import tyro
 
 from juggler.cli.arguments import parse, process_started, report_errors
-from juggler.driver import checkpoints
 from juggler.driver.config import RunConfig
 from juggler.driver.driver import Listen
+from juggler.driver.record import checkpoints
 from juggler.driver.training import load_config, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 
@@ -45,15 +45,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def _drive(arguments: Sequence[str], started: float) -> int:
     first = parse(Arguments, arguments, "driver")
-    if first.resume is None:
-        base = load_config(first.config)
+    listen = Listen(first.bind, first.insecure, read_token(first.token_file))
+    if first.resume is not None:
+        checkpoint = checkpoints.read(Path(first.resume))
+        base = RunConfig.from_flat(checkpoint.config, where=first.resume)
     else:
-        base = RunConfig.from_flat(checkpoints.read(Path(first.resume)).config, first.resume)
+        checkpoint, base = None, load_config(first.config)
     given = parse(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
-    listen = Listen(given.bind, given.insecure, read_token(given.token_file))
-    if given.resume is not None:
-        resume_run(Path(given.resume), given.run, started=started, listen=listen)
+    if checkpoint is not None:
+        run_dir = Path(first.resume or "")
+        resume_run(run_dir, checkpoint, given.run, started=started, listen=listen)
     else:
         start_run(given.run, started=started, listen=listen)
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.driver.run_directory import METRICS_FILE
+from juggler.driver.record.run_directory import METRICS_FILE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -57,13 +57,14 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     if first.config is not None:
         print("juggler train: give a configuration or --resume, not both", file=sys.stderr)
         return 2
-    from juggler.driver import checkpoints
+    from juggler.driver.record import checkpoints
     from juggler.runtime.actors.processes import warm_up
 
     run_dir = Path(first.resume or "")
-    before = RunConfig.from_flat(checkpoints.read(run_dir).config, where=str(run_dir))
+    checkpoint = checkpoints.read(run_dir)
+    before = RunConfig.from_flat(checkpoint.config, where=str(run_dir))
     warm_up()
     given = parse(Arguments, arguments, "train", Arguments(run=before))
     given.run.validate()
-    resume_run(run_dir, given.run, started=started)
+    resume_run(run_dir, checkpoint, given.run, started=started)
     return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -129,10 +130,10 @@ class RunConfig:
                 raise ConfigError(str(error)) from error
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, as JSON and TOML know values."""
+        """Every key with its value."""
         merged: dict[str, Any] = {}
         for part in _parts(self).values():
-            merged.update(msgspec.to_builtins(part))
+            merged.update(asdict(part))
         return merged
 
     @classmethod
@@ -177,6 +178,12 @@ def _parts(config: RunConfig) -> dict[str, Any]:
 
 
 def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    # TOML has no word for None; where None is allowed, "none" is it.
+    hints = get_type_hints(kind)
+    values = {
+        key: None if value == "none" and NoneType in get_args(hints[key]) else value
+        for key, value in values.items()
+    }
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver import events
-from juggler.driver.checkpoints import Checkpoint
 from juggler.driver.config import RunConfig
+from juggler.driver.core import events
 from juggler.driver.local_workers import LocalWorkers
-from juggler.driver.progress import Progress
+from juggler.driver.record.checkpoints import Checkpoint
+from juggler.driver.record.progress import Progress
 from juggler.driver.restoring import core_of, metrics_of, restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
@@ -236,14 +236,15 @@ class Conversation:
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
             self._local.kill(worker.worker_id, worker.pid, after=5.0 if event.farewell else 0.0)
-        if not self.stop_reason:
+        # Where nothing has ever worked, to try again would only say the same again.
+        hopeless = bool(failure) and not self.roster.had_runner and self._only_local
+        if not self.stop_reason and not (hopeless and failure and not failure.traceback):
             self._show_departure(event)
         if worker.role == ENVRUNNER:
             left = events.RunnerLeft(worker.worker_id, worker.incarnation, event.reason)
             self.happened(left)
-            if failure and not self.roster.had_runner and self._only_local:
-                # Nothing has ever worked here: to try again would only say the same again.
-                self.fail(f"{worker.worker_id} could not start: {failure.message}")
+            if hopeless:
+                self.fail(f"{worker.worker_id} could not start: {event.reason}")
         elif worker.role == EVALUATOR:
             self.evaluating = False
         else:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.checkpoints import Checkpoint
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
-from juggler.driver.events import Finish, StopRequested
+from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.local_workers import LocalWorkers
-from juggler.driver.progress import Progress
-from juggler.driver.run_directory import RunDirectory
+from juggler.driver.record.checkpoints import Checkpoint
+from juggler.driver.record.progress import Progress
+from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.signals import signals_become
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -118,6 +118,7 @@ class Driver:
         )
         self._first_update: float | None = None
         self._solved: float | None = None
+        self._bound: list[str] = []
         self._due: dict[str, float] = {}
         self._trained_at_last_look = 0
         self._last_line: dict[str, Any] | None = None
@@ -133,6 +134,7 @@ class Driver:
             EndpointError: the driver cannot listen where it should.
         """
         workers, grace = self._workers, 0.0
+        self._begin_to_listen()
         with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))):
             try:
                 self._start()
@@ -154,15 +156,24 @@ class Driver:
             raise RunFailed(workers.failure + hint)
         return summary
 
-    def _start(self) -> None:
-        driver, listen = self._config.driver, self._listen
+    def _begin_to_listen(self) -> None:
+        listen = self._listen
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
-        bound = self._hub.start(addresses, insecure=bool(listen and listen.insecure))
+        try:
+            self._bound = self._hub.start(addresses, insecure=bool(listen and listen.insecure))
+        except BaseException:
+            self._local.close(grace=0.0)
+            raise
+
+    def _start(self) -> None:
+        driver = self._config.driver
         self._progress.start(self._config.flat())
-        if listen is None:
+        if self._workers.updates:
+            self._progress.message(f"going on from update {self._workers.updates}", "info")
+        if self._listen is None:
             self._local.start(driver)
         else:
-            self._progress.message(f"waiting for workers at {bound[-1]}", "info")
+            self._progress.message(f"waiting for workers at {self._bound[-1]}", "info")
         now = time.monotonic()
         self._due = {
             "line": now + _LINE_SECONDS,
@@ -262,7 +273,10 @@ class Driver:
             "restarts": self._local.restarts,
             **self._workers.metrics.line(wall_time, counters.trained),
         }
-        self._directory.append(line)
+        try:
+            self._directory.append(line)
+        except RunDirectoryError as error:
+            self._progress.message(str(error), "error")  # the run itself need not end for it
         self._progress.update(line)
         return line
 
@@ -303,7 +317,10 @@ class Driver:
             "run_dir": str(self._directory.path),
             "checkpoint": str(newest) if newest else None,
         }
-        self._directory.write_summary(summary)
+        try:
+            self._directory.write_summary(summary)
+        except RunDirectoryError as error:
+            self._progress.message(str(error), "error")
         self._progress.finish(summary)
         self._directory.close()
         return summary

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver import checkpoints
 from juggler.driver.config import RunConfig
+from juggler.driver.record import checkpoints
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 
 

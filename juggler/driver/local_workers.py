@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,7 +24,7 @@ class LocalWorkers:
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
-        self._socket_dir = tempfile.mkdtemp(prefix="juggler-")
+        self._socket_dir = _make_socket_directory()
         self._supervisor = Supervisor(events)
         self._run_id = run_id
         self._token = token
@@ -92,3 +93,15 @@ class LocalWorkers:
         worker_id = f"{role}-{index}"
         self._posts.add(worker_id)
         self._supervisor.add(worker_id, WorkerProgram(target, program), policy)
+
+
+def _make_socket_directory() -> str:
+    """A new one, under a name that says whose it is; those of drivers that were killed go."""
+    place = Path(tempfile.gettempdir())
+    if len(str(place)) > 60:
+        place = Path("/tmp")  # a Unix socket's path has 107 bytes at most
+    for path in place.glob("juggler-*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place)

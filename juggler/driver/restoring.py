@@ -8,12 +8,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoints import Checkpoint
 from juggler.driver.config import RunConfig
-from juggler.driver.core import DriverCore
-from juggler.driver.ledger import Counters
-from juggler.driver.metrics import Metrics
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.ledger import Counters
+from juggler.driver.core.state import CoreSettings
+from juggler.driver.record.checkpoints import Checkpoint
+from juggler.driver.record.metrics import Metrics
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import training_pb2
@@ -45,6 +45,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         max_updates_in_flight=config.driver.updates_in_flight,
         num_learners=config.driver.num_learners,
         synchronous=config.driver.synchronous,
+        num_runners=config.driver.num_env_runners,
     )
     if resume is None:
         return DriverCore(settings)

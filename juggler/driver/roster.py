@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-import msgspec
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.config import RunConfig
@@ -135,11 +134,11 @@ class Roster:
 
     def _config_for(self, role: str) -> dict[str, object]:
         config = self.config
-        module = msgspec.to_builtins(config.module)
+        module = asdict(config.module)
         if role == LEARNER:
-            learner = msgspec.to_builtins(config.learner)
+            learner = asdict(config.learner)
             return {"learner": learner, "module": module, "device": config.driver.devices}
-        env_runner = msgspec.to_builtins(config.env_runner)
+        env_runner = asdict(config.env_runner)
         if role == EVALUATOR:
             rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)
             env_runner["envs_per_runner"] = rows

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.checkpoints import Checkpoint, CheckpointError, write
 from juggler.driver.config import RunConfig
-from juggler.driver.core import DriverCore
-from juggler.driver.metrics import Metrics
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.record.checkpoints import Checkpoint, CheckpointError, write
+from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import counters_of
 from juggler.driver.roster import Spaces
 from juggler.runtime.actors.mailbox import Mailbox

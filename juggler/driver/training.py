@@ -11,11 +11,12 @@ from typing import Any
 
 import cloudpickle
 
-from juggler.driver import checkpoints
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver, Listen
-from juggler.driver.progress import make_progress
-from juggler.driver.run_directory import RunDirectory
+from juggler.driver.record import checkpoints
+from juggler.driver.record.progress import make_progress
+from juggler.driver.record.run_directory import RunDirectory
+from juggler.runtime.actors.endpoints import EndpointError
 
 _CONFIGS = "juggler.driver.configs"
 
@@ -89,26 +90,24 @@ def train(
     """
     started = time.monotonic()
     base = config if isinstance(config, RunConfig) else load_config(config)
-    factories: list[Callable[..., Any] | None] = []
-    for key, value in (("env", env), ("module", module)):
-        own = value if callable(value) else None
-        factories.append(own)
-        if own is not None:
-            # What config.toml says of it: where it would be found if it had a module.
-            label = f"{getattr(own, '__module__', '')}:{getattr(own, '__qualname__', own)}"
-            keys[key] = label
-        elif value is not None:
-            keys[key] = value
-    own_code = cloudpickle.dumps(tuple(factories)) if any(factories) else b""
+    own_code = _own_code(env, module, keys)
     final = RunConfig.from_flat({**base.flat(), **keys})
     return start_run(final, started=started, own_code=own_code)
 
 
-def resume(run_dir: str | Path, **keys: Any) -> Result:
+def resume(
+    run_dir: str | Path,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    **keys: Any,
+) -> Result:
     """Go on with a run from its newest good checkpoint.
 
     Args:
         run_dir: of the run.
+        env: as for `train`; a run that was trained on a callable needs it again.
+        module: the same.
         keys: of the configuration, to be other than before.
 
     Raises:
@@ -116,9 +115,28 @@ def resume(run_dir: str | Path, **keys: Any) -> Result:
         RunFailed: something failed; the message says what.
     """
     started = time.monotonic()
-    before = checkpoints.read(Path(run_dir)).config
-    config = RunConfig.from_flat({**before, **keys}, where=str(run_dir))
-    return resume_run(Path(run_dir), config, started=started)
+    own_code = _own_code(env, module, keys)
+    checkpoint = checkpoints.read(Path(run_dir))
+    config = RunConfig.from_flat({**checkpoint.config, **keys}, where=str(checkpoint.path))
+    return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
+
+
+def _own_code(
+    env: str | Callable[..., Any] | None,
+    module: str | Callable[..., Any] | None,
+    keys: dict[str, Any],
+) -> bytes:
+    """Put names among the keys; what has none goes to local workers by itself, cloudpickled."""
+    factories: list[Callable[..., Any] | None] = []
+    for key, value in (("env", env), ("module", module)):
+        factories.append(value if callable(value) else None)
+        if callable(value):
+            # What config.toml says of it: where it would be found if its script were a module.
+            name = getattr(value, "__qualname__", type(value).__qualname__)
+            keys[key] = f"{getattr(value, '__module__', None)}:{name}"
+        elif value is not None:
+            keys[key] = value
+    return cloudpickle.dumps(tuple(factories)) if any(factories) else b""
 
 
 def start_run(
@@ -132,32 +150,31 @@ def start_run(
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     name = config.env_runner.env.rpartition(":")[2]
     directory = RunDirectory.create(path, config.flat(), name)
-    return _drive(config, directory, started=started, own_code=own_code, listen=listen)
+    try:
+        return _drive(config, directory, started=started, own_code=own_code, listen=listen)
+    except EndpointError:
+        directory.discard()
+        raise
 
 
 def resume_run(
     run_dir: Path,
-    config: RunConfig | None = None,
+    checkpoint: checkpoints.Checkpoint,
+    config: RunConfig,
     *,
     started: float,
+    own_code: bytes = b"",
     listen: Listen | None = None,
 ) -> Result:
-    """Go on with a run from its newest good checkpoint.
-
-    Args:
-        run_dir: of the run.
-        config: to go on with; none: as before.
-        started: see `Driver`.
-        listen: see `Driver`.
+    """Go on with a run. See `Driver` for the arguments.
 
     Raises:
-        CheckpointError: there is no good checkpoint.
         RunDirectoryError: this is no run directory.
     """
-    directory = RunDirectory.open(run_dir)
-    checkpoint = checkpoints.read(run_dir)
-    config = config or RunConfig.from_flat(checkpoint.config, where=str(checkpoint.path))
-    return _drive(config, directory, started=started, resume=checkpoint, listen=listen)
+    directory = RunDirectory.open(run_dir, config.flat())
+    return _drive(
+        config, directory, started=started, own_code=own_code, resume=checkpoint, listen=listen
+    )
 
 
 def _drive(config: RunConfig, directory: RunDirectory, **arguments: Any) -> Result:

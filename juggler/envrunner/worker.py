@@ -33,6 +33,14 @@ from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 
+#: The longest wait for the first weights of a learner.
+_FIRST_WEIGHTS_SECONDS = 30.0
+
+
+class LearnerOutOfReach(ValueError):
+    """No weights came from where the learner is said to be."""
+
+
 def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
     # Small forward passes gain nothing from more threads, and runners share the cores.
@@ -205,14 +213,22 @@ class EnvRunner:
         """Swap to the newest weights. False where there is no learner, or the run is over."""
         if self._subscription is None:
             return False
+        deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
         weights = self._subscription.newest
         while weights is None or weights.version < at_least:
             if self._loop.over():
                 return False
             try:
                 weights = self._subscription.wait_for(at_least, timeout=0.5)
-            except TimeoutError:
-                weights = None
+            except TimeoutError as error:
+                # A learner has its first weights before anybody is sent to it. Later ones take
+                # as long as an update does.
+                weights = self._subscription.newest
+                if weights is None and time.monotonic() > deadline:
+                    raise LearnerOutOfReach(
+                        f"{error} Can this host reach that address? A learner on another host "
+                        "needs --bind, and --advertise where it is known by another address"
+                    ) from None
         if weights.version != self._version:
             self._swap(weights)
         return True

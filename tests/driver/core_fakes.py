@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from juggler.driver.events import (
+from juggler.driver.core.events import (
     Arrived,
     Command,
     Discard,

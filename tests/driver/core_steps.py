@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Command,
     IssueUpdate,
     LearnerJoined,
@@ -16,7 +16,7 @@ from juggler.driver.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 C = TypeVar("C")

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from core_fakes import FakeLearner, FakeRunner, Processes
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Arrived,
     Command,
     Discard,
@@ -29,8 +29,8 @@ from juggler.driver.events import (
     UpdateFinished,
     WorkerKey,
 )
-from juggler.driver.group import worker_order
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.group import worker_order
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 

@@ -19,8 +19,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from juggler.driver import checkpoints
-from juggler.driver.checkpoints import Checkpoint, CheckpointError, newest_good, read, write
+from juggler.driver.record import checkpoints
+from juggler.driver.record.checkpoints import Checkpoint, CheckpointError, newest_good, read, write
 
 
 def _checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoint:
@@ -417,7 +417,7 @@ def test_a_process_killed_while_it_writes_leaves_a_good_checkpoint(tmp_path: Pat
 import itertools
 from pathlib import Path
 import numpy as np
-from juggler.driver.checkpoints import Checkpoint, write
+from juggler.driver.record.checkpoints import Checkpoint, write
 for update in itertools.count():
     write(Path({str(tmp_path)!r}), Checkpoint(
         version=(1, update // 2), tree={{"a": np.full(200_000, float(update // 2))}},
@@ -464,5 +464,5 @@ def test_to_keep_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_need_no_torch() -> None:
-    code = "import sys, juggler.driver.checkpoints; sys.exit('torch' in sys.modules)"
+    code = "import sys, juggler.driver.record.checkpoints; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from juggler.driver.events import Finish, IssueUpdate, Request, StopRequested
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.events import Finish, IssueUpdate, Request, StopRequested
+from juggler.driver.core.state import CoreSettings
 
 _FEW = st.integers(0, 3)
 _ANY = st.integers(0, 10_000)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from core_steps import answer, join, make, only, receipt
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Arrived,
     Command,
     Discard,
@@ -23,7 +23,7 @@ from juggler.driver.events import (
     SampleReceived,
     Share,
 )
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 # Requests.

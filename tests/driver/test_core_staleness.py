@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Arrived,
     Command,
     Event,
@@ -23,7 +23,7 @@ from juggler.driver.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 STEPS = 32  # of every batch

@@ -6,8 +6,8 @@ import random
 
 from core_steps import only, receipt
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Command,
     IssueUpdate,
     LearnerJoined,
@@ -19,7 +19,7 @@ from juggler.driver.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 

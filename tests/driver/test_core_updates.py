@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_steps import answer, join, make, only, receipt
 
-from juggler.driver.core import DriverCore
-from juggler.driver.events import (
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import (
     Arrived,
     Discard,
     Finish,
@@ -19,7 +19,7 @@ from juggler.driver.events import (
     StopRequested,
     UpdateFailed,
 )
-from juggler.driver.state import CoreSettings
+from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
 
 # Updates.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.driver.events import DROP_REASONS, UsedBatch, WorkerKey
-from juggler.driver.ledger import Batch, Counters, Ledger, LedgerError
+from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
+from juggler.driver.core.ledger import Batch, Counters, Ledger, LedgerError
 
 RUNNER = WorkerKey("envrunner-0", "a")
 LEARNER = WorkerKey("learner-0", "b")

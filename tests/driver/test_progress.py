@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from juggler.driver.live_progress import Curve, LiveProgress
-from juggler.driver.progress import (
+from juggler.driver.record.live_progress import Curve, LiveProgress
+from juggler.driver.record.progress import (
     PlainProgress,
     SilentProgress,
     clock,
@@ -336,7 +336,7 @@ def test_clocks(seconds: float, text: str) -> None:
 def test_plain_progress_needs_neither_rich_nor_torch() -> None:
     code = """
 import sys
-from juggler.driver.progress import make_progress
+from juggler.driver.record.progress import make_progress
 make_progress("plain").start({})
 assert not {"rich", "torch", "numpy"} & sys.modules.keys()
 """

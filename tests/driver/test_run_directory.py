@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from juggler.driver.run_directory import RunDirectory, RunDirectoryError, to_json
+from juggler.driver.config import RunConfig
+from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError, to_json
 
 CONFIG = {
     "env": "CartPole-v1",
@@ -47,13 +48,21 @@ def _events(path: Path) -> EventAccumulator:
     return EventAccumulator(str(path)).Reload()
 
 
-def test_a_new_run_directory_holds_the_configuration_without_none(tmp_path: Path) -> None:
+def test_a_new_run_directory_holds_the_configuration(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "a" / "run", CONFIG, "cartpole") as run:
         assert run.path == tmp_path / "a" / "run"
         assert run.checkpoints == run.path / "checkpoints"
         assert run.checkpoints.is_dir()
     found = tomllib.loads((run.path / "config.toml").read_text())
-    assert found == {"env": "CartPole-v1", "lr": 1e-3, "hidden": [64, 64], "env_kwargs": {}}
+    none = {key: "none" for key, value in CONFIG.items() if value is None}
+    assert none
+    assert found == {
+        "env": "CartPole-v1",
+        "lr": 1e-3,
+        "hidden": [64, 64],
+        "env_kwargs": {},
+        **none,
+    }
 
 
 def test_a_configuration_that_toml_cannot_hold_leaves_no_directory(tmp_path: Path) -> None:
@@ -132,7 +141,7 @@ def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) ->
         run.append(_line(1000))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"wall_time": 3.0, "env_st')
-    with RunDirectory.open(tmp_path) as run:
+    with RunDirectory.open(tmp_path, CONFIG) as run:
         run.append(_line(1500))
     assert _lines(tmp_path) == [_line(1000), _line(1500)]
 
@@ -140,7 +149,7 @@ def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) ->
 def test_a_run_killed_in_its_first_line_goes_on(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, CONFIG, "cartpole").close()
     (tmp_path / "metrics.jsonl").write_text('{"wall')
-    with RunDirectory.open(tmp_path) as run:
+    with RunDirectory.open(tmp_path, CONFIG) as run:
         run.append(_line(10))
     assert _lines(tmp_path) == [_line(10)]
 
@@ -148,7 +157,7 @@ def test_a_run_killed_in_its_first_line_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "reason"), [("nowhere", "no directory"), ("", "config.toml")])
 def test_only_a_run_directory_can_be_opened(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(RunDirectoryError, match=reason):
-        RunDirectory.open(tmp_path / name)
+        RunDirectory.open(tmp_path / name, CONFIG)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,8 +166,8 @@ def test_two_processes_cannot_write_in_one_run_directory(tmp_path: Path) -> None
         RunDirectory.create(tmp_path, CONFIG, "cartpole"),
         pytest.raises(RunDirectoryError, match="another process"),
     ):
-        RunDirectory.open(tmp_path)
-    RunDirectory.open(tmp_path).close()
+        RunDirectory.open(tmp_path, CONFIG)
+    RunDirectory.open(tmp_path, CONFIG).close()
 
 
 def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
@@ -203,7 +212,7 @@ def test_tensorboard_forgets_what_a_restored_run_does_again(
         for steps in (1000, 2000, 3000):
             run.append(_line(steps, wall_time=1.0))
     monkeypatch.setattr("time.time", lambda: 4e9)  # another file name, and later in order
-    with RunDirectory.open(tmp_path) as run:
+    with RunDirectory.open(tmp_path, CONFIG) as run:
         run.append(_line(2000, wall_time=2.0))
     found = [(e.step, e.value) for e in _events(tmp_path).Scalars("wall_time")]
     assert found == [(1000, 1.0), (2000, 2.0)]
@@ -213,7 +222,7 @@ def test_a_run_directory_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> N
     code = f"""
 import sys
 from pathlib import Path
-from juggler.driver.run_directory import RunDirectory
+from juggler.driver.record.run_directory import RunDirectory
 assert not any(name.startswith("tensorboard") for name in sys.modules), "imported too early"
 with RunDirectory.create(Path({str(tmp_path)!r}), {{}}, "run") as run:
     run.append({{"env_steps_sampled": 1}})
@@ -221,3 +230,22 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_config_survives_its_file_none_included(tmp_path: Path) -> None:
+    config = RunConfig.from_flat({"grad_clip": "none", "env_kwargs": {"a": 1}, "stop_steps": 7})
+    assert config.learner.grad_clip is None
+    with RunDirectory.create(tmp_path / "run", config.flat(), "x"):
+        pass
+    assert RunConfig.from_toml(tmp_path / "run" / "config.toml") == config
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "run", CONFIG, "x").discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_has_the_config_that_it_goes_on_with(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "run", {"lr": 1.0}, "x").close()
+    RunDirectory.open(tmp_path / "run", {"lr": 2.0}).close()
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text()) == {"lr": 2.0}

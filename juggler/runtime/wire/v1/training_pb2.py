@@ -26,7 +26,7 @@ from juggler.runtime.wire.v1 import spaces_pb2 as juggler_dot_runtime_dot_wire_d
 from juggler.runtime.wire.v1 import tensors_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/training.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"4\n\x0eWeightsVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xbe\x01\n\x05Setup\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x13\n\x0bstate_bytes\x18\x06 \x01(\x04\"\x90\x01\n\x05Ready\x12,\n\x11observation_space\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\"\x94\x01\n\x08Learners\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.juggler.v1.Learners.Learner\x1a\x44\n\x07Learner\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\"t\n\rSampleRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12,\n\x08\x61t_least\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\"\xa8\x02\n\x07Receipt\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\nlive_steps\x18\x03 \x01(\x04\x12+\n\x07version\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x05 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x06 \x03(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\x12\x31\n\x07seconds\x18\t \x03(\x0b\x32 .juggler.v1.Receipt.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x08\x41rrivals\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.juggler.v1.Arrival\"/\n\x07\x41rrival\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\"B\n\x06Update\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tbatch_ids\x18\x03 \x03(\x04\"\xaf\x03\n\nUpdateDone\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12+\n\x07version\x18\x02 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12&\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x15.juggler.v1.UsedBatch\x12\x34\n\x07metrics\x18\x04 \x03(\x0b\x32#.juggler.v1.UpdateDone.MetricsEntry\x12\x34\n\x07seconds\x18\x05 \x03(\x0b\x32#.juggler.v1.UpdateDone.SecondsEntry\x12\x15\n\rsteps_trained\x18\x06 \x01(\x04\x12\x15\n\rsteps_dropped\x18\x07 \x01(\x04\x12\x0f\n\x07skipped\x18\x08 \x01(\x08\x12\x13\n\x0b\x65xplanation\x18\t \x01(\t\x1aI\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\tUsedBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\t\"u\n\rModuleMetrics\x12\x35\n\x06values\x18\x01 \x03(\x0b\x32%.juggler.v1.ModuleMetrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\",\n\x05Group\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\"\x1c\n\x07\x44iscard\x12\x11\n\tbatch_ids\x18\x01 \x03(\x04\"\n\n\x08Snapshot\"\x8b\x01\n\nStateChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.juggler.v1.StateHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"I\n\x0bStateHeader\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05\x65xtra\x18\x02 \x01(\t\"&\n\x07Restore\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"*\n\x08\x45valuate\x12\x10\n\x08\x65pisodes\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"k\n\nEvaluation\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x02 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x03 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/training.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"4\n\x0eWeightsVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xbe\x01\n\x05Setup\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x13\n\x0bstate_bytes\x18\x06 \x01(\x04\"\x90\x01\n\x05Ready\x12,\n\x11observation_space\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\"\x94\x01\n\x08Learners\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.juggler.v1.Learners.Learner\x1a\x44\n\x07Learner\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\"t\n\rSampleRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12,\n\x08\x61t_least\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\"\xa8\x02\n\x07Receipt\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\nlive_steps\x18\x03 \x01(\x04\x12+\n\x07version\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x05 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x06 \x03(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\x12\x31\n\x07seconds\x18\t \x03(\x0b\x32 .juggler.v1.Receipt.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x08\x41rrivals\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.juggler.v1.Arrival\"/\n\x07\x41rrival\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\"B\n\x06Update\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tbatch_ids\x18\x03 \x03(\x04\"\x89\x03\n\nUpdateDone\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12+\n\x07version\x18\x02 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12&\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x15.juggler.v1.UsedBatch\x12\x34\n\x07metrics\x18\x04 \x03(\x0b\x32#.juggler.v1.UpdateDone.MetricsEntry\x12\x34\n\x07seconds\x18\x05 \x03(\x0b\x32#.juggler.v1.UpdateDone.SecondsEntry\x12\x15\n\rsteps_trained\x18\x06 \x01(\x04\x12\x15\n\rsteps_dropped\x18\x07 \x01(\x04\x1aI\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\tUsedBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\t\"u\n\rModuleMetrics\x12\x35\n\x06values\x18\x01 \x03(\x0b\x32%.juggler.v1.ModuleMetrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\",\n\x05Group\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\"\x1c\n\x07\x44iscard\x12\x11\n\tbatch_ids\x18\x01 \x03(\x04\"\n\n\x08Snapshot\"\x8b\x01\n\nStateChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.juggler.v1.StateHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"I\n\x0bStateHeader\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05\x65xtra\x18\x02 \x01(\t\"&\n\x07Restore\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"*\n\x08\x45valuate\x12\x10\n\x08\x65pisodes\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"k\n\nEvaluation\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x02 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x03 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -64,31 +64,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATE']._serialized_start=1193
   _globals['_UPDATE']._serialized_end=1259
   _globals['_UPDATEDONE']._serialized_start=1262
-  _globals['_UPDATEDONE']._serialized_end=1693
-  _globals['_UPDATEDONE_METRICSENTRY']._serialized_start=1572
-  _globals['_UPDATEDONE_METRICSENTRY']._serialized_end=1645
+  _globals['_UPDATEDONE']._serialized_end=1655
+  _globals['_UPDATEDONE_METRICSENTRY']._serialized_start=1534
+  _globals['_UPDATEDONE_METRICSENTRY']._serialized_end=1607
   _globals['_UPDATEDONE_SECONDSENTRY']._serialized_start=1045
   _globals['_UPDATEDONE_SECONDSENTRY']._serialized_end=1091
-  _globals['_USEDBATCH']._serialized_start=1695
-  _globals['_USEDBATCH']._serialized_end=1780
-  _globals['_MODULEMETRICS']._serialized_start=1782
-  _globals['_MODULEMETRICS']._serialized_end=1899
-  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_start=1854
-  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_end=1899
-  _globals['_GROUP']._serialized_start=1901
-  _globals['_GROUP']._serialized_end=1945
-  _globals['_DISCARD']._serialized_start=1947
-  _globals['_DISCARD']._serialized_end=1975
-  _globals['_SNAPSHOT']._serialized_start=1977
-  _globals['_SNAPSHOT']._serialized_end=1987
-  _globals['_STATECHUNK']._serialized_start=1990
-  _globals['_STATECHUNK']._serialized_end=2129
-  _globals['_STATEHEADER']._serialized_start=2131
-  _globals['_STATEHEADER']._serialized_end=2204
-  _globals['_RESTORE']._serialized_start=2206
-  _globals['_RESTORE']._serialized_end=2244
-  _globals['_EVALUATE']._serialized_start=2246
-  _globals['_EVALUATE']._serialized_end=2288
-  _globals['_EVALUATION']._serialized_start=2290
-  _globals['_EVALUATION']._serialized_end=2397
+  _globals['_USEDBATCH']._serialized_start=1657
+  _globals['_USEDBATCH']._serialized_end=1742
+  _globals['_MODULEMETRICS']._serialized_start=1744
+  _globals['_MODULEMETRICS']._serialized_end=1861
+  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_start=1816
+  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_end=1861
+  _globals['_GROUP']._serialized_start=1863
+  _globals['_GROUP']._serialized_end=1907
+  _globals['_DISCARD']._serialized_start=1909
+  _globals['_DISCARD']._serialized_end=1937
+  _globals['_SNAPSHOT']._serialized_start=1939
+  _globals['_SNAPSHOT']._serialized_end=1949
+  _globals['_STATECHUNK']._serialized_start=1952
+  _globals['_STATECHUNK']._serialized_end=2091
+  _globals['_STATEHEADER']._serialized_start=2093
+  _globals['_STATEHEADER']._serialized_end=2166
+  _globals['_RESTORE']._serialized_start=2168
+  _globals['_RESTORE']._serialized_end=2206
+  _globals['_EVALUATE']._serialized_start=2208
+  _globals['_EVALUATE']._serialized_end=2250
+  _globals['_EVALUATION']._serialized_start=2252
+  _globals['_EVALUATION']._serialized_end=2359
 # @@protoc_insertion_point(module_scope)

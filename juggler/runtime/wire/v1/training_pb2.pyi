@@ -129,7 +129,7 @@ class Update(_message.Message):
     def __init__(self, update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
-    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "skipped", "explanation")
+    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -151,8 +151,6 @@ class UpdateDone(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
-    SKIPPED_FIELD_NUMBER: _ClassVar[int]
-    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     update_id: int
     version: WeightsVersion
     batches: _containers.RepeatedCompositeFieldContainer[UsedBatch]
@@ -160,9 +158,7 @@ class UpdateDone(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     steps_trained: int
     steps_dropped: int
-    skipped: bool
-    explanation: str
-    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., skipped: bool = ..., explanation: _Optional[str] = ...) -> None: ...
+    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ...) -> None: ...
 
 class UsedBatch(_message.Message):
     __slots__ = ("batch_id", "live_steps", "staleness", "dropped")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 import tomli_w
 
-from juggler.driver import checkpoints
-from juggler.driver.checkpoints import write_synced
+from juggler.driver.record import checkpoints
+from juggler.driver.record.checkpoints import write_synced
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -39,7 +39,7 @@ class RunDirectory:
     - `config.toml`: the configuration;
     - `metrics.jsonl`: one JSON object a line, whole lines only;
     - `summary.json`: how the run ended;
-    - `checkpoints/`: see `juggler.driver.checkpoints`;
+    - `checkpoints/`: see `juggler.driver.record.checkpoints`;
     - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
     """
 
@@ -56,16 +56,13 @@ class RunDirectory:
         Args:
             path: the directory, which must be empty where it exists. None: a new one under runs/,
                 named after `name` and the time.
-            config: the run's flat configuration; `config.toml` leaves out what is None.
+            config: the run's flat configuration.
             name: of the run, for people; any text.
 
         Raises:
             RunDirectoryError: the directory holds something already, or cannot be made.
         """
-        try:
-            text = tomli_w.dumps(_without_none(config))
-        except (TypeError, ValueError) as error:
-            raise RunDirectoryError(f"the configuration does not go into TOML: {error}") from error
+        text = _to_toml(config)
         try:
             if path is None:
                 path = _make_default(name)
@@ -77,7 +74,7 @@ class RunDirectory:
                     f"or go on with the run in it: juggler train --resume {path}"
                 )
             path.mkdir(parents=True, exist_ok=True)
-            write_synced(path / CONFIG_FILE, text.encode())
+            write_synced(path / CONFIG_FILE, text)
             (path / checkpoints.DIRECTORY).mkdir()
             metrics = (path / METRICS_FILE).open("xb", buffering=0)
         except OSError as error:
@@ -86,8 +83,12 @@ class RunDirectory:
         return cls(path, metrics)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
         """Opens the directory of a run that goes on. A half-written last metrics line is cut off.
+
+        Args:
+            path: the directory.
+            config: what the run goes on with; takes the place of what `config.toml` says.
 
         Raises:
             RunDirectoryError: this is no run directory, or it cannot be written.
@@ -95,14 +96,24 @@ class RunDirectory:
         if not (path / CONFIG_FILE).is_file():
             what = f"has no {CONFIG_FILE}" if path.is_dir() else "is no directory"
             raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
+        text = _to_toml(config)
         try:
             (path / checkpoints.DIRECTORY).mkdir(exist_ok=True)
             metrics = (path / METRICS_FILE).open("a+b", buffering=0)
             _lock(path, metrics)
             _cut_half_line(metrics)
+            write_synced(path / CONFIG_FILE, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
         return cls(path, metrics)
+
+    def discard(self) -> None:
+        """Undo `create`: the run never began."""
+        self.close()
+        (self.path / CONFIG_FILE).unlink()
+        (self.path / METRICS_FILE).unlink()
+        self.checkpoints.rmdir()
+        self.path.rmdir()
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
@@ -200,12 +211,24 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _without_none(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if value is not None
-    }
+def _to_toml(config: Mapping[str, Any]) -> bytes:
+    """
+    Raises:
+        RunDirectoryError: it holds what TOML cannot.
+    """
+    # TOML has no word for None; the configuration's own keys take "none" for it.
+    plain = {key: "none" if value is None else _filled(value) for key, value in config.items()}
+    try:
+        return tomli_w.dumps(plain).encode()
+    except (TypeError, ValueError) as error:
+        raise RunDirectoryError(f"the configuration does not go into TOML: {error}") from error
+
+
+def _filled(value: Any) -> Any:
+    """A table without the keys that hold None."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _filled(each) for key, each in value.items() if each is not None}
 
 
 def _make_default(name: str) -> Path:

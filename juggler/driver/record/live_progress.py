@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from juggler.driver.progress import Level, clock, conclude, number, plain, quantity
+from juggler.driver.record.wording import Level, clock, conclude, number, plain, quantity
 
 _NARROW = 60  # columns; below, there is no place for bars
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from juggler.driver.admission import Admission, Asynchronous, Synchronous
-from juggler.driver.events import (
+from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.core.events import (
     Arrived,
     Command,
     Discard,
@@ -29,9 +29,9 @@ from juggler.driver.events import (
     UpdateFinished,
     WorkerKey,
 )
-from juggler.driver.group import Group, Learner
-from juggler.driver.ledger import Batch, Counters, Ledger
-from juggler.driver.state import CoreSettings, Runner, State
+from juggler.driver.core.group import Group, Learner
+from juggler.driver.core.ledger import Batch, Counters, Ledger
+from juggler.driver.core.state import CoreSettings, Runner, State
 from juggler.runtime.episodes.version import Version
 
 

@@ -22,7 +22,7 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Any
 
-from juggler.driver import tensor_file
+from juggler.driver.record import tensor_file
 from juggler.runtime.wire.trees import Tree
 
 FORMAT = 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from juggler.driver.events import DROP_REASONS, UsedBatch, WorkerKey
+from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
 
 
 class LedgerError(RuntimeError):

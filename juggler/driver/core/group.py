@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from juggler.driver.events import FormGroup, WorkerKey
-from juggler.driver.ledger import Batch
+from juggler.driver.core.events import FormGroup, WorkerKey
+from juggler.driver.core.ledger import Batch
 
 
 @dataclass(slots=True, eq=False)

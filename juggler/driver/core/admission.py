@@ -6,9 +6,9 @@ from collections import deque
 from itertools import cycle
 from typing import Protocol
 
-from juggler.driver.group import Learner, worker_order
-from juggler.driver.ledger import Batch
-from juggler.driver.state import Runner, State
+from juggler.driver.core.group import Learner, worker_order
+from juggler.driver.core.ledger import Batch
+from juggler.driver.core.state import Runner, State
 
 
 class Admission(Protocol):
@@ -105,6 +105,7 @@ class Synchronous:
         self._line = Line(state)
         # By runner: the learners of those requests of the round that have not gone out yet.
         self._plan: dict[str, deque[Learner]] = {}
+        self._begun = False  # who joins when must not change the first rounds
 
     def has_room(self, runner: Runner) -> None:
         if runner.worker.worker_id in self._plan:
@@ -123,7 +124,8 @@ class Synchronous:
         }
 
     def next_request(self) -> tuple[Runner, Learner] | None:
-        if not self._under_way():
+        self._begun = self._begun or len(self._state.runners) >= self._state.settings.num_runners
+        if self._begun and not self._under_way():
             self._plan_round()
         runner = self._line.next()
         if runner is None:

@@ -18,7 +18,7 @@ from juggler.runtime.episodes.version import Version
 DROP_REASONS = (
     "stale",  # too many updates since their weights acted
     "refused",  # the learner did not take the batch
-    "nonfinite",  # NaN or infinity in the batch or in its gradients
+    "nonfinite",  # NaN or infinity in the batch
     "learner_lost",  # the learner that had the batch is gone
     "restart",  # in flight at a checkpoint, or let go by a learner that started anew
     "shutdown",  # never needed before the run ended

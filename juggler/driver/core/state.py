@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from juggler.driver.events import WorkerKey
-from juggler.driver.group import Group
-from juggler.driver.ledger import Batch, Ledger
+from juggler.driver.core.events import WorkerKey
+from juggler.driver.core.group import Group
+from juggler.driver.core.ledger import Batch, Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,9 @@ class CoreSettings:
 
     synchronous: bool = False
     """Sample, wait for all, update, wait."""
+
+    num_runners: int = 1
+    """The first round begins when so many runners have joined. Synchronous mode only."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,0 +1,138 @@
+"""Prints docs/configuration.md, from the config dataclasses and the texts below their fields.
+
+python docs/make_configuration.py > docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from juggler.driver.config import DriverConfig
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.learner.config import ImpalaConfig
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.models import MLPConfig
+
+INTRODUCTION = """\
+# Configuration
+
+Everything about a run is a flat set of keys. Each is a key of a TOML file, an option of the command
+line (dashes for underscores), and a keyword of `juggler.train`:
+
+```toml
+env = "Acrobot-v1"
+num_env_runners = 4
+lr = 1e-3
+```
+
+```sh
+juggler train my_run.toml --num-env-runners 8
+```
+
+```python
+juggler.train("my_run.toml", num_env_runners=8)
+```
+
+What is given with the command goes before what the file says, and that before the defaults below.
+A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
+out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`) are JSON on
+the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here is `None` on the command
+line and in Python; a file leaves the key out.
+
+`juggler train --list` names the configurations that ship. `config.toml` in a run's directory is the
+run's own, and can be given to `juggler train` in its turn (with another `--run-dir` if it has one).
+"""
+
+SECTIONS: list[tuple[str, type[Any]]] = [
+    ("The run", DriverConfig),
+    ("Environments", EnvRunnerConfig),
+    ("Learning with IMPALA", ImpalaConfig),
+    ("The module", ModuleConfig),
+    ("The default module: keys of `model`", MLPConfig),
+]
+
+CLOSING = "This page is printed by `python docs/make_configuration.py`."
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([INTRODUCTION, *(_section(*section) for section in SECTIONS), CLOSING, ""])
+
+
+def _section(title: str, kind: type[Any]) -> str:
+    texts = _texts(kind)
+    hints = get_type_hints(kind)
+    lines = [
+        f"## {title}",
+        "",
+        inspect.cleandoc(kind.__doc__ or ""),
+        "",
+        "| Key | Type | Default | |",
+        "|---|---|---|---|",
+    ]
+    for field in fields(kind):
+        type_, default = _type(hints[field.name]), _default(field)
+        lines.append(f"| `{field.name}` | {type_} | {default} | {texts[field.name]} |")
+    return "\n".join([*lines, ""])
+
+
+def _texts(kind: type[Any]) -> dict[str, str]:
+    """The strings that stand below fields, by field; a subclass's own go before inherited ones."""
+    texts: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(definition, ast.ClassDef)
+        texts.update(_texts_in(definition))
+    return texts
+
+
+def _texts_in(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        match statement, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split()).replace("|", r"\|")
+
+
+def _type(hint: Any) -> str:
+    if hint is NoneType:
+        return "none"
+    if get_origin(hint) is Literal:
+        return ", ".join(f'`"{choice}"`' for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"({', '.join(map(_type, get_args(hint)))})"
+    if get_origin(hint) is dict:
+        return "table"
+    if get_origin(hint) is not None and get_origin(hint) is not type and _is_sequence(hint):
+        return f"list of {_type(get_args(hint)[0])}s"
+    if get_args(hint):
+        return " or ".join(map(_type, get_args(hint)))
+    names = {str: "string", int: "integer", float: "number", bool: "true or false"}
+    return names[hint]
+
+
+def _is_sequence(hint: Any) -> bool:
+    origin = get_origin(hint)
+    return isinstance(origin, type) and hasattr(origin, "index")
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    if value is None:
+        return "none"
+    text = tomli_w.dumps({"x": value}) if not isinstance(value, dict) else "x = {}"
+    return f"`{' '.join(text.partition('=')[2].split()).replace('[ ', '[').replace(', ]', ']')}`"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

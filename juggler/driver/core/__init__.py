@@ -1,0 +1,1 @@
+"""What becomes of batches: events in, commands out, the books. No input or output in here."""

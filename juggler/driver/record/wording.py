@@ -1,0 +1,72 @@
+"""Numbers and endings of a run, for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
+
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """What is trained, with what, until when: from a flat configuration."""
+    until = [
+        text.format(quantity(config[key]))
+        for key, text in (
+            ("stop_return", "a return of {}"),
+            ("stop_steps", "{} steps"),
+            ("stop_seconds", "{} seconds"),
+        )
+        if config.get(key) is not None
+    ]
+    goal = f" until {' or '.join(until)}" if until else ""
+    seed = f", seed {config['seed']}" if "seed" in config else ""
+    return f"{config.get('env')} with {config.get('algorithm')}{goal}{seed}"
+
+
+def conclude(summary: Mapping[str, Any]) -> str:
+    """How the run ended, in a few lines: from its summary."""
+    how = "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
+    lines = [
+        f"{how}: return {number(summary.get('episode_return_mean'))} after "
+        f"{quantity(summary.get('env_steps_trained', 0))} steps "
+        f"in {clock(summary.get('wall_time', 0.0))}"
+    ]
+    for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
+        if summary.get(key):
+            lines.append(f"{name}: {summary[key]}")
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """The text without what would move the cursor or colour the terminal."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n"))
+
+
+def quantity(value: float) -> str:
+    """A count in at most three digits and a letter: 950, 12.3k, 1.23M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def number(value: float | None) -> str:
+    """A measured number with about four digits; a dash where there is none yet."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:.2f}" if size < 100 else f"{value:.1f}" if size < 10_000 else f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """A duration: 9.4 s, 1:23 or 2:03:04."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,67 @@
+"""The examples train, end by themselves, and what they trained is good."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from juggler.driver.record import checkpoints
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(directory: Path, *arguments: str | Path) -> str:
+    """What a Python program prints, run where it may leave what it likes."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def summary_and_run(directory: Path) -> tuple[dict[str, Any], Path]:
+    """Of the only run in a directory."""
+    (run_dir,) = (directory / "runs").iterdir()
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary, run_dir
+
+
+def evaluated(output: str) -> float:
+    """The mean return in "20 episodes: return -4.6 ± 1.8"."""
+    return float(output.partition("episodes: return ")[2].split()[0])
+
+
+def test_an_environment_of_ones_own_is_learned(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "custom_environment.py")
+    summary, _ = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
+
+
+def test_a_module_of_ones_own_is_trained(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "custom_module.py")
+    summary, run_dir = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
+    state: Any = checkpoints.read(run_dir).tree["default"]
+    trained = state["parameters"]["normalize.weight"]
+    assert trained.shape == (64,)
+    assert not np.allclose(trained, 1), "as it was drawn"
+
+
+def test_a_run_in_a_file_is_solved(tmp_path: Path) -> None:
+    output = run(tmp_path, "-m", "juggler", "train", EXAMPLES / "my_run.toml")
+    summary, run_dir = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert checkpoints.read(run_dir).config["model"] == {"hidden_sizes": [128]}
