@@ -66,6 +66,7 @@ class Conversation:
         self._snapshots = snapshots
         self._resume = resume
         self._only_local = only_local
+        self._receipts: dict[int, training_pb2.Receipt] = {}  # episodes not counted yet
         self._shown: set[str] = set()  # failures that people have seen already
 
     def hear(self, event: HubEvent) -> None:
@@ -165,10 +166,18 @@ class Conversation:
                 self._progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         self._local.of_use(worker.worker_id)
+        self._receipts[receipt.batch_id] = receipt
+        if not self._config.driver.synchronous:
+            self._count_episodes()
+
+    def _count_episodes(self) -> None:
+        """In the order of the requests: in synchronous mode nothing may depend on who is faster."""
+        receipts = [self._receipts.pop(batch_id) for batch_id in sorted(self._receipts)]
         if self.stop_reason:
             return  # the summary says what the run had reached when it was stopped
-        self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
-        if receipt.episode_returns and self.metrics.solved(self._config.driver.stop_return):
+        for receipt in receipts:
+            self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
+        if self.metrics.solved(self._config.driver.stop_return):
             self.stop("solved")
 
     def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
@@ -191,6 +200,7 @@ class Conversation:
             )
         )
         self.updates = max(self.updates, version.update)
+        self._count_episodes()
         for batch in used:
             if batch.dropped != "restart":
                 self.metrics.batch_consumed(batch.staleness)
