@@ -32,7 +32,8 @@ class Fragment:
         episode_returns: undiscounted, of the episodes that ended in this fragment; their earlier
             steps may be in fragments before it.
         episode_lengths: their steps.
-        seconds: where the time went: "environment", "inference", and "sampling" for the rest.
+        seconds: where the time went: "environment", "inference", and "connectors" for the rest,
+            which is what stands between them.
     """
 
     batch: EpisodeBatch
@@ -99,7 +100,9 @@ class Sampler:
         finals = self._step_through(seconds)
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
+        finishing = time.perf_counter()
         actions, action_logp = self._policy.finish()
+        seconds["inference"] += time.perf_counter() - finishing
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
         versions = np.empty((2, len(segments.rows)), np.uint64)
@@ -129,7 +132,7 @@ class Sampler:
         except NonFinite:
             self._observation = None
             raise
-        seconds["sampling"] = time.perf_counter() - started - sum(seconds.values())
+        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         returns, lengths = segments.episode_returns, segments.episode_lengths
         return Fragment(batch, returns.tolist(), lengths.tolist(), seconds)
 
@@ -139,8 +142,9 @@ class Sampler:
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
         clock, policy, env = time.perf_counter, self._policy, self._env
-        inference = environment = 0.0
+        environment, before = 0.0, clock()
         policy.begin()
+        inference = clock() - before
         for t in range(self._steps):
             self._observations[:, t] = observation
             before = clock()

@@ -124,10 +124,10 @@ class CategoricalSpec(DistributionSpec):
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
-        # The largest of logits + Gumbel noise is a sample of their softmax; the negative log of an
-        # exponential variable is Gumbel.
+        # The largest of logits + Gumbel noise is a sample of their softmax; -log(-log(u)) is
+        # Gumbel where u is uniform. (From torch's exponential_, it is four times slower.)
         noise = _empty(leading_shape, self.noise_size, generator)  # [..., n]
-        return noise.exponential_(generator=generator).log_().neg_()  # [..., n]
+        return noise.uniform_(generator=generator).log_().neg_().log_().neg_()  # [..., n]
 
 
 class DiagGaussian(ActionDistribution):

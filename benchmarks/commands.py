@@ -1,0 +1,86 @@
+"""Running commands beside one another, and reading what Juggler's runs say."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def script(name: str, *options: object) -> dict[str, Any]:
+    """A script of this directory -> the JSON object that it prints last."""
+    command = [sys.executable, str(HERE / name), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """`juggler train OPTIONS` -> its summary and its metrics lines."""
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        run_dir = Path(directory, "run")
+        command = [sys.executable, "-m", "juggler", "train", *map(str, options)]
+        command += ["--run-dir", str(run_dir), "--progress", "none"]
+        subprocess.run(command, check=True, env=_environment(), stdout=subprocess.DEVNULL)
+        summary = json.loads((run_dir / "summary.json").read_text())
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return summary, lines
+
+
+def steady_rate(lines: list[dict[str, Any]], after: float = 2.0) -> float:
+    """Trained steps per second from `after` seconds behind the first update to the last line."""
+    trained = [line for line in lines if line["env_steps_trained"]]
+    begin = next(line for line in trained if line["wall_time"] >= trained[0]["wall_time"] + after)
+    end = lines[-1]
+    steps = end["env_steps_trained"] - begin["env_steps_trained"]
+    return steps / (end["wall_time"] - begin["wall_time"])
+
+
+def pairs(
+    ours: Callable[[], float], theirs: Callable[[], float], count: int
+) -> tuple[float, float, list[float]]:
+    """Alternating runs -> (median of ours, median of theirs, the ratios pair by pair)."""
+    first, second = [], []
+    for _ in range(count):
+        second.append(theirs())
+        first.append(ours())
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return statistics.median(first), statistics.median(second), ratios
+
+
+def table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table under a title."""
+    lines = [f"### {title}", "", "| " + " | ".join(head) + " |"]
+    lines.append("|" + " --- |" * len(head))
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> str:
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return (
+        f"{cores} cores of {model}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}

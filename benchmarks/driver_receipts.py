@@ -1,0 +1,156 @@
+"""The driver's side alone: a hub, a request pool and the core, and workers that answer at once.
+
+The workers are fake, in processes of their own, each of which holds many streams. Prints one JSON
+line: receipts booked per second, and the driver's CPU time for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import threading
+import time
+from typing import Any
+
+from juggler.driver.core import events
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.state import CoreSettings
+from juggler.runtime.actors.attachment import Attachment, Command, new_incarnation
+from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.requests import RequestPool
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+STEPS = 2048
+
+
+def answer_at_once(address: str, first: int, count: int) -> None:
+    """Many runners in one process, a thread for each."""
+    threads = [
+        threading.Thread(target=_runner, args=(address, first + n), daemon=True)
+        for n in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _runner(address: str, index: int) -> None:
+    inbox: Mailbox[Any] = Mailbox()
+    attachment = Attachment(address, "envrunner", index, new_incarnation(), inbox, timeout=60)
+    while True:
+        for item in inbox.gather(timeout=60.0):
+            if not isinstance(item, Command):
+                return
+            request = training_pb2.SampleRequest()
+            item.body.Unpack(request)
+            receipt = training_pb2.Receipt(
+                batch_id=request.batch_id, learner=request.learner, live_steps=STEPS
+            )
+            receipt.version.CopyFrom(request.at_least)
+            attachment.reply(item.command_id, receipt)
+
+
+class Bench:
+    """The driver's loop with a learner that is done at once, in this process."""
+
+    def __init__(self, runners: int) -> None:
+        settings = CoreSettings(batch_size=STEPS, max_staleness=4 * runners)
+        self.core = DriverCore(settings)
+        self.core.handle(events.LearnerJoined("learner-0", "L"))
+        self.mailbox: Mailbox[Any] = Mailbox()
+        self.hub = Hub(HubSettings(run_id="bench", roles=("envrunner",)), self.mailbox)
+        self.pool = RequestPool(self.hub, cap=1 << 16)
+        self.workers: dict[str, Any] = {}
+        self.updates = 0
+        self.booked = 0
+
+    def happened(self, event: events.Event) -> None:
+        for command in self.core.handle(event):
+            if isinstance(command, events.Request):
+                request = training_pb2.SampleRequest(
+                    batch_id=command.batch_id,
+                    learner=command.learner,
+                    generation=command.generation,
+                    at_least=command.at_least.message(),
+                )
+                self.pool.submit(self.workers[command.runner], request)
+            elif isinstance(command, events.IssueUpdate):
+                self._update(command)
+
+    def _update(self, command: events.IssueUpdate) -> None:
+        self.updates += 1
+        (share,) = command.shares
+        used = tuple(events.UsedBatch(batch_id, STEPS, 1) for batch_id in share.batch_ids)
+        version = Version(command.generation, self.updates)
+        self.happened(events.UpdateFinished(command.update_id, "learner-0", "L", version, used))
+
+    def hear(self) -> None:
+        for event in self.mailbox.gather(0.5):
+            for completed in self.pool.complete(event):
+                if completed.body is None:
+                    continue
+                receipt = training_pb2.Receipt()
+                completed.body.Unpack(receipt)
+                worker = completed.worker
+                self.booked += 1
+                self.happened(
+                    events.SampleReceived(
+                        receipt.batch_id,
+                        worker.worker_id,
+                        worker.incarnation,
+                        receipt.learner,
+                        receipt.live_steps,
+                        Version.of(receipt.version),
+                    )
+                )
+            if isinstance(event, Joined):
+                worker = event.worker
+                self.workers[worker.worker_id] = worker
+                self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, STEPS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runners", type=int, default=256)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    given = parser.parse_args()
+    bench = Bench(given.runners)
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        (address,) = bench.hub.start([f"unix:{directory}/driver.sock"])
+        context = multiprocessing.get_context("spawn")
+        each = given.runners // given.processes
+        processes = [
+            context.Process(target=answer_at_once, args=(address, n * each, each), daemon=True)
+            for n in range(given.processes)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + 60
+        while len(bench.workers) < each * given.processes and time.monotonic() < deadline:
+            bench.hear()
+        for _ in range(20):
+            bench.hear()
+        booked, cpu, started = bench.booked, time.process_time(), time.perf_counter()
+        while time.perf_counter() - started < given.seconds:
+            bench.hear()
+        booked = bench.booked - booked
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        bench.core.ledger.check()
+        for process in processes:
+            process.kill()
+        bench.hub.close()
+    print(
+        json.dumps(
+            {"receipts_per_second": booked / seconds, "cpu_microseconds": 1e6 * cpu / booked}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

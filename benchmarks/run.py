@@ -1,0 +1,157 @@
+"""Prints the tables of benchmarks/README.md: `python benchmarks/run.py [TABLE …]`.
+
+Every figure is a ratio against something that runs beside it in the same minute, the median of
+alternating pairs: absolute figures drift from machine to machine and from hour to hour.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+from commands import machine, pairs, script, steady_rate, table, train
+
+PAIRS = 3
+SECONDS = 8
+
+
+def _juggler(envs: int, runners: int = 1, *options: object) -> float:
+    # As many live steps an update as one batch of a runner has, whatever resets take of it.
+    batch_size = int(envs * 32 * 0.92)
+    _, lines = train(
+        *("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4),
+        *("--num-env-runners", runners, "--envs-per-runner", envs),
+        *("--batch-size", batch_size, *options),
+    )
+    return steady_rate(lines)
+
+
+def _row(name: str, ours: float, theirs: float, ratios: list[float], goal: str) -> list[str]:
+    spread = f"{min(ratios):.2f}–{max(ratios):.2f}"
+    ratio = f"**{statistics.median(ratios):.2f}** ({spread})"
+    return [name, f"{ours / 1e3:.0f}k", f"{theirs / 1e3:.0f}k", ratio, goal]
+
+
+def throughput() -> str:
+    """Trained steps a second against a single-process torch loop."""
+    head = ["configuration", "Juggler, steps/s", "beside it, steps/s", "ratio", "goal"]
+    rows = []
+    for envs, goal in ((64, "≥ 1.5"), (256, "≥ 1.2")):
+        loop = ("single_process.py", "--envs", envs, "--seconds", SECONDS)
+        measured = pairs(
+            lambda envs=envs: _juggler(envs),  # type: ignore[misc]
+            lambda loop=loop: script(*loop)["steps_per_second"],  # type: ignore[misc]
+            PAIRS,
+        )
+        rows.append(_row(f"1 runner × {envs}, single-process loop", *measured, goal))
+    measured = pairs(
+        lambda: _juggler(64, 1, "--vectorize", "sync"),
+        lambda: script("bare_environment.py", "--seconds", SECONDS)["steps_per_second"],
+        PAIRS,
+    )
+    rows.append(_row("1 × 64 SyncVectorEnv, the bare environment", *measured, "≥ 0.60"))
+    measured = pairs(lambda: _juggler(64, 2), lambda: _juggler(64, 1), PAIRS)
+    rows.append(_row("2 × 64, one runner", *measured, "≥ 1"))
+    return table("Trained steps per second", head, rows)
+
+
+def solved() -> str:
+    """From the command to a return of 450."""
+    summaries = [train("cartpole", "--stop-return", 450, "--seed", seed)[0] for seed in range(5)]
+    times = [summary["wall_seconds_to_solved"] for summary in summaries]
+    first = [summary["wall_seconds_to_first_update"] for summary in summaries]
+    rows = [
+        [
+            "command to 450",
+            *(f"{each:.1f}" for each in times),
+            f"**{statistics.median(times):.1f}**",
+        ],
+        ["first update", *(f"{each:.1f}" for each in first), f"**{statistics.median(first):.1f}**"],
+    ]
+    head = ["seconds", *(f"seed {seed}" for seed in range(5)), "median"]
+    return table("Command to solved", head, rows)
+
+
+def shares() -> str:
+    """Where the time of each process goes."""
+    summary, _ = train("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4)
+    rows = []
+    for worker, seconds in sorted(summary["seconds"].items()):
+        total = sum(seconds.values())
+        parts = ", ".join(
+            f"{name} {share / total:.0%}"
+            for name, share in sorted(seconds.items(), key=lambda item: -item[1])
+        )
+        rows.append([worker, parts])
+    return table("Where the time goes", ["process", "shares"], rows)
+
+
+def memory() -> str:
+    """Two runners, a learner, the driver and the forkserver together."""
+    found = script("memory.py")
+    rows = [[name, f"{size:.0f}"] for name, size in found["processes"].items()]
+    rows.append(["**together**", f"**{found['megabytes']:.0f}** (goal ≤ 750)"])
+    return table("Memory (PSS)", ["process", "MB"], rows)
+
+
+def receipts() -> str:
+    """The driver with fake runners that answer at once."""
+    rows = []
+    for runners in (16, 64, 256):
+        found = [script("driver_receipts.py", "--runners", runners) for _ in range(PAIRS)]
+        rate = statistics.median(each["receipts_per_second"] for each in found)
+        cpu = statistics.median(each["cpu_microseconds"] for each in found)
+        rows.append([str(runners), f"{rate:.0f}", f"{cpu:.0f}"])
+    return table("Driver", ["runners", "receipts/s", "driver CPU for each, µs"], rows)
+
+
+def streams() -> str:
+    """Episodes and weights against raw gRPC bytes."""
+    rows = []
+    for size, name in ((256 << 10, "256 KB"), (4 << 20, "4 MB")):
+        for kind, raw in (("episodes", "raw"), ("weights", "raw_down")):
+            ours, theirs, ratios = pairs(
+                lambda k=kind, s=size: _stream(k, s),  # type: ignore[misc]
+                lambda r=raw, s=size: _stream(r, s),  # type: ignore[misc]
+                PAIRS,
+            )
+            ratio = f"**{statistics.median(ratios):.2f}**"
+            rows.append([f"{kind}, {name}", f"{ours:.0f}", f"{theirs:.0f}", ratio, "≥ 0.90"])
+    head = ["stream", "Juggler, MB/s", "raw gRPC bytes, MB/s", "ratio", "goal"]
+    return table("Streams, process to process", head, rows)
+
+
+def _stream(kind: str, size: int) -> float:
+    return float(script("streams.py", kind, "--bytes", size)["megabytes_per_second"])
+
+
+def lag() -> str:
+    """What staleness costs: the return over --max-staleness, and a picture."""
+    from lag import measure
+
+    return measure(Path(__file__).with_name("lag.png"))
+
+
+TABLES = {
+    "throughput": throughput,
+    "solved": solved,
+    "shares": shares,
+    "memory": memory,
+    "receipts": receipts,
+    "streams": streams,
+    "lag": lag,
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(TABLES)
+    if unknown := set(names) - TABLES.keys():
+        raise SystemExit(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    print(f"On {machine()}.\n")
+    for name in names:
+        print(TABLES[name](), flush=True)
+
+
+if __name__ == "__main__":
+    main()

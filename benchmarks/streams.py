@@ -1,0 +1,204 @@
+"""Episodes and weights from process to process, beside raw bytes over the same gRPC.
+
+One process sends, another receives, over a Unix socket. Prints one JSON line: megabytes a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from juggler.runtime.actors.endpoints import bind, dial, make_server
+from juggler.runtime.episodes.stream import EpisodeReceiver, EpisodeSender
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.v1 import episodes_pb2
+
+IN_FLIGHT = 4  # messages, as many as a runner has requests
+
+
+def _tree(size: int) -> dict[str, Any]:
+    """Columns that together have so many bytes."""
+    columns = {f"column_{n}": np.random.bytes(size // 8) for n in range(8)}
+    return {"default": {k: np.frombuffer(v, np.uint8) for k, v in columns.items()}}
+
+
+def _serve(handlers: list[grpc.GenericRpcHandler], address: str) -> grpc.Server:
+    server = make_server(8)
+    server.add_generic_rpc_handlers(tuple(handlers))
+    bind(server, address)
+    server.start()
+    return server
+
+
+# Raw: a stream of bytes up, a byte down for each.
+
+
+def raw_server(address: str, ready: Any, _: int) -> None:
+    def take(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for _ in messages:
+            yield b"k"
+
+    handler = grpc.stream_stream_rpc_method_handler(take)
+    server = _serve([grpc.method_handlers_generic_handler("raw", {"Push": handler})], address)
+    ready.set()
+    server.wait_for_termination()
+
+
+def raw_client(address: str, size: int, seconds: float) -> float:
+    payload = np.random.bytes(size)
+    slots = threading.Semaphore(IN_FLIGHT)
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        while not over.is_set():
+            slots.acquire()
+            yield payload
+
+    call = dial(address).stream_stream("/raw/Push")(messages())
+
+    def one() -> None:
+        next(call)
+        slots.release()
+
+    rate = _rate(one, size, seconds)
+    over.set()
+    slots.release()
+    return rate
+
+
+# Episodes.
+
+
+def episodes_server(address: str, ready: Any, _: int) -> None:
+    receiver = EpisodeReceiver(lambda frame: "", lambda metadata: None, Limits())
+    server = _serve([receiver.handler()], address)
+    ready.set()
+    server.wait_for_termination()
+
+
+def episodes_client(address: str, size: int, seconds: float) -> float:
+    tree = _tree(size)
+    settled = threading.Semaphore(0)
+    sender = EpisodeSender(address, (), lambda *_: settled.release())
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        sent += 1
+        sender.send(episodes_pb2.BatchHeader(batch_id=sent), tree)
+
+    for _ in range(IN_FLIGHT):
+        send()
+
+    def one() -> None:
+        settled.acquire()
+        send()
+
+    rate = _rate(one, size, seconds)
+    sender.close()
+    return rate
+
+
+# Weights: published as fast as the subscriber takes them.
+
+
+def weights_server(address: str, ready: Any, size: int) -> None:
+    publisher = WeightsPublisher(lambda metadata: None)
+    server = _serve([publisher.handler()], address)
+    tree = _tree(size)
+    version = 0
+    ready.set()
+    while server is not None:
+        version += 1
+        publisher.publish(Version(1, version), tree)
+
+
+def weights_client(address: str, size: int, seconds: float) -> float:
+    subscription = WeightsSubscription(address, (), "bench", Limits())
+    seen = Version(0, 0)
+
+    def one() -> None:
+        nonlocal seen
+        seen = subscription.wait_for(Version(seen.generation, seen.update + 1), 30.0).version
+
+    rate = _rate(one, size, seconds)
+    subscription.close()
+    return rate
+
+
+# Raw from server to client, as weights go.
+
+
+def raw_down_server(address: str, ready: Any, size: int) -> None:
+    payload = np.random.bytes(size)
+
+    def give(request: bytes, context: Any) -> Iterator[bytes]:
+        while context.is_active():
+            yield payload
+
+    handler = grpc.unary_stream_rpc_method_handler(give)
+    server = _serve([grpc.method_handlers_generic_handler("raw", {"Pull": handler})], address)
+    ready.set()
+    server.wait_for_termination()
+
+
+def raw_down_client(address: str, size: int, seconds: float) -> float:
+    call = dial(address).unary_stream("/raw/Pull")(b"")
+    rate = _rate(lambda: next(call), size, seconds)
+    call.cancel()
+    return rate
+
+
+def _rate(one: Callable[[], object], size: int, seconds: float) -> float:
+    """Megabytes a second, after a warm-up of a fifth of the time."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds / 5:
+        one()
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        one()
+        count += 1
+    return count * size / (time.perf_counter() - begin) / 1e6
+
+
+KINDS = {
+    "raw": (raw_server, raw_client),
+    "episodes": (episodes_server, episodes_client),
+    "raw_down": (raw_down_server, raw_down_client),
+    "weights": (weights_server, weights_client),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--bytes", type=int, default=256 << 10)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    serve, client = KINDS[given.kind]
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        address, ready = f"unix:{directory}/a.sock", context.Event()
+        process = context.Process(target=serve, args=(address, ready, given.bytes), daemon=True)
+        process.start()
+        if not ready.wait(60):
+            raise SystemExit("the server did not start")
+        rate = client(address, given.bytes, given.seconds)
+        process.kill()
+        process.join()
+    print(json.dumps({"megabytes_per_second": rate}))
+
+
+if __name__ == "__main__":
+    main()
