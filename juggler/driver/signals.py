@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for the time of a run."""
+"""Ctrl-C, SIGTERM and SIGHUP for the time of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_REASONS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "terminated",  # the terminal is gone
+}
 
 
 @contextmanager
@@ -25,10 +31,9 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[None]:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
-        reason = "interrupted" if number == signal.SIGINT else "terminated"
-        threading.Thread(target=stop, args=(reason,)).start()
+        threading.Thread(target=stop, args=(_REASONS[signal.Signals(number)],)).start()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = tuple(_REASONS)
     before = [signal.signal(number, handle) for number in numbers]
     try:
         yield

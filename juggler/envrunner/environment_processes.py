@@ -20,7 +20,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.orphans import die_with
-from juggler.runtime.actors.processes import set_title
+from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 
 _PATIENCE_SECONDS = 2.0
 
@@ -54,7 +54,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         # What environments share; torch is not among it.
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         try:
-            with _hidden_main():
+            with hidden_main():
                 super().__init__(
                     functions,
                     copy=False,
@@ -154,8 +154,7 @@ def _run_environment(
     assert owner is not None
     assert owner.pid is not None
     die_with(owner.pid)
-    # Ctrl-C reaches every process of the terminal; the driver alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     set_title(f"environment {index}")
     try:
         env = function()
@@ -166,16 +165,3 @@ def _run_environment(
         return
     _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, error_queue, *rest)
 
-
-@contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep multiprocessing from running this process's main script again in its children.
-
-    What they need of it travels by cloudpickle.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

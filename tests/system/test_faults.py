@@ -57,17 +57,20 @@ def _robot(place: Place, where: str, at: int = 10**9) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+    ("number", "reason"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "terminated"),
+        (signal.SIGHUP, "terminated"),
+    ],
 )
 def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) -> None:
+    """To all processes, as terminals and service managers send it."""
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     directory = place.path / "run"
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     before = time.monotonic()
-    if number == signal.SIGINT:
-        run.interrupt()
-    else:
-        run.process.terminate()
+    os.killpg(run.process.pid, number)
     assert run.wait(10) == 0, run.output
     assert time.monotonic() - before < 5
     place.assert_nothing_is_left()

@@ -7,9 +7,10 @@ workers, which die with the forkserver, would outlive it too.
 
 import os
 
-from juggler.runtime.actors.processes import die_with_parent, set_title
+from juggler.runtime.actors.processes import die_with_parent, ignore_stop_signals, set_title
 
 die_with_parent()
 if os.getppid() == 1:
     os._exit(1)
+ignore_stop_signals()
 set_title("forkserver")

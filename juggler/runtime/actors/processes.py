@@ -11,6 +11,8 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
@@ -69,17 +71,24 @@ def cool_down() -> None:
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:
     """Start a worker process that dies with this one. Not a daemon: it may own subprocesses."""
     process = forkserver().Process(target=_run, args=(program, title), name=title, daemon=False)
-    with _start_lock:
-        # multiprocessing would run the parent's main script again in the child, for the sake of
-        # things defined there. What workers run is named or cloudpickled, so a script needs no
-        # `if __name__ == "__main__"` guard.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = main
+    with _start_lock, hidden_main():
+        process.start()
     return process
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Keep multiprocessing from running this process's main script again in its children.
+
+    What they need of it is named or travels by cloudpickle, so that a script needs no
+    `if __name__ == "__main__"` guard.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -87,6 +96,15 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+def ignore_stop_signals() -> None:
+    """A terminal sends Ctrl-C, and a service manager SIGTERM, to every process of a run.
+
+    The driver alone decides what that means; what ends with it must not end before it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def set_title(title: str) -> None:
@@ -101,7 +119,6 @@ def _run(program: WorkerProgram, title: str) -> None:
     if os.getppid() == 1:
         os._exit(1)
     set_title(title)
-    # Ctrl-C reaches every process of the terminal; the driver alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()
     module, _, function = program.target.partition(":")
     getattr(importlib.import_module(module), function)(program.argument)
