@@ -29,7 +29,7 @@ def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         run_dir = Path(directory, "run")
         command = [sys.executable, "-m", "juggler", "train", *map(str, options)]
-        command += ["--run-dir", str(run_dir), "--progress", "none"]
+        command += ["--run-dir", str(run_dir), "--progress", "off"]
         subprocess.run(command, check=True, env=_environment(), stdout=subprocess.DEVNULL)
         summary = json.loads((run_dir / "summary.json").read_text())
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -59,7 +59,7 @@ class Bench:
     """The driver's loop with a learner that is done at once, in this process."""
 
     def __init__(self, runners: int) -> None:
-        settings = CoreSettings(batch_size=STEPS, max_staleness=4 * runners)
+        settings = CoreSettings(batch_size=STEPS, max_open_updates=4 * runners)
         self.core = DriverCore(settings)
         self.core.handle(events.LearnerJoined("learner-0", "L"))
         self.mailbox: Mailbox[Any] = Mailbox()

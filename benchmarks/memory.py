@@ -24,7 +24,7 @@ def main() -> None:
         command = [sys.executable, "-m", "juggler", "train", "cartpole", "--stop-return", "501"]
         command += ["--num-env-runners", str(given.runners), "--run-dir", f"{directory}/run"]
         run = subprocess.Popen(
-            [*command, "--progress", "none"], env={**os.environ, "OMP_NUM_THREADS": "1"}
+            [*command, "--progress", "off"], env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         time.sleep(given.seconds)
         parent = psutil.Process(run.pid)

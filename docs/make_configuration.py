@@ -44,8 +44,8 @@ juggler.train("my_run.toml", num_env_runners=8)
 What is given with the command goes before what the file says, and that before the defaults below.
 A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
 out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`) are JSON on
-the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here is `None` on the command
-line and in Python; a file leaves the key out.
+the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here is `none` on the command
+line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` names the configurations that ship. `config.toml` in a run's directory is the
 run's own, and can be given to `juggler train` in its turn (with another `--run-dir` if it has one).

@@ -55,9 +55,11 @@ class WorkerArguments:
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """Options by the fields of a dataclass, under flat names. Exits with 2 where they are wrong."""
     options: dict[str, Any] = {} if default is None else {"default": default}
+    # As in files: tyro itself knows None by its Python name alone.
+    arguments = ["None" if argument == "none" else argument for argument in arguments]
     parsed: T = tyro.cli(
         kind,
-        args=list(arguments),
+        args=arguments,
         prog=f"juggler {command}",
         config=(tyro.conf.OmitArgPrefixes,),
         registry=_registry(),

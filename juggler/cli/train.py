@@ -66,5 +66,10 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     warm_up()
     given = parse(Arguments, arguments, "train", Arguments(run=before))
     given.run.validate()
+    if given.run.driver.run_dir != before.driver.run_dir:
+        print(
+            "juggler train: a resumed run goes on where it is, without --run-dir", file=sys.stderr
+        )
+        return 2
     resume_run(run_dir, checkpoint, given.run, started=started)
     return 0

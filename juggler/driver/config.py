@@ -77,12 +77,12 @@ class DriverConfig:
     hang_seconds: float = 120.0
     """A worker whose main loop makes no progress for so long is killed and replaced."""
 
-    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
     """What is shown meanwhile; auto: live in a terminal, plain lines elsewhere."""
 
     def validate(self) -> None:
         at_least = {
-            "num_env_runners": 0,
+            "num_env_runners": 1,
             "num_learners": 1,
             "requests_per_runner": 1,
             "updates_in_flight": 1,
@@ -121,6 +121,9 @@ class RunConfig:
         """Raises:
         ConfigError: a value is out of its range; names the key.
         """
+        if self.learner.algorithm not in ALGORITHMS:
+            hint = _nearest(self.learner.algorithm, ALGORITHMS)
+            raise ConfigError(f"algorithm = {self.learner.algorithm!r} is not known{hint}")
         for part in _parts(self).values():
             try:
                 part.validate()

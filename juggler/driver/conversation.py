@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
@@ -12,18 +10,23 @@ from juggler.driver.core import events
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.checkpoints import Checkpoint
 from juggler.driver.record.progress import Progress
+from juggler.driver.replies import (
+    read_arrivals,
+    read_evaluation,
+    read_ready,
+    read_receipt,
+    read_update_done,
+)
 from juggler.driver.restoring import core_of, metrics_of, restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Reported, Worker
-from juggler.runtime.actors.requests import Completed, RequestPool
+from juggler.runtime.actors.requests import CapReached, Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
-
-M = TypeVar("M", bound=Message)
 
 
 class Conversation:
@@ -68,6 +71,7 @@ class Conversation:
         self._only_local = only_local
         self._receipts: dict[int, training_pb2.Receipt] = {}  # episodes not counted yet
         self._shown: set[str] = set()  # failures that people have seen already
+        self._failed_once: set[Worker] = set()
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
@@ -79,10 +83,10 @@ class Conversation:
             self._hub.dismiss(event.worker, reason)
 
     def tell(self, worker_id: str, message: Message) -> None:
-        """Send a command to whoever has this id now."""
-        worker = self.roster.attached.get(worker_id)
+        """Send a command to whoever is ready under this id: that is whom the core means."""
+        worker = self.roster.ready.get(worker_id)
         if worker is not None:  # else its Left event was heard, and the core knows
-            self._pool.submit(worker, message)
+            self._submit(worker, message)
 
     def happened(self, event: events.Event) -> None:
         """Tell the core, and carry out its commands."""
@@ -121,31 +125,50 @@ class Conversation:
                 continue  # the core is told below that all of them are lost
             if completed.failure is None:
                 self._answered(completed, completed.body or any_pb2.Any())
-            elif isinstance(completed.request, training_pb2.SampleRequest):
-                batch_id, worker = completed.request.batch_id, completed.worker
-                failed = events.SampleFailed(batch_id, worker.worker_id, worker.incarnation)
-                self.happened(failed)
+            else:
+                self._failed(completed, completed.failure.message)
         if isinstance(event, Joined):
             version = self.core.weights_version
             self._set_up(self.roster.joined(event.worker, version))
         elif isinstance(event, Left):
             self._left(event)
         elif isinstance(event, Reported):
-            self._arrived(event.worker, _unpack(event.body, training_pb2.Arrivals()))
+            self._arrived(event.worker, read_arrivals(event.body))
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
-        worker = completed.worker
-        match completed.request:
+        worker, request, last = completed.worker, completed.request, completed.last
+        if isinstance(request, training_pb2.Snapshot):
+            chunk, spaces = body.value, self.roster.spaces
+            return self._snapshots.take(chunk, last, self.core, self.metrics, spaces)
+        if not last:
+            raise ValueError("a reply before the last where there is one alone")
+        match request:
             case training_pb2.SampleRequest():
-                self._sampled(worker, _unpack(body, training_pb2.Receipt()))
+                self._sampled(worker, read_receipt(request, body))
             case training_pb2.Update():
-                self._updated(worker, _unpack(body, training_pb2.UpdateDone()))
+                newest = Version(self.core.generation, self.updates)
+                self._updated(worker, read_update_done(request, body, newest))
             case training_pb2.Setup():
-                self._ready(worker, _unpack(body, training_pb2.Ready()))
-            case training_pb2.Snapshot():
-                self._snapshots.take(body.value, self.core, self.metrics, self.roster.spaces)
+                self._ready(worker, read_ready(body))
             case training_pb2.Evaluate():
-                self._evaluated(_unpack(body, training_pb2.Evaluation()))
+                self._evaluated(read_evaluation(body))
+
+    def _failed(self, completed: Completed, reason: str) -> None:
+        """It could not do what it was asked to. Our workers leave then; their farewell says why."""
+        worker, request = completed.worker, completed.request
+        key = worker.worker_id, worker.incarnation
+        match request:
+            case training_pb2.SampleRequest():
+                self.happened(events.SampleFailed(request.batch_id, *key))
+            case training_pb2.Update():
+                self.happened(events.UpdateFailed(request.update_id, *key, reason))
+            case training_pb2.Snapshot():
+                self._snapshots.abandon()
+            case training_pb2.Evaluate():
+                self.evaluating = False
+        if worker in self._failed_once:
+            self._hub.dismiss(worker, f"failed again: {reason}")
+        self._failed_once.add(worker)
 
     def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         self.happened(
@@ -202,7 +225,7 @@ class Conversation:
         self.updates = max(self.updates, version.update)
         self._count_episodes()
         for batch in used:
-            if batch.dropped != "restart":
+            if not batch.dropped:
                 self.metrics.batch_consumed(batch.staleness)
         for module_id, metrics in done.metrics.items():
             self.metrics.modules[module_id] = dict(metrics.values)
@@ -214,8 +237,6 @@ class Conversation:
     def _evaluated(self, evaluation: training_pb2.Evaluation) -> None:
         self.evaluating = False
         returns = evaluation.episode_returns
-        if not returns:
-            raise ValueError("an evaluation without an episode")
         self.metrics.evaluation_return = sum(returns) / len(returns)
 
     # -- who comes and goes -----------------------------------------------------------------------
@@ -224,9 +245,9 @@ class Conversation:
         for worker, setup in setups:
             if worker.role == LEARNER and self._resume is not None:
                 for command in restore_commands(setup, self._resume):
-                    self._pool.submit(worker, command)
+                    self._submit(worker, command)
             else:
-                self._pool.submit(worker, setup)
+                self._submit(worker, setup)
 
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
         if worker.role == LEARNER:
@@ -235,7 +256,7 @@ class Conversation:
             return self.happened(joined)
         self._set_up(self.roster.runner_ready(worker, ready, self.core.weights_version))
         if self.core.members:
-            self._pool.submit(worker, self.roster.learners_message(self.core.generation))
+            self._submit(worker, self.roster.learners_message(self.core.generation))
         if worker.role == ENVRUNNER:
             steps = ready.rows * ready.steps
             self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
@@ -243,6 +264,7 @@ class Conversation:
     def _left(self, event: Left) -> None:
         worker, failure = event.worker, event.failure
         self.roster.left(worker)
+        self._failed_once.discard(worker)
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
             self._local.kill(worker.worker_id, worker.pid, after=5.0 if event.farewell else 0.0)
@@ -307,20 +329,15 @@ class Conversation:
         learners = self.roster.learners_message(command.generation)
         for worker in self.roster.ready.values():
             if worker.role != LEARNER:
-                self._pool.submit(worker, learners)
+                self._submit(worker, learners)
 
     def dismiss_all(self) -> None:
         """Ask every worker to leave."""
         for worker in list(self.roster.attached.values()):
-            self._pool.submit(worker, attach_pb2.Stop())
+            self._submit(worker, attach_pb2.Stop())
 
-
-def _unpack(packed: any_pb2.Any, message: M) -> M:
-    """
-    Raises:
-        TypeError: the worker said something else than it was asked.
-    """
-    if not packed.Unpack(message):
-        kind: Any = message.DESCRIPTOR
-        raise TypeError(f"{packed.TypeName() or 'nothing'} in place of {kind.full_name}")
-    return message
+    def _submit(self, worker: Worker, message: Message) -> None:
+        try:
+            self._pool.submit(worker, message)
+        except CapReached as error:  # it has not answered for long
+            self._hub.dismiss(worker, str(error))

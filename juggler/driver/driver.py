@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
@@ -97,6 +97,7 @@ class Driver:
             roles=(ENVRUNNER, LEARNER, EVALUATOR),
             token=token,
             hang_seconds=config.driver.hang_seconds,
+            most_of={LEARNER: config.driver.num_learners},
         )
         self._hub = Hub(settings, self._mailbox)
         self._local = LocalWorkers(self._mailbox, run_id, token, own_code)
@@ -116,6 +117,7 @@ class Driver:
             resume,
             only_local=listen is None,
         )
+        self._updates_before = self._workers.updates  # those of the run that is resumed
         self._first_update: float | None = None
         self._solved: float | None = None
         self._bound: list[str] = []
@@ -134,8 +136,9 @@ class Driver:
             EndpointError: the driver cannot listen where it should.
         """
         workers, grace = self._workers, 0.0
+        summary: dict[str, Any] = {}
         self._begin_to_listen()
-        with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))):
+        with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))) as clean_up:
             try:
                 self._start()
                 while not workers.stop_reason:
@@ -145,16 +148,23 @@ class Driver:
                 self._wind_down()
                 grace = _WORKERS_LEAVE_SECONDS
             finally:
-                self._local.close(grace)
-                self._hub.close()
-                summary = self._close_books()
+                clean_up()
+                # Each of these is done whatever becomes of the one before.
+                with ExitStack() as last:
+                    last.callback(lambda: summary.update(self._close_books()))
+                    last.callback(self._hub.close)
+                    last.callback(self._local.close, grace)
         if workers.failure:
-            hint = ""
-            if summary["checkpoint"]:
-                hint = f"\nTo go on from update {Path(summary['checkpoint']).name.lstrip('0')}: "
-                hint += f"juggler train --resume {self._directory.path}"
-            raise RunFailed(workers.failure + hint)
+            raise RunFailed(workers.failure + self._how_to_go_on())
         return summary
+
+    def _how_to_go_on(self) -> str:
+        newest = self._snapshots.newest
+        if newest is None:
+            trained = self._workers.updates > self._updates_before
+            return "\nThere is no checkpoint to go on from" if trained else ""
+        update = int(newest.name)
+        return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"
 
     def _begin_to_listen(self) -> None:
         listen = self._listen
@@ -194,7 +204,7 @@ class Driver:
                 self._progress.message(event.problem, "error")
         else:
             workers.hear(event)
-            if self._first_update is None and workers.updates:
+            if self._first_update is None and workers.updates > self._updates_before:
                 self._first_update = self._wall_time()
             if self._solved is None and workers.stop_reason == "solved":
                 self._solved = self._wall_time()
@@ -229,12 +239,23 @@ class Driver:
         trained, roster = self._workers.core.ledger.trained, self._workers.roster
         if trained == self._trained_at_last_look:
             seconds = self._config.driver.worker_timeout_seconds
-            text = f"no update in the last {seconds:.0f} s. {roster.describe()}"
+            text = f"no update in the last {seconds:.0f} s. {self._what_is_there()}"
             if self._listen is None and not roster.complete():
                 self._workers.fail(text)
             else:
                 self._progress.message(text, "warning")
         self._trained_at_last_look = trained
+
+    def _what_is_there(self) -> str:
+        """For people who wait for updates."""
+        core, roster = self._workers.core, self._workers.roster
+        parts = [roster.describe()]
+        if core.members:
+            size = self._config.learner.batch_size
+            parts.append(f"an update takes {size} steps, {core.held_steps} are there")
+        if roster.last_failure:
+            parts.append(f"the last failure: {roster.last_failure}")
+        return "; ".join(parts)
 
     def _checkpoint(self) -> bool:
         """Ask the lowest rank for its state. False where nobody is there to ask."""
@@ -290,10 +311,21 @@ class Driver:
         self._drain(_LAST_CHECKPOINT_SECONDS / 2, lambda: not snapshots.under_way)
         if workers.updates and self._checkpoint():
             self._drain(_LAST_CHECKPOINT_SECONDS, lambda: not snapshots.under_way)
+        self._see_what_failed()
         workers.happened(Finish())
         self._last_line = self._write_line()
         workers.dismiss_all()
         self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
+
+    def _see_what_failed(self) -> None:
+        """A run that trained on nothing, or has no checkpoint of its end, did not end well."""
+        workers, newest = self._workers, self._snapshots.newest
+        if workers.failure:
+            return
+        if workers.stop_reason == "stop_seconds" and workers.updates == self._updates_before:
+            workers.failure = f"nothing was trained on. {self._what_is_there()}"
+        elif workers.updates and (newest is None or int(newest.name) != workers.updates):
+            workers.failure = f"the last checkpoint, of update {workers.updates}, was not written"
 
     def _drain(self, seconds: float, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds

@@ -9,6 +9,7 @@ from typing import Any
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record import checkpoints
+from juggler.driver.training import must_be_given_again
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 
 
@@ -62,6 +63,7 @@ def evaluate(
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     config = RunConfig.from_flat({**found.config, **named}, where=str(where))
+    must_be_given_again(config, env, module)
     rows = min(config.env_runner.envs_per_runner, episodes)
     config.env_runner.envs_per_runner = rows
     environments = make_vector_env(config.env_runner, env if callable(env) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -102,6 +103,9 @@ def _make_socket_directory() -> str:
         place = Path("/tmp")  # a Unix socket's path has 107 bytes at most
     for path in place.glob("juggler-*-*"):
         pid = path.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            # Another driver that starts may have removed it by now.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place)

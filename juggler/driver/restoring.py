@@ -40,7 +40,9 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books go on from a checkpoint."""
     settings = CoreSettings(
         batch_size=config.learner.batch_size,
-        max_staleness=config.learner.max_staleness,
+        # Half for the queue; the other half is slack for a runner that is held up, while batches
+        # that were asked for later go before its own.
+        max_open_updates=(config.learner.max_staleness + 1) // 2,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
         num_learners=config.driver.num_learners,
@@ -67,6 +69,7 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
     if resume is not None:
         metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
         metrics.episodes = resume.counters["episodes"]
+        metrics.goes_on(resume.counters["wall_time"], resume.counters["trained"])
     return metrics
 
 

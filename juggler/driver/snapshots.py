@@ -48,6 +48,7 @@ class SnapshotWriter:
     ) -> None:
         self.under_way = False
         self.newest = newest
+        self._writing = False
         self._events = events
         self._directory = directory
         self._config = config
@@ -61,42 +62,50 @@ class SnapshotWriter:
         self._counters = None
         self._reader = _new_reader()
 
-    def take(self, chunk: bytes, core: DriverCore, metrics: Metrics, spaces: Spaces | None) -> None:
-        """The next chunk of the state.
+    def take(
+        self, chunk: bytes, last: bool, core: DriverCore, metrics: Metrics, spaces: Spaces | None
+    ) -> None:
+        """The next chunk of the state; `last` where its sender says so.
 
         A learner's answers come in order: when the first chunk comes, the books have every update
         that the state has, and no other. The books as they are then complete the cut.
 
         Raises:
-            WireError: the learner sent something else.
+            ValueError: the learner sent something else.
         """
+        if self._writing:
+            raise ValueError("more of a state that was whole")
         if self._counters is None:
             wall_time = time.monotonic() - self._started
             self._counters = counters_of(core, metrics, wall_time)
         frame = self._reader.feed(chunk)
         if frame is None:
+            if last:
+                self.abandon()
+                raise ValueError("a state that ended in the middle")
             return
         version = frame.header.version
         assert spaces is not None  # a learner is set up with them
-        assert isinstance(frame.tree, dict)
+        if not isinstance(frame.tree, dict):
+            raise ValueError("a state must be a branch of modules, not an array")
         checkpoint = Checkpoint(
             version=(version.generation, version.update),
             tree=frame.tree,
-            extra=json.loads(frame.header.extra),
+            extra=_extra(frame.header.extra),
             counters=self._counters,
             config=self._config.flat(),
             spaces=spaces.to_json(),
         )
+        self._writing = True
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
 
     def done(self, written: SnapshotWritten) -> None:
-        self.under_way = False
+        self.under_way = self._writing = False
         self.newest = written.path or self.newest
 
     def abandon(self) -> None:
-        """Whoever was asked is gone."""
-        if self._counters is None:
-            self.under_way = False
+        """Whoever was asked sends no more. What is whole is written all the same."""
+        self.under_way = self._writing
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
@@ -108,6 +117,16 @@ class SnapshotWriter:
             raise
         else:
             self._events.put(SnapshotWritten(path))
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        extra = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("a state whose JSON is too deep") from error
+    if not isinstance(extra, dict):
+        raise ValueError(f"a state whose JSON is no object but {type(extra).__name__}")
+    return extra
 
 
 def _new_reader() -> FrameReader[training_pb2.StateHeader]:

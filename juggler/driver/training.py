@@ -54,6 +54,8 @@ def load_config(name: str | Path | None) -> RunConfig:
     """
     if name is None:
         return RunConfig()
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"a configuration is a name, a file or a RunConfig, not {name!r}")
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         return RunConfig.from_toml(path)
@@ -118,7 +120,22 @@ def resume(
     own_code = _own_code(env, module, keys)
     checkpoint = checkpoints.read(Path(run_dir))
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=str(checkpoint.path))
+    must_be_given_again(config, env, module)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
+
+
+def must_be_given_again(config: RunConfig, env: object, module: object) -> None:
+    """
+    Raises:
+        ConfigError: the run was trained on something of a script, which no name leads to.
+    """
+    for key, name, given in (
+        ("env", config.env_runner.env, env),
+        ("module", config.module.module, module),
+    ):
+        if name is not None and name.startswith("__main__:") and not callable(given):
+            own = name.partition(":")[2]
+            raise ConfigError(f"this run's {key} is {own}, of a script: pass {key}={own} again")
 
 
 def _own_code(
@@ -134,8 +151,12 @@ def _own_code(
             # What config.toml says of it: where it would be found if its script were a module.
             name = getattr(value, "__qualname__", type(value).__qualname__)
             keys[key] = f"{getattr(value, '__module__', None)}:{name}"
-        elif value is not None:
+        elif isinstance(value, str):
             keys[key] = value
+        elif value is not None:
+            raise ConfigError(
+                f"{key} must be a name or what makes one, such as a class: not {value!r}"
+            )
     return cloudpickle.dumps(tuple(factories)) if any(factories) else b""
 
 

@@ -40,7 +40,11 @@ class BehaviourPolicy:
 
     def __init__(self, module: RLModule, rows: int, steps: int, seed: int) -> None:
         self._module = module.eval()
-        self._weights = module.state_dict()  # the module's own memory
+        # The module's own memory, under the names that a learner gives: shared ones once.
+        self._weights = {
+            name: tensor.detach()
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        }
         self._rows, self._steps = rows, steps
         self._generator = torch.Generator()
         self._bounds = _bounds(module.action_space)
@@ -68,7 +72,7 @@ class BehaviourPolicy:
         self._generator.manual_seed(seed)
 
     def load(self, weights: Tree) -> None:
-        """Take weights from the network: arrays by the names of the module's `state_dict`.
+        """Take weights from the network: arrays by the names of the module's parameters and buffers.
 
         Raises:
             ValueError: they are another module's.

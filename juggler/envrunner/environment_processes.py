@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
-import sys
 import time
 import traceback
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
@@ -24,14 +25,13 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.catalog import build_module
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.weights import Weights, WeightsSubscription
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
-
 
 #: The longest wait for the first weights of a learner.
 _FIRST_WEIGHTS_SECONDS = 30.0
@@ -79,8 +79,9 @@ class EnvRunner:
         self._subscription: WeightsSubscription | None = None
         self._subscribed_to = ""  # the learner's incarnation
         self._version: Version | None = None
+        # Both are for the threads of the streams too, which settle batches.
+        self._lock = threading.Lock()
         self._open: dict[int, tuple[int, training_pb2.Receipt]] = {}  # unsettled, by batch id
-        self._open_lock = threading.Lock()
         self._seconds: dict[str, float] = defaultdict(float)  # where the time went
         self._idle_since = time.perf_counter()
 
@@ -137,7 +138,7 @@ class EnvRunner:
 
     def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
         started = time.perf_counter()
-        self._seconds["waiting"] += started - self._idle_since
+        self._spent({"waiting": started - self._idle_since})
         _, sender = self._senders.get(request.learner, ("", None))
         receipt = training_pb2.Receipt(batch_id=request.batch_id, learner=request.learner)
         if sender is None or not self._act_on(Version.of(request.at_least)):
@@ -166,14 +167,12 @@ class EnvRunner:
             live_steps=receipt.live_steps,
             version=receipt.version,
         )
-        with self._open_lock:
+        with self._lock:
             self._open[request.batch_id] = (command_id, receipt)
         sender.send(header, {DEFAULT_MODULE: fragment.batch.to_tree()})
         self._idle_since = time.perf_counter()
-        self._seconds["waiting"] += sampling - started
-        for name, seconds in fragment.seconds.items():
-            self._seconds[name] += seconds
-        self._seconds["sending"] += self._idle_since - sending
+        self._spent({"waiting": sampling - started, **fragment.seconds})
+        self._spent({"sending": self._idle_since - sending})
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._env is not None
@@ -237,10 +236,14 @@ class EnvRunner:
         self._policy.load(weights.tree[DEFAULT_MODULE])
         self._version = weights.version
 
+    def _spent(self, seconds: Mapping[str, float]) -> None:
+        with self._lock:
+            for name, spent in seconds.items():
+                self._seconds[name] += spent
+
     def _settled(self, batch_id: int, dropped: str, explanation: str) -> None:
-        with self._open_lock:
+        with self._lock:
             command_id, receipt = self._open.pop(batch_id)
+            receipt.seconds.update(self._seconds)
         receipt.dropped, receipt.explanation = dropped, explanation
-        for name, seconds in self._seconds.items():
-            receipt.seconds[name] = seconds
         self._attachment.reply(command_id, receipt)

@@ -57,8 +57,9 @@ class LearnerConfig:
     batch_size: int = 1024
     """Live environment steps in one update, over all learners of the group."""
 
-    max_staleness: int = 3
-    """Updates that weights may be behind when steps that they sampled are trained on."""
+    max_staleness: int = 6
+    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    are dropped. So that none are, requests stop while half as many updates' worth is open."""
 
     def validate(self) -> None:
         """Raises:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,9 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import BatchFrame
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
+
+#: By the kind of what arrives: what policies act in.
+_ACTION_DTYPES: dict[str, Any] = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +112,24 @@ class BatchStore:
             # A policy acts in float32 where the space says float64: only the kind must fit.
             _fits(f"{name}: actions", batch.actions, action_space, exact=False)
             _within(f"{name}: actions", batch.actions, action_space)
+            # One dtype for all, or batches of several runners would not fit into one update.
+            dtype = _ACTION_DTYPES[batch.actions.dtype.kind]
+            modules[name] = replace(batch, actions=batch.actions.astype(dtype, copy=False))
         live = sum(batch.live_steps for batch in modules.values())
         if live != frame.header.live_steps:
             raise WireError(f"header says {frame.header.live_steps} live steps, found {live}")
         return modules
 
 
+def _kind(dtype: np.dtype[np.generic]) -> str:
+    return "i" if dtype.kind == "u" else dtype.kind
+
+
 def _fits(
     what: str, array: np.ndarray, space: gymnasium.Space[object], *, exact: bool = True
 ) -> None:
     dtype = np.dtype(space.dtype)
-    same_type = array.dtype == dtype if exact else array.dtype.kind == dtype.kind
+    same_type = array.dtype == dtype if exact else _kind(array.dtype) == _kind(dtype)
     if not same_type or array.shape[2:] != space.shape:
         raise WireError(
             f"{what} of shape [N, T, *{array.shape[2:]}] and dtype {array.dtype} do not fit "

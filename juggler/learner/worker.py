@@ -22,9 +22,9 @@ from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import BatchFrame, EpisodeReceiver
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.weights import WeightsPublisher
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

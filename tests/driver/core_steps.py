@@ -24,7 +24,7 @@ C = TypeVar("C")
 
 def make(learners: int = 1, **settings: Any) -> DriverCore:
     """A core whose group has formed: learner-0, learner-1, … of incarnation "L"."""
-    defaults: dict[str, Any] = {"batch_size": 100, "max_staleness": 2, "num_learners": learners}
+    defaults: dict[str, Any] = {"batch_size": 100, "max_open_updates": 2, "num_learners": learners}
     core = DriverCore(CoreSettings(**{**defaults, **settings}))
     for index in range(learners):
         core.handle(LearnerJoined(f"learner-{index}", "L"))

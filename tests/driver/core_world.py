@@ -206,7 +206,7 @@ class World(Processes):
         """The last request for a learner found less than its part of the bound open."""
         if self.settings.synchronous:
             return
-        bound = self.settings.max_staleness * self.settings.batch_size / max(1, len(self.group))
+        bound = self.settings.max_open_updates * self.settings.batch_size / max(1, len(self.group))
         last = {command.learner: command for command in commands if isinstance(command, Request)}
         for learner, request in last.items():
             batch = self.core.ledger.requested[request.batch_id]

@@ -27,7 +27,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(
         batch_size=st.sampled_from([1, 12, 30]),
-        max_staleness=st.integers(1, 3),
+        max_open_updates=st.integers(1, 3),
         cap=st.integers(1, 3),
         updates=st.integers(1, 2),
         learners=st.integers(1, 3),
@@ -36,7 +36,7 @@ class CoreMachine(RuleBasedStateMachine):
     def begin(
         self,
         batch_size: int,
-        max_staleness: int,
+        max_open_updates: int,
         cap: int,
         updates: int,
         learners: int,
@@ -45,7 +45,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world = World(
             CoreSettings(
                 batch_size=batch_size,
-                max_staleness=max_staleness,
+                max_open_updates=max_open_updates,
                 requests_per_runner=cap,
                 max_updates_in_flight=updates,
                 num_learners=learners,
@@ -193,7 +193,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
     machine = machine_type()
     machine.begin(
         batch_size=random.choice([1, 12, 30]),
-        max_staleness=random.randint(1, 3),
+        max_open_updates=random.randint(1, 3),
         cap=random.randint(1, 3),
         updates=random.randint(1, 2),
         learners=1 + seed % 3,

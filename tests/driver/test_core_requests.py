@@ -30,7 +30,7 @@ from juggler.runtime.episodes.version import Version
 
 
 def test_nothing_is_requested_before_there_is_a_learner() -> None:
-    core = DriverCore(CoreSettings(batch_size=100, max_staleness=2))
+    core = DriverCore(CoreSettings(batch_size=100, max_open_updates=2))
     assert join(core) == []
     commands = core.handle(LearnerJoined("learner-0", "L"))
     assert commands[0] == FormGroup(1, ("learner-0",))
@@ -38,42 +38,42 @@ def test_nothing_is_requested_before_there_is_a_learner() -> None:
 
 
 def test_a_runner_gets_requests_up_to_its_cap() -> None:
-    requests = join(make(requests_per_runner=3, max_staleness=10))
+    requests = join(make(requests_per_runner=3, max_open_updates=10))
     assert [request.batch_id for request in requests] == [1, 2, 3]
     assert requests[0] == Request("envrunner-0", "R", 1, "learner-0", 1, Version(0, 0))
 
 
 def test_a_reported_request_makes_room_for_the_next() -> None:
-    core = make(max_staleness=10)
+    core = make(max_open_updates=10)
     first, _ = join(core)
     assert len(only(Request, core.handle(receipt(first)))) == 1
 
 
 def test_the_learners_report_makes_room_as_well() -> None:
-    core = make(max_staleness=10)
+    core = make(max_open_updates=10)
     first, _ = join(core)
     assert len(only(Request, core.handle(Arrived("learner-0", "L", first.batch_id, 50)))) == 1
     assert core.handle(receipt(first)) == []
 
 
-def test_requests_stop_where_max_staleness_updates_are_open() -> None:
-    core = make(batch_size=100, max_staleness=2, requests_per_runner=10)
+def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
+    core = make(batch_size=100, max_open_updates=2, requests_per_runner=10)
     assert len(join(core, steps=60)) == 4  # 180 open < 200: one more
     assert join(core, index=1) == []
 
 
 def test_one_request_goes_out_however_large_it_is() -> None:
-    assert len(join(make(batch_size=10, max_staleness=1), steps=5000)) == 1
+    assert len(join(make(batch_size=10, max_open_updates=1), steps=5000)) == 1
 
 
 def test_fewer_live_steps_than_estimated_let_more_requests_out() -> None:
-    core = make(batch_size=100, max_staleness=1, requests_per_runner=4)
+    core = make(batch_size=100, max_open_updates=1, requests_per_runner=4)
     first, _ = join(core, steps=50)
     assert len(only(Request, core.handle(receipt(first, steps=20)))) == 1
 
 
 def test_steps_in_an_update_still_count_as_open() -> None:
-    core = make(batch_size=100, max_staleness=1)
+    core = make(batch_size=100, max_open_updates=1)
     first, second = join(core)
     core.handle(receipt(first))
     (update,) = core.handle(receipt(second))
@@ -82,7 +82,7 @@ def test_steps_in_an_update_still_count_as_open() -> None:
 
 
 def test_scarce_requests_go_around_all_runners() -> None:
-    core = make(batch_size=50, max_staleness=1)
+    core = make(batch_size=50, max_open_updates=1)
     pending = [request for index in range(5) for request in join(core, index)]
     asked: Counter[str] = Counter()
     for number in range(100):
@@ -101,9 +101,9 @@ def test_requests_are_spread_evenly_over_the_learners() -> None:
 
 
 def test_a_bound_that_one_learner_uses_up_does_not_starve_the_other() -> None:
-    # 34 + 34 + 34 steps are more than max_staleness * batch_size, and leave one learner with 34 of
-    # the 50 steps of its share.
-    core = make(learners=2, batch_size=100, max_staleness=1, requests_per_runner=10)
+    # 34 + 34 + 34 steps are more than max_open_updates * batch_size, and leave one learner with 34
+    # of the 50 steps of its share.
+    core = make(learners=2, batch_size=100, max_open_updates=1, requests_per_runner=10)
     commands: list[Command] = []
     for request in join(core, steps=34):
         commands += core.handle(receipt(request, steps=34))
@@ -121,7 +121,7 @@ def test_a_runner_that_cannot_sample_gives_its_request_back() -> None:
 
 def test_ids_go_on_above_those_of_an_earlier_run() -> None:
     core = DriverCore(
-        CoreSettings(batch_size=100, max_staleness=2), first_id=40, generation=7, update=9
+        CoreSettings(batch_size=100, max_open_updates=2), first_id=40, generation=7, update=9
     )
     core.handle(LearnerJoined("learner-0", "L"))
     first, _ = join(core)
@@ -131,7 +131,7 @@ def test_ids_go_on_above_those_of_an_earlier_run() -> None:
 
 
 def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> None:
-    core = make(batch_size=50, max_staleness=1, requests_per_runner=1)
+    core = make(batch_size=50, max_open_updates=1, requests_per_runner=1)
     (request,) = join(core)
     assert request.at_least == Version(0, 0)
     for number in range(1, 4):

@@ -137,15 +137,15 @@ class Simulation:
 
 
 @pytest.mark.parametrize("learners", [1, 2, 3])
-@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+@pytest.mark.parametrize("max_open_updates", [1, 2, 4])
 @pytest.mark.parametrize("update_seconds", [0.02, 0.2, 1.0])
 def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
-    learners: int, max_staleness: int, update_seconds: float
+    learners: int, max_open_updates: int, update_seconds: float
 ) -> None:
     """Whether the runners are the bottleneck, the learners, or neither."""
     for seed in range(3):
         simulation = Simulation(
-            CoreSettings(batch_size=384, max_staleness=max_staleness, num_learners=learners),
+            CoreSettings(batch_size=384, max_open_updates=max_open_updates, num_learners=learners),
             runners=8,
             sample_seconds=0.1,
             update_seconds=update_seconds,
@@ -156,12 +156,12 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
         simulation.run(updates=150)
         simulation.core.ledger.check()
         assert simulation.core.ledger.duplicates == 0
-        assert max(simulation.staleness) <= max_staleness
+        assert max(simulation.staleness) <= max_open_updates
 
 
 def test_a_slow_learner_never_waits_for_batches() -> None:
     simulation = Simulation(
-        CoreSettings(batch_size=256, max_staleness=2),
+        CoreSettings(batch_size=256, max_open_updates=2),
         runners=8,
         sample_seconds=0.1,
         update_seconds=0.4,
@@ -175,7 +175,7 @@ def test_a_slow_learner_never_waits_for_batches() -> None:
 
 def book_receipts(runners: int, receipts: int) -> float:
     """CPU seconds for one receipt and the commands that follow, updates included."""
-    core = DriverCore(CoreSettings(batch_size=64 * STEPS, max_staleness=1 + runners // 16))
+    core = DriverCore(CoreSettings(batch_size=64 * STEPS, max_open_updates=1 + runners // 16))
     pending: deque[Command] = deque(core.handle(LearnerJoined("learner-0", "L")))
     for index in range(runners):
         pending.extend(core.handle(RunnerJoined(f"envrunner-{index}", "R", STEPS)))

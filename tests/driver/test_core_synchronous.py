@@ -30,7 +30,7 @@ def start(
     core = DriverCore(
         CoreSettings(
             batch_size=batch_size,
-            max_staleness=1,
+            max_open_updates=1,
             requests_per_runner=cap,
             num_learners=learners,
             synchronous=True,

@@ -26,7 +26,7 @@ from juggler.runtime.episodes.version import Version
 
 
 def test_an_update_takes_the_oldest_batches_until_the_share_is_reached() -> None:
-    core = make(batch_size=100, max_staleness=3, requests_per_runner=6, max_updates_in_flight=1)
+    core = make(batch_size=100, max_open_updates=3, requests_per_runner=6, max_updates_in_flight=1)
     requests = join(core)
     (update,) = [c for r in requests[1::-1] for c in only(IssueUpdate, core.handle(receipt(r)))]
     assert update.shares == (Share("learner-0", (2, 1)),)
@@ -48,7 +48,7 @@ def test_an_update_waits_until_every_learner_holds_its_share() -> None:
 
 
 def test_no_more_updates_are_in_flight_than_allowed() -> None:
-    core = make(batch_size=50, max_staleness=4, requests_per_runner=4, max_updates_in_flight=2)
+    core = make(batch_size=50, max_open_updates=4, requests_per_runner=4, max_updates_in_flight=2)
     updates = [u for r in join(core) for u in only(IssueUpdate, core.handle(receipt(r)))]
     assert len(updates) == core.updates_in_flight == 2
     assert len(only(IssueUpdate, core.handle(answer(updates[0], "learner-0", 1)))) == 1
@@ -56,7 +56,7 @@ def test_no_more_updates_are_in_flight_than_allowed() -> None:
 
 def two_updates_apart() -> tuple[DriverCore, IssueUpdate]:
     """Two learners, and an update that both have to answer."""
-    core = make(learners=2, batch_size=100, max_staleness=1)
+    core = make(learners=2, batch_size=100, max_open_updates=1)
     requests = join(core)
     (update,) = [u for r in requests for u in only(IssueUpdate, core.handle(receipt(r)))]
     return core, update
@@ -99,7 +99,7 @@ def test_the_share_of_a_failed_update_is_dropped_and_not_used_again() -> None:
 
 
 def test_the_first_group_forms_when_all_learners_are_there() -> None:
-    core = DriverCore(CoreSettings(batch_size=100, max_staleness=2, num_learners=3))
+    core = DriverCore(CoreSettings(batch_size=100, max_open_updates=2, num_learners=3))
     assert core.handle(LearnerJoined("learner-10", "L")) == []
     assert core.handle(LearnerJoined("learner-2", "L")) == []
     assert core.handle(LearnerLeft("learner-2", "L", "killed")) == []
@@ -110,7 +110,7 @@ def test_the_first_group_forms_when_all_learners_are_there() -> None:
 
 
 def test_a_learner_that_joins_later_waits_until_no_update_is_in_flight() -> None:
-    core = make(batch_size=50, max_staleness=4, requests_per_runner=4)
+    core = make(batch_size=50, max_open_updates=4, requests_per_runner=4)
     first, second, third, _ = join(core)
     updates = only(IssueUpdate, core.handle(receipt(first)) + core.handle(receipt(second)))
     assert core.handle(LearnerJoined("learner-1", "L")) == []
@@ -186,7 +186,7 @@ def test_after_a_stop_nothing_is_asked_for_and_what_is_under_way_is_booked() -> 
 
 
 def test_the_end_closes_everything_and_hears_nothing_more() -> None:
-    core = make(batch_size=50, max_staleness=3, requests_per_runner=3)
+    core = make(batch_size=50, max_open_updates=3, requests_per_runner=3)
     first, second, _ = join(core)
     core.handle(receipt(first))
     core.handle(StopRequested())
@@ -212,7 +212,7 @@ def test_the_views_tell_what_is_going_on() -> None:
     assert core.batches_booked == {"envrunner-0": 2, "envrunner-1": 0}
 
 
-@pytest.mark.parametrize("name", ["batch_size", "max_staleness", "requests_per_runner"])
+@pytest.mark.parametrize("name", ["batch_size", "max_open_updates", "requests_per_runner"])
 def test_settings_below_one_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
-        CoreSettings(**{"batch_size": 1, "max_staleness": 1, name: 0})
+        CoreSettings(**{"batch_size": 1, "max_open_updates": 1, name: 0})

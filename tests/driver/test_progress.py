@@ -171,7 +171,7 @@ def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
 
 
 def test_the_kind_of_display_can_be_chosen() -> None:
-    assert isinstance(make_progress("none"), SilentProgress)
+    assert isinstance(make_progress("off"), SilentProgress)
     assert isinstance(make_progress("plain"), PlainProgress)
     assert isinstance(make_progress("live"), LiveProgress)
 

@@ -66,7 +66,7 @@ def test_the_driver_does_without_torch(place: Place) -> None:
     script = place.write(
         "script.py",
         "import sys, juggler\n"
-        "result = juggler.train('cartpole', stop_steps=20000, run_dir='run', progress='none')\n"
+        "result = juggler.train('cartpole', stop_steps=20000, run_dir='run', progress='off')\n"
         "assert result.summary['env_steps_trained'] >= 20000\n"
         "print('torch' in sys.modules, 'gymnasium.envs' in sys.modules)\n",
     )

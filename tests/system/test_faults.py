@@ -95,7 +95,7 @@ def test_two_signals_end_a_run_at_once(place: Place) -> None:
     for worker in ("envrunner 0", "learner 0"):
         place.worker(worker).suspend()  # nobody answers any more
     run.interrupt()
-    time.sleep(0.2)
+    time.sleep(0.7)
     run.interrupt()
     assert run.wait(5) == 130, run.output
     place.assert_nothing_is_left()

@@ -58,9 +58,10 @@ class Asynchronous:
     """Requests are always in the air, so many that nothing gets older than it may.
 
     A learner of k consumes batch_size / k steps in each update, in order of arrival. While fewer
-    than max_staleness times as many are open for it, a further batch waits for max_staleness - 1
-    updates at most. The bound is kept for each learner, not for their sum: a sum that is used up
-    by the batches of one learner would leave another short of its share, and the run would stand.
+    than max_open_updates times as many are open for it, a further batch waits for
+    max_open_updates - 1 updates at most. The bound is kept for each learner, not for their sum: a
+    sum that is used up by the batches of one learner would leave another short of its share, and
+    the run would stand.
     """
 
     def __init__(self, state: State) -> None:
@@ -85,7 +86,7 @@ class Asynchronous:
     def next_request(self) -> tuple[Runner, Learner] | None:
         settings, members = self._state.settings, self._state.group.members
         learner = min(members.values(), key=_open_steps)
-        if learner.open_steps >= settings.max_staleness * settings.batch_size / len(members):
+        if learner.open_steps >= settings.max_open_updates * settings.batch_size / len(members):
             return None
         runner = self._line.next()
         return None if runner is None else (runner, learner)

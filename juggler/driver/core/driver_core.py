@@ -186,7 +186,7 @@ class DriverCore:
     def _acceptable_weights(self) -> Version:
         """The oldest that may act for a request that goes out now.
 
-        Asynchronously, one update behind the newest: admission lets at most max_staleness - 1
+        Asynchronously, one update behind the newest: admission lets at most max_open_updates - 1
         updates go before the batch, and so no weights that are late on their way make it stale.
         """
         newest = self.weights_version

@@ -14,7 +14,7 @@ class CoreSettings:
     batch_size: int
     """Live steps in one update, over all learners of the group."""
 
-    max_staleness: int
+    max_open_updates: int
     """How many updates' worth of steps may be open at once. Asynchronous mode only."""
 
     requests_per_runner: int = 2
@@ -35,7 +35,7 @@ class CoreSettings:
     def __post_init__(self) -> None:
         for name in (
             "batch_size",
-            "max_staleness",
+            "max_open_updates",
             "requests_per_runner",
             "max_updates_in_flight",
             "num_learners",

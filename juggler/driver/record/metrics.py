@@ -26,7 +26,7 @@ class Metrics:
     _staleness_count: int = 0
     _staleness_max: int = 0
     _staleness_last: tuple[float | None, int | None] = (None, None)
-    _trained_last: tuple[float, int] | None = None  # (wall time, steps trained)
+    _trained_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
 
     def episodes_ended(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
         for episode_return, length in zip(returns, lengths, strict=True):
@@ -44,6 +44,10 @@ class Metrics:
         if seconds:
             self.seconds[worker_id] = dict(seconds)
 
+    def goes_on(self, wall_time: float, steps_trained: int) -> None:
+        """The run has a past: rates are over what it adds."""
+        self._trained_last = (wall_time, steps_trained)
+
     def solved(self, stop_return: float | None) -> bool:
         """The mean return of the last 100 training episodes is at least `stop_return`."""
         if stop_return is None or len(self.returns) < RETURN_WINDOW:
@@ -55,10 +59,12 @@ class Metrics:
         if self._staleness_count:
             mean = self._staleness_total / self._staleness_count
             self._staleness_last = (mean, self._staleness_max)
-        before, self._trained_last = self._trained_last, (wall_time, steps_trained)
-        rate = 0.0
-        if before is not None and wall_time > before[0]:
-            rate = (steps_trained - before[1]) / (wall_time - before[0])
+        (time_before, trained_before), self._trained_last = (
+            self._trained_last,
+            (wall_time, steps_trained),
+        )
+        seconds = max(wall_time - time_before, 1e-9)
+        rate = (steps_trained - trained_before) / seconds
         self._staleness_total, self._staleness_count, self._staleness_max = 0.0, 0, 0
         return {
             "staleness_mean": self._staleness_last[0],

@@ -29,9 +29,9 @@ class Progress(Protocol):
         """The run is over; `summary` is what `summary.json` holds."""
 
 
-def make_progress(kind: Literal["auto", "live", "plain", "none"]) -> Progress:
+def make_progress(kind: Literal["auto", "live", "plain", "off"]) -> Progress:
     """The display of that kind; "auto" is live in a terminal that can show it, else plain."""
-    if kind == "none":
+    if kind == "off":
         return SilentProgress()
     if kind == "live" or (kind == "auto" and _is_capable(sys.stdout)):
         from juggler.driver.record.live_progress import LiveProgress  # rich is for those who see it

@@ -27,6 +27,7 @@ LOST_THE_DRIVER = "lost the driver"
 
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
+_LONG_TEXT = 1 << 16  # characters of a failure, so that it fits a message whatever was raised
 
 
 class AttachError(RuntimeError):
@@ -67,7 +68,15 @@ def describe(error: BaseException) -> attach_pb2.Failure:
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
         rest, line = "".join(traceback.format_exception(error)), f"{type(error).__name__}: {line}"
-    return attach_pb2.Failure(message=line, traceback=getattr(error, "traceback", "") or rest)
+    rest = getattr(error, "traceback", "") or rest
+    return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest))
+
+
+def _fitting(text: str) -> str:
+    if len(text) > _LONG_TEXT:
+        text = f"{text[: _LONG_TEXT // 2]} [...] {text[-_LONG_TEXT // 2 :]}"
+    # A file's name, for one, may hold what UTF-8 cannot.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Attachment:
@@ -100,7 +109,8 @@ class Attachment:
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
-        self._busy_since: float | None = None
+        self._busy_since: float | None = None  # on the clock of `_awake`
+        self._stood_still = 0.0  # seconds, with the whole process
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
@@ -175,7 +185,7 @@ class Attachment:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """The main loop is at work: heartbeats say for how long, and a hang shows itself."""
-        self._busy_since = time.monotonic()
+        self._busy_since = self._awake()
         try:
             yield
         finally:
@@ -231,11 +241,20 @@ class Attachment:
             reason = "the channel was closed"  # by close(), in another thread
         self._inbox.put(Detached(reason))
 
+    def _awake(self) -> float:
+        """Seconds on a clock that stands still while this process does."""
+        return time.monotonic() - self._stood_still
+
     def _beat(self) -> None:
         interval = self.welcome.heartbeat_seconds or 1.0
+        due = time.monotonic()
         while not self._over:
+            now = time.monotonic()
+            # A heart that beats late was stopped with all the rest (after Ctrl-Z, say): no hang.
+            self._stood_still += max(0.0, now - due)
+            due = now + interval
             since = self._busy_since
-            stuck = 0.0 if since is None else time.monotonic() - since
+            stuck = 0.0 if since is None else max(0.0, self._awake() - since)
             heartbeat = attach_pb2.Heartbeat(seconds_since_progress=stuck)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class HubSettings:
     silence_seconds: float = 10.0  # without any message: the worker is lost
     hang_seconds: float = 120.0  # a main loop that makes no progress: the worker is lost
     max_workers: int = 4096
+    most_of: Mapping[str, int] = field(default_factory=dict)  # workers of a role; others: no limit
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +135,8 @@ class Hub:
         connection = self._connections.get(worker.worker_id)
         if connection is not None and connection.worker is worker:
             connection.over = reason
-            self._wake(connection)
+            # Not through the writer: it may be stuck in a write that nobody reads.
+            self._loop.call_soon_threadsafe(connection.cancel)
 
     def close(self) -> None:
         """End all streams and the server. Idempotent."""
@@ -208,13 +210,11 @@ class Hub:
             self._events.put(Joined(worker))
             left = await self._read(connection, context)
         except asyncio.CancelledError:
-            pass
+            left = Left(worker, connection.over or left.reason)
         finally:
             writer.cancel()
             if self._connections.get(worker.worker_id) is connection:
                 del self._connections[worker.worker_id]
-            if connection.over:
-                left = Left(worker, connection.over)
             self._events.put(left)
 
     def _admit(self, first: attach_pb2.FromWorker) -> tuple[Worker | None, str]:
@@ -236,9 +236,13 @@ class Hub:
             return None, f"this driver takes at most {settings.max_workers} workers"
         index = hello.index if hello.index >= 0 else self._free_index(hello.role)
         worker_id = f"{hello.role}-{index}"
-        if before := self._connections.get(worker_id):
+        before = self._connections.get(worker_id)
+        most = settings.most_of.get(hello.role, settings.max_workers)
+        if before is None and self._count(hello.role) >= most:
+            return None, f"this run has its {most} {hello.role} already, and takes no more"
+        if before is not None:
             before.over = "replaced by a new process"
-            before.wake.set()
+            before.cancel()
         return Worker(
             worker_id=worker_id,
             incarnation=hello.incarnation,
@@ -250,6 +254,9 @@ class Hub:
             data_addresses=tuple(hello.data_addresses),
             local=hello.local,
         ), ""
+
+    def _count(self, role: str) -> int:
+        return sum(connection.worker.role == role for connection in self._connections.values())
 
     def _free_index(self, role: str) -> int:
         index = 0
@@ -297,12 +304,18 @@ class Hub:
                 return Left(worker, farewell.reason, failure, farewell=True)
 
     async def _watch(self) -> None:
+        interval = self._settings.heartbeat_seconds
+        looked = time.monotonic()
         while True:
-            await asyncio.sleep(self._settings.heartbeat_seconds)
-            deadline = time.monotonic() - self._settings.silence_seconds
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            # While this process stood still itself (after Ctrl-Z, say) nobody was silent: what
+            # workers said meanwhile is still to be read.
+            late, looked = now - looked - interval, now
+            deadline = now - self._settings.silence_seconds
             for connection in list(self._connections.values()):
+                connection.last_seen = min(now, connection.last_seen + late)
                 if connection.last_seen < deadline and not connection.over:
                     silence = self._settings.silence_seconds
                     connection.over = f"no heartbeat for {silence:.0f} s"
-                    # Not through the writer: it may be stuck in a write that nobody reads.
                     connection.cancel()

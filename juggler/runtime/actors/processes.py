@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 #: Imported by the forkserver once, and shared by all workers. These must run nothing at import
 #: that a fork would break: no gRPC, no CUDA, no torch operation.
@@ -60,12 +62,20 @@ def warm_up() -> None:
 
 
 def cool_down() -> None:
-    """End the forkserver, and wait until it is gone. The next start makes a new one."""
+    """End the forkserver, and its processes with it, and wait until it is gone.
+
+    A start that is under way fails; the next one makes a new forkserver.
+    """
     from multiprocessing import forkserver as module
 
+    # multiprocessing has no public way to do this.
+    server: Any = module._forkserver
+    if server._forkserver_pid is not None:
+        # It need not answer: it may be importing still, or be stopped, while `start` waits for it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)
     with _start_lock:
-        # multiprocessing has no public way to do this.
-        module._forkserver._stop()  # type: ignore[attr-defined]
+        server._stop()
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:

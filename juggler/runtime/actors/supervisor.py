@@ -22,7 +22,7 @@ class Exited:
     """A worker's process has ended. `restart_in` is None where it stays down."""
 
     worker_id: str
-    pid: int
+    pid: int  # 0: there was no process, it could not be started
     how: str  # "exit code 1", "killed by SIGKILL"
     restart_in: float | None
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._jitter = random.Random(seed)
         self._posts: dict[str, _Post] = {}
         self._lock = threading.Lock()
-        self._closing = False
+        self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
@@ -107,11 +107,9 @@ class Supervisor:
     def close(self, grace: float) -> None:
         """No more restarts. Wait up to `grace` seconds for the processes, then kill the rest."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
             processes = [post.process for post in self._posts.values() if post.process is not None]
         self._wake()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
         deadline = time.monotonic() + grace
         for process in processes:
             process.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -119,21 +117,27 @@ class Supervisor:
             if process.is_alive():
                 process.kill()
                 process.join(timeout=5)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        if self._thread.is_alive():
+            # Not for long: it may be starting a process, until the forkserver answers or is gone.
+            self._thread.join(timeout=0.5)
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"w")
 
     def _watch(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
+            next_due = self._do_what_is_due(time.monotonic())
             with self._lock:
-                next_due = self._do_what_is_due(time.monotonic())
                 running = {
                     post.process.sentinel: post
                     for post in self._posts.values()
                     if post.process is not None
                 }
+            if self._closing.is_set():
+                return
             timeout = None if next_due == math.inf else max(0.0, next_due - time.monotonic())
             for ready in wait([*running, self._wake_read], timeout):
                 if ready == self._wake_read:
@@ -143,36 +147,56 @@ class Supervisor:
 
     def _do_what_is_due(self, now: float) -> float:
         """Start and kill. Returns the moment when there is something to do again."""
-        next_due = math.inf
-        for post in self._posts.values():
-            if self._closing or post.down:
-                continue
+        with self._lock:
+            posts = [post for post in self._posts.values() if not post.down]
+            for post in posts:
+                if post.process is not None and post.kill_at <= now:
+                    post.kill_at = math.inf
+                    post.process.kill()
+        for post in posts:
             if post.process is None and post.due <= now:
-                post.kill_at = math.inf
-                post.process = start(post.program, post.worker_id.replace("-", " "))
-            elif post.process is not None and post.kill_at <= now:
-                post.kill_at = math.inf
-                post.process.kill()
-            next_due = min(next_due, post.kill_at if post.process is not None else post.due)
-        return next_due
+                self._start(post)
+        with self._lock:
+            return min(
+                (
+                    post.due if post.process is None else post.kill_at
+                    for post in self._posts.values()
+                    if not post.down
+                ),
+                default=math.inf,
+            )
+
+    def _start(self, post: _Post) -> None:
+        """Without the lock: it takes as long as the forkserver takes to answer."""
+        try:
+            process = start(post.program, post.worker_id.replace("-", " "))
+        except Exception as error:  # the forkserver died, or the host is out of something
+            how = f"it could not be started ({type(error).__name__}: {error})"
+            return self._failed(post, 0, how)
+        with self._lock:
+            post.kill_at = math.inf
+            post.process = process
+            if self._closing.is_set():
+                process.kill()  # `close` has gone through the processes already
 
     def _ended(self, post: _Post) -> None:
         process = post.process
         assert process is not None
         process.join(timeout=5)
-        how = _how(process.exitcode)
+        self._failed(post, process.pid or 0, _how(process.exitcode))
+
+    def _failed(self, post: _Post, pid: int, how: str) -> None:
         with self._lock:
             post.process = None
             post.failures += 1
             policy = post.policy
-            if policy is None or post.failures >= policy.quarantine_after or self._closing:
+            if policy is None or post.failures >= policy.quarantine_after or self._closing.is_set():
                 post.down, delay = True, None
             else:
                 delay = policy.delay(post.failures, self._jitter.random())
                 post.due = time.monotonic() + delay
                 post.restarts += 1
-        self._events.put(Exited(post.worker_id, process.pid or 0, how, delay))
-        process.close()
+        self._events.put(Exited(post.worker_id, pid, how, delay))
 
 
 def _how(exitcode: int | None) -> str:

@@ -107,9 +107,15 @@ class EpisodeBatch:
         if self.rewards.ndim != 2:
             raise WireError(f"rewards must have shape [N, T], not {self.rewards.shape}")
         n, t = self.rewards.shape
+        if not n or not t:
+            raise WireError(f"a batch of {n} rows and {t} steps holds nothing")
         for name, dtype in _STEP_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, (n, t))
-        k, s = self.final_rows.shape[:1], self.segment_rows.shape[:1]
+            _expect(name, getattr(self, name), dtype, (n, t), exact=dtype is not None)
+        for name in ("final_rows", "segment_rows"):
+            shape = getattr(self, name).shape
+            if len(shape) != 1:
+                raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
+        k, s = self.final_rows.shape, self.segment_rows.shape
         for name, dtype in _FINAL_COLUMNS.items():
             _expect(name, getattr(self, name), dtype, k, exact=True)
         for name, dtype in _SEGMENT_COLUMNS.items():
@@ -121,12 +127,14 @@ class EpisodeBatch:
         _within("final_steps", self.final_steps, t)
         _within("segment_rows", self.segment_rows, n)
         _within("segment_starts", self.segment_starts, t)
-        _within("segment_lengths", self.segment_lengths, t + 1)
+        _within("segment_lengths", self.segment_lengths, t + 1, first=1)
+        _within("segment_offsets", self.segment_offsets, 1 << 31)
         ends = self.segment_starts.astype(np.int64) + self.segment_lengths
         _within("segment_starts + segment_lengths", ends, t + 1)
         if not self.truncated[self.final_rows, self.final_steps].all():
             raise WireError("final_rows and final_steps name a step that is not truncated")
-        if np.count_nonzero(self.truncated) != len(self.final_rows):
+        named = np.unique(self.final_rows.astype(np.int64) * t + self.final_steps)
+        if not np.count_nonzero(self.truncated) == len(named) == len(self.final_rows):
             raise WireError("a truncated step lacks its final observation")
 
     def episodes(self) -> Iterator[Episode]:
@@ -197,6 +205,6 @@ def _expect(
         raise WireError(f"column {name!r} has shape {array.shape}, expected {shape}")
 
 
-def _within(name: str, indices: NDArray[np.integer], stop: int) -> None:
-    if len(indices) and (indices.min() < 0 or indices.max() >= stop):
-        raise WireError(f"column {name!r} holds an index outside 0..{stop - 1}")
+def _within(name: str, indices: NDArray[np.integer], stop: int, *, first: int = 0) -> None:
+    if len(indices) and (indices.min() < first or indices.max() >= stop):
+        raise WireError(f"column {name!r} holds an index outside {first}..{stop - 1}")

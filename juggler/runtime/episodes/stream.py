@@ -20,6 +20,7 @@ _SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
 
 BatchFrame = Frame[episodes_pb2.BatchHeader]
 
+
 class EpisodeReceiver:
     """The learner's end. Each stream has a thread, in which `take` is called for each batch.
 
@@ -162,10 +163,11 @@ class _Stream:
             reason = str(error.details() if hasattr(error, "details") else error)
         except ValueError:
             reason = "the channel was closed"
-        with self._condition:
-            self.broken = True
-            lost, self._open = self._open, set()
-            self._chunks.clear()
-            self._condition.notify()
-        for batch_id in lost:
-            self._settled(batch_id, "learner_lost", reason)
+        finally:  # whatever happened: nobody would read what is acknowledged from here on
+            with self._condition:
+                self.broken = True
+                lost, self._open = self._open, set()
+                self._chunks.clear()
+                self._condition.notify()
+            for batch_id in lost:
+                self._settled(batch_id, "learner_lost", reason)

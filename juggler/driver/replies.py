@@ -1,0 +1,82 @@
+"""What workers say, held against what they were asked, before anybody believes it.
+
+Everything here raises ValueError or TypeError where a worker says what cannot be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError, Message
+
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+M = TypeVar("M", bound=Message)
+
+_MOST_STEPS = 1 << 32  # in one batch; a run's sum of them has to fit 63 bits
+
+
+def unpack(packed: any_pb2.Any, message: M) -> M:
+    """
+    Raises:
+        TypeError: it is another message.
+        ValueError: it is none.
+    """
+    kind: Any = message.DESCRIPTOR
+    try:
+        if not packed.Unpack(message):
+            raise TypeError(f"{packed.TypeName() or 'nothing'} in place of {kind.full_name}")
+    except DecodeError as error:
+        raise ValueError(f"bytes that are no {kind.full_name}") from error
+    return message
+
+
+def read_ready(body: any_pb2.Any) -> training_pb2.Ready:
+    ready = unpack(body, training_pb2.Ready())
+    _check_steps(ready.rows * ready.steps)
+    return ready
+
+
+def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> training_pb2.Receipt:
+    receipt = unpack(body, training_pb2.Receipt())
+    if receipt.batch_id != request.batch_id:
+        raise ValueError(f"a receipt for batch {receipt.batch_id}, not {request.batch_id}")
+    if len(receipt.episode_returns) != len(receipt.episode_lengths):
+        raise ValueError("a receipt with another number of returns than of lengths")
+    _check_steps(receipt.live_steps)
+    return receipt
+
+
+def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
+    arrivals = unpack(body, training_pb2.Arrivals())
+    for arrival in arrivals.arrivals:
+        _check_steps(arrival.live_steps)
+    return arrivals
+
+
+def read_update_done(
+    update: training_pb2.Update, body: any_pb2.Any, newest: Version
+) -> training_pb2.UpdateDone:
+    """`newest`: the version that nothing before this update can exceed."""
+    done = unpack(body, training_pb2.UpdateDone())
+    if done.update_id != update.update_id:
+        raise ValueError(f"an answer to update {done.update_id}, not {update.update_id}")
+    version = Version.of(done.version)
+    # Runners would wait for such weights, and in vain.
+    if version.generation > newest.generation or version.update > newest.update + 1:
+        raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
+    return done
+
+
+def read_evaluation(body: any_pb2.Any) -> training_pb2.Evaluation:
+    evaluation = unpack(body, training_pb2.Evaluation())
+    if not evaluation.episode_returns:
+        raise ValueError("an evaluation without an episode")
+    return evaluation
+
+
+def _check_steps(steps: int) -> None:
+    if steps > _MOST_STEPS:
+        raise ValueError(f"{steps} steps in one batch")

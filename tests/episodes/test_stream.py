@@ -1,0 +1,373 @@
+"""EpisodeSender and EpisodeReceiver over gRPC: every batch is settled once, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from learner_end import PATIENCE, LearnerEnd, Senders, header, tree
+
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.episodes.stream import PUSH_METHOD, BatchFrame, EpisodeSender
+from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
+from juggler.runtime.wire.v1 import episodes_pb2
+
+LARGE = 5 * DEFAULT_CHUNK_BYTES // 4  # elements of float32: five chunks
+
+
+@pytest.fixture(autouse=True)
+def _every_thread_ends() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{thread.name} goes on"
+
+
+@pytest.fixture
+def learner(tmp_path: Path, _every_thread_ends: None) -> Iterator[LearnerEnd]:
+    end = LearnerEnd(tmp_path)
+    yield end
+    end.stop()
+
+
+@pytest.fixture
+def senders(_every_thread_ends: None) -> Iterator[Senders]:
+    made = Senders()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate(learner: LearnerEnd) -> Iterator[threading.Event]:
+    """The learner takes batch 1 at once; those after it wait until the gate is opened."""
+    opened = threading.Event()
+
+    def answer(frame: BatchFrame) -> str:
+        assert frame.header.batch_id == 1 or opened.wait(PATIENCE)
+        return ""
+
+    learner.answer = answer
+    yield opened
+    opened.set()
+
+
+def _push(learner: LearnerEnd, messages: list[bytes]) -> grpc.StatusCode:
+    """How a stream ends on which these messages come, whatever they are."""
+    with dial(learner.address) as channel:
+        push = channel.stream_stream(PUSH_METHOD)
+        call = push(iter(messages), metadata=call_metadata("secret", "run", "i"), timeout=PATIENCE)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        code: grpc.StatusCode = call.code()
+        return code
+
+
+# -- what arrives ---------------------------------------------------------------------------------
+
+
+def test_batches_arrive_whole_and_in_order_and_each_is_acknowledged(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 101):
+        sender.send(header(batch_id), tree(batch_id))
+    senders.wait_for(*range(1, 101))
+    assert senders.settled == [(batch_id, "", "") for batch_id in range(1, 101)]
+    assert [frame.header for frame in learner.taken] == [header(i) for i in range(1, 101)]
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id))
+    assert learner.opened == 1
+
+
+def test_a_batch_of_several_chunks_arrives_whole(learner: LearnerEnd, senders: Senders) -> None:
+    assert len(list(encode_frame(header(1), tree(1, LARGE)))) > 4
+    sender = senders.open(learner.address)
+    for batch_id, size in ((1, LARGE), (2, 4), (3, LARGE)):
+        sender.send(header(batch_id), tree(batch_id, size))
+    assert set(senders.wait_for(1, 2, 3).values()) == {("", "")}
+    for frame, size in zip(learner.taken, (LARGE, 4, LARGE), strict=True):
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, size))
+
+
+def test_what_was_sent_may_be_overwritten_at_once(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event
+) -> None:
+    sender = senders.open(learner.address)
+    sender.send(header(2), tree(2))  # holds up those behind it
+    sent = tree(3, LARGE)
+    sender.send(header(3), sent)
+    sent["default"]["observations"].fill(-1)
+    sent["default"]["id"].fill(-1)
+    gate.set()
+    senders.wait_for(2, 3)
+    np.testing.assert_equal(learner.taken[-1].tree, tree(3, LARGE))
+
+
+def test_two_senders_do_not_mix_their_batches(learner: LearnerEnd, senders: Senders) -> None:
+    first, second = senders.open(learner.address), senders.open(learner.address)
+    for batch_id in range(1, 41, 2):
+        first.send(header(batch_id), tree(batch_id, 300_000))
+        second.send(header(batch_id + 1), tree(batch_id + 1))
+    assert set(senders.wait_for(*range(1, 41)).values()) == {("", "")}
+    came = [frame.header.batch_id for frame in learner.taken]
+    assert [i for i in came if i % 2] == list(range(1, 41, 2))
+    assert [i for i in came if not i % 2] == list(range(2, 41, 2))
+    assert learner.opened == 2
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_the_reason_for_a_refusal_comes_back_and_the_stream_goes_on(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    learner.answer = lambda frame: "no room" if frame.header.batch_id % 2 else ""
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 5):
+        sender.send(header(batch_id), tree(batch_id))
+    senders.wait_for(1, 2, 3, 4)
+    assert senders.settled == [
+        (1, "refused", "no room"),
+        (2, "", ""),
+        (3, "refused", "no room"),
+        (4, "", ""),
+    ]
+    assert learner.opened == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "run_id", "words"),
+    [
+        ("guess", "run", "the token is missing or wrong"),
+        ("", "run", "the token is missing or wrong"),
+        ("secret", "other", "this is run run, not 'other'"),
+        ("secret", "", "this is run run, not ''"),
+    ],
+)
+def test_a_stream_with_the_wrong_token_or_run_is_not_let_in(
+    learner: LearnerEnd, senders: Senders, token: str, run_id: str, words: str
+) -> None:
+    senders.open(learner.address, token, run_id).send(header(1), tree(1))
+    reason, explanation = senders.wait_for(1)[1]
+    assert reason == "learner_lost"
+    assert explanation in (words, "the stream to the learner is broken")
+    assert learner.taken == []
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a stream that breaks before the batch is put on it says only that it is broken",
+)
+def test_the_reason_why_a_stream_is_not_let_in_always_comes_back(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    for batch_id in range(1, 200):
+        sender = senders.open(learner.address, token="guess")
+        sender.send(header(batch_id), tree(batch_id))
+        lost = ("learner_lost", "the token is missing or wrong")
+        assert senders.wait_for(batch_id) == {batch_id: lost}
+        sender.close()
+
+
+def _first_half() -> bytes:
+    return next(encode_frame(header(1), tree(1, LARGE)))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"\xff" * 50],
+        [b""],
+        [next(encode_frame(header(1), tree(1)))[:-3]],
+        [_first_half(), _first_half()],
+        [_first_half(), b"\xff"],
+    ],
+    ids=["noise", "nothing", "cut", "a frame within a frame", "noise within a frame"],
+)
+def test_garbage_ends_its_own_stream_and_no_other(
+    learner: LearnerEnd, senders: Senders, messages: list[bytes]
+) -> None:
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    assert _push(learner, messages) is grpc.StatusCode.INVALID_ARGUMENT
+    sender.send(header(2), tree(2))
+    assert senders.wait_for(1, 2) == {1: ("", ""), 2: ("", "")}
+    assert learner.opened == 2, "the good stream was opened again"
+
+
+def test_a_good_batch_before_garbage_is_acknowledged(learner: LearnerEnd) -> None:
+    (good,) = encode_frame(header(1), tree(1))
+    with dial(learner.address) as channel:
+        push = channel.stream_stream(
+            PUSH_METHOD, response_deserializer=episodes_pb2.Acknowledgement.FromString
+        )
+        metadata = call_metadata("secret", "run", "i")
+        call = push(iter([good, b"\xff"]), metadata=metadata, timeout=PATIENCE)
+        assert next(call) == episodes_pb2.Acknowledgement(batch_id=1)
+        with pytest.raises(grpc.RpcError):
+            next(call)
+
+
+def test_a_batch_over_the_limit_is_lost_and_smaller_ones_still_pass(
+    tmp_path: Path, senders: Senders
+) -> None:
+    learner = LearnerEnd(tmp_path, Limits(payload_bytes=1000))
+    try:
+        sender = senders.open(learner.address)
+        sender.send(header(1), tree(1, size=1000))
+        reason, explanation = senders.wait_for(1)[1]
+        assert reason == "learner_lost"
+        assert "over the limit, 1000" in explanation
+        arrived = _sends_until_one_arrives(sender, senders, first_id=2)
+        assert [frame.header.batch_id for frame in learner.taken] == [arrived]
+        assert senders.settled_more_than_once() == []
+    finally:
+        learner.stop()
+
+
+# -- what breaks ----------------------------------------------------------------------------------
+
+
+def _sends_until_one_arrives(sender: EpisodeSender, senders: Senders, first_id: int) -> int:
+    """The id of the batch that got through; all before it were lost, each once.
+
+    A stream that broke is found broken when its end is heard of; a batch that comes before that
+    is lost too. So are those that come while the channel waits before it dials again.
+    """
+    deadline = time.monotonic() + PATIENCE
+    for batch_id in count(first_id):
+        sender.send(header(batch_id), tree(batch_id))
+        reason, _ = senders.wait_for(batch_id)[batch_id]
+        if not reason:
+            return batch_id
+        assert reason == "learner_lost"
+        assert time.monotonic() < deadline, "no batch arrives any more"
+    raise AssertionError
+
+
+def test_a_batch_for_a_learner_that_is_not_there_is_lost(tmp_path: Path, senders: Senders) -> None:
+    senders.open(f"unix:{tmp_path / 'nobody'}").send(header(1), tree(1))
+    reason, explanation = senders.wait_for(1)[1]
+    assert reason == "learner_lost"
+    assert explanation
+
+
+def test_a_broken_stream_settles_each_batch_that_was_not_acknowledged_once(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event
+) -> None:
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 30):
+        sender.send(header(batch_id), tree(batch_id, 100_000))
+    senders.wait_for(1)
+    learner.stop()
+    settled = senders.wait_for(*range(1, 30))
+    gate.set()  # the learner's thread goes on as if nothing had happened
+    assert settled.pop(1) == ("", "")
+    assert {reason for reason, _ in settled.values()} == {"learner_lost"}
+    assert all(explanation for _, explanation in settled.values())
+    sender.close()
+    assert senders.settled_more_than_once() == []
+
+
+def test_a_learner_that_fails_over_a_batch_loses_what_it_had_not_acknowledged(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    def answer(frame: BatchFrame) -> str:
+        if frame.header.batch_id == 2:
+            raise RuntimeError("out of order")
+        return ""
+
+    learner.answer = answer
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    sender.send(header(2), tree(2))
+    reason, explanation = senders.wait_for(2)[2]
+    assert reason == "learner_lost"
+    assert "out of order" in explanation
+    _sends_until_one_arrives(sender, senders, first_id=3)
+    assert senders.settled_more_than_once() == []
+
+
+def test_the_sender_opens_a_new_stream_to_a_learner_that_came_back(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sender.send(header(1), tree(1))
+    senders.wait_for(1)
+    for _ in range(3):
+        learner.stop()
+        learner.start()
+        arrived = _sends_until_one_arrives(sender, senders, first_id=len(senders.settled) + 1)
+        assert learner.taken[-1].header.batch_id == arrived
+        np.testing.assert_equal(learner.taken[-1].tree, tree(arrived))
+    assert senders.settled_more_than_once() == []
+
+
+def test_batches_sent_while_the_learner_dies_and_comes_back_are_settled_once_each(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sending = threading.Event()
+
+    def send() -> None:
+        for batch_id in range(1, 401):
+            sender.send(header(batch_id), tree(batch_id, 20_000))
+            if batch_id == 50:
+                sending.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert sending.wait(PATIENCE)
+    learner.stop()
+    learner.start()
+    thread.join(PATIENCE)
+    settled = senders.wait_for(*range(1, 401))
+    sender.close()
+    assert {reason for reason, _ in settled.values()} <= {"", "learner_lost"}
+    taken = [frame.header.batch_id for frame in learner.taken]
+    assert len(taken) == len(set(taken)), "a batch arrived twice"
+    acknowledged = {batch_id for batch_id, (reason, _) in settled.items() if not reason}
+    assert acknowledged <= set(taken)
+    assert senders.settled_more_than_once() == []
+
+
+# -- closing --------------------------------------------------------------------------------------
+
+
+def test_closing_loses_what_is_not_acknowledged(
+    learner: LearnerEnd, senders: Senders, gate: threading.Event
+) -> None:
+    sender = senders.open(learner.address)
+    for batch_id in range(1, 10):
+        sender.send(header(batch_id), tree(batch_id, 300_000))
+    senders.wait_for(1)
+    sender.close()
+    settled = senders.wait_for(*range(1, 10))
+    gate.set()
+    assert settled.pop(1) == ("", "")
+    assert {reason for reason, _ in settled.values()} == {"learner_lost"}
+    assert senders.settled_more_than_once() == []
+
+
+def test_closing_a_sender_frees_the_learners_thread(learner: LearnerEnd, senders: Senders) -> None:
+    for batch_id in range(1, 30):  # more than the learner has threads
+        sender = senders.open(learner.address)
+        sender.send(header(batch_id), tree(batch_id))
+        assert senders.wait_for(batch_id) == {batch_id: ("", "")}
+        sender.close()
+
+
+def test_a_sender_that_sent_nothing_can_be_closed(learner: LearnerEnd, senders: Senders) -> None:
+    senders.open(learner.address).close()
+    assert senders.settled == []
+    assert learner.opened == 0
