@@ -98,10 +98,14 @@ def attach_and_run(
     body = make(attachment, inbox)
     try:
         reason, failure = body.run(), None
-    except Exception as error:
+    except BaseException as error:  # code of others runs in here, and may call sys.exit
         reason, failure = describe(error).message, error
     attachment.farewell(reason, failure)
-    body.close()
+    try:
+        body.close()
+    except Exception as error:
+        line = describe(error).message
+        print(f"juggler {attachment.worker_id}: while it left: {line}", file=sys.stderr)
     if not contact.local:
         print(f"juggler {attachment.worker_id}: {reason}", file=sys.stderr)
     if failure is not None or reason.startswith(LOST_THE_DRIVER):

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from juggler.driver import signals
+from juggler.driver.signals import signals_become
+
+
+@pytest.fixture(autouse=True)
+def _each_signal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_SAME_SECONDS", 0.0)
+
+
+def _signal(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0)  # a handler runs between two steps of the main thread
+
+
+def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+    asked: list[str] = []
+    called = threading.Event()
+    with signals_become(lambda reason: (asked.append(reason), called.set())[0]):
+        _signal(signal.SIGTERM)
+        assert called.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            _signal(signal.SIGINT)
+    assert asked == ["terminated"]
+
+
+def test_no_signal_cuts_the_clean_up_short() -> None:
+    asked: list[str] = []
+    with signals_become(asked.append) as clean_up:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(2):
+                _signal(signal.SIGINT)
+        _signal(signal.SIGINT)  # a third one
+    with signals_become(asked.append) as clean_up:
+        _signal(signal.SIGINT)
+        clean_up()
+        _signal(signal.SIGINT)
