@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -98,12 +99,14 @@ class DriverConfig:
                 f"num_learners = {self.num_learners}: one learner is what this version can train "
                 "with; set num_learners = 1"
             )
-        for key in ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"{key} = {getattr(self, key)}: must be above 0")
-        for key in ("stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and value <= 0:
+        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
+        for key in (*above_0, "stop_steps", "stop_seconds"):
+            if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
                 raise ConfigError(f"{key} = {value}: must be above 0")
+        if not self.evaluation_seconds >= 0:
+            raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
+        if self.stop_return is not None and math.isnan(self.stop_return):
+            raise ConfigError("stop_return = nan: no return ever gets there")
         if self.devices not in ("auto", "cpu") and not self.devices.startswith("cuda"):
             raise ConfigError(f"devices = {self.devices!r}: expected auto, cpu, or cuda:0")
 
@@ -148,7 +151,7 @@ class RunConfig:
                 the wrong type or out of range.
         """
         algorithm = values.get("algorithm", "impala")
-        if algorithm not in ALGORITHMS:
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             hint = _nearest(str(algorithm), ALGORITHMS)
             raise ConfigError(f"{where}: algorithm = {algorithm!r} is not known{hint}")
         config = cls(learner=ALGORITHMS[algorithm].config())

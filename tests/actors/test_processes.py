@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
@@ -135,6 +135,60 @@ def test_a_stopped_process_can_be_killed_and_is_replaced() -> None:
         supervisor.close(grace=0.0)
 
 
+def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> None:
+    warm_up()
+    for turn in range(20):
+        supervisor = Supervisor(Mailbox())
+        for index in range(3):
+            supervisor.add(f"worker-{index}", _sleeper(), None)
+        pids = _eventually(lambda: len(found := supervisor.pids()) == 3 and found)  # noqa: B023
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(turn * 0.0002)  # so that they are noticed before, in the midst of it, or after
+        supervisor.close(grace=1.0)
+
+
+def _stopped_forkserver() -> psutil.Process:
+    cool_down()
+    warm_up()
+    mine = psutil.Process().children()
+    (server,) = [child for child in mine if "forkserver" in " ".join(child.cmdline())]
+    server.suspend()
+    return server
+
+
+def test_a_start_that_fails_is_told_and_tried_again() -> None:
+    server = _stopped_forkserver()
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    supervisor.add("worker-0", _sleeper(), QUICK)
+    time.sleep(0.2)  # it waits for an answer by now; if not yet, the new forkserver gives one
+    try:
+        server.kill()
+        pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+        assert psutil.pid_exists(pid)
+        for exited in events.gather():
+            assert "could not be started" in exited.how
+            assert exited.restart_in is not None
+    finally:
+        supervisor.close(grace=0.0)
+        cool_down()
+
+
+def test_a_forkserver_that_does_not_answer_holds_nobody_up() -> None:
+    server = _stopped_forkserver()
+    supervisor = Supervisor(Mailbox())
+    supervisor.add("worker-0", _sleeper(), QUICK)
+    time.sleep(0.2)  # in the midst of starting it
+    before = time.monotonic()
+    supervisor.add("worker-1", _sleeper(), QUICK)
+    supervisor.kill("worker-0", pid=1)
+    supervisor.close(grace=0.0)
+    cool_down()
+    assert time.monotonic() - before < 3
+    assert not server.is_running()
+
+
 def test_delays_double_up_to_a_limit() -> None:
     policy = RestartPolicy(first_delay=1.0, longest_delay=5.0)
     assert [policy.delay(n, jitter=0.0) for n in (1, 2, 3, 4, 9)] == [1, 2, 4, 5, 5]
@@ -147,7 +201,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import time
-            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 
             print(start(WorkerProgram("time:sleep", 60), "worker 0").pid, flush=True)
             time.sleep(60)
@@ -169,7 +223,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             """
-            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 
             print("once", flush=True)
             process = start(WorkerProgram("builtins:print", "in the worker"), "worker 0")

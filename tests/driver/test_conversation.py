@@ -149,20 +149,19 @@ def test_a_request_does_not_go_to_a_successor_that_is_not_set_up(world: Conversa
     assert len(world.asked(successor, training_pb2.SampleRequest)) == 2
 
 
-def test_what_is_no_state_is_blamed_on_the_learner(world: ConversationWorld) -> None:
+def test_what_is_no_state_is_blamed_on_the_learner(tmp_path: Path) -> None:
     for chunk, words in (
         (_chunks(np.zeros(3))[0], "a branch of modules"),
         (_chunks({"a": np.zeros(3)}, extra="[" * 100_000)[0], "too deep"),
         (_chunks({"a": np.zeros(3)}, extra="[]")[0], "no object"),
         (_chunks({"a": np.zeros(3000)})[0], "ended in the middle"),
     ):
-        directory = world.snapshots._directory
-        world = ConversationWorld(directory)
+        world = ConversationWorld(tmp_path)
         world.reply(world.learner, world.ask_for_a_snapshot(), chunk)
         assert words in world.why_dismissed(world.learner)
         world.leave(world.learner)
         assert not world.snapshots.under_way
-    assert list(directory.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_snapshot_is_given_up_when_its_learner_dies_half_way(world: ConversationWorld) -> None:

@@ -34,10 +34,10 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
 
 def test_no_signal_cuts_the_clean_up_short() -> None:
     asked: list[str] = []
-    with signals_become(asked.append) as clean_up:
+    with signals_become(asked.append):
+        _signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            for _ in range(2):
-                _signal(signal.SIGINT)
+            _signal(signal.SIGINT)
         _signal(signal.SIGINT)  # a third one
     with signals_become(asked.append) as clean_up:
         _signal(signal.SIGINT)

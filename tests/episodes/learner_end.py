@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,22 @@ class Senders:
             came = self._changed.wait_for(lambda: not wanted - self._ids(), PATIENCE)
             assert came, f"not settled: {wanted - self._ids()}"
             return {s[0]: s[1:] for s in self.settled if s[0] in wanted}
+
+    def send_until_one_arrives(self, sender: EpisodeSender, first_id: int) -> int:
+        """The id of the batch that got through; all before it were lost.
+
+        A stream that broke is found broken when its end is heard of; a batch that comes before
+        that is lost too. So are those that come while the channel waits before it dials again.
+        """
+        deadline = time.monotonic() + PATIENCE
+        for batch_id in count(first_id):
+            sender.send(header(batch_id), tree(batch_id))
+            reason, _ = self.wait_for(batch_id)[batch_id]
+            if not reason:
+                return batch_id
+            assert reason == "learner_lost"
+            assert time.monotonic() < deadline, "no batch arrives any more"
+        raise AssertionError
 
     def _ids(self) -> set[int]:
         return {batch_id for batch_id, _, _ in self.settled}

@@ -11,6 +11,7 @@ from juggler.runtime.episodes.stream import EpisodeSender
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_no_batch_is_forgotten_when_settling_another_one_fails(tmp_path: Path) -> None:
     learner = LearnerEnd(tmp_path)
     go_on, second_is_settled = threading.Event(), threading.Event()

@@ -1,298 +1,83 @@
-"""BatchStore: which batches it takes, which it refuses and why, and what it gives away."""
-
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-from gymnasium import Space, spaces
 
+from juggler.learner.collate import collate
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.stream import BatchFrame
-from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+from juggler.runtime.wire.frames import Frame
+from juggler.runtime.wire.v1 import episodes_pb2
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
-GENERATION = 5  # of the group when the learner joined it
+OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+N, T = 2, 4
 
 
-@dataclass
-class World:
-    """A store, and what it reported."""
-
-    make_batch: MakeBatch
-    arrivals: list[HeldBatch] = field(default_factory=list)
-
-    def open(
-        self,
-        observation_space: Space[Any] = VECTOR,
-        action_space: Space[Any] = TWO,
-        **options: Any,
-    ) -> BatchStore:
-        by_module = {"default": (observation_space, action_space)}
-        store = BatchStore(by_module, self.arrivals.append, **options)
-        store.serve(joined=GENERATION)
-        return store
-
-    def frame(
-        self,
-        batch_id: int = 1,
-        *,
-        generation: int = GENERATION,
-        live_steps: int | None = None,
-        tree: Any = None,
-        **columns: Any,
-    ) -> BatchFrame:
-        """A batch as it comes from the wire: good, but for what is said here."""
-        batch = self.make_batch(seed=batch_id, **columns)
-        header = episodes_pb2.BatchHeader(
-            batch_id=batch_id,
-            envrunner="envrunner-3",
-            generation=generation,
-            live_steps=batch.live_steps if live_steps is None else live_steps,
-            version=training_pb2.WeightsVersion(generation=4, update=batch_id),
-        )
-        tree = {"default": batch.to_tree()} if tree is None else tree
-        (chunk,) = encode_frame(header, tree)
-        frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
-        assert frame is not None
-        return frame
+def _store(action_space: gymnasium.Space[Any]) -> tuple[BatchStore, list[HeldBatch]]:
+    arrived: list[HeldBatch] = []
+    return BatchStore({"default": (OBSERVATION, action_space)}, arrived.append), arrived
 
 
-@pytest.fixture
-def world(make_batch: MakeBatch) -> Iterator[World]:
-    made = World(make_batch)
-    yield made
-    taken = [held.batch_id for held in made.arrivals]
-    assert len(taken) == len(set(taken)), "a batch was reported twice"
+def _frame(batch_id: int, actions: np.ndarray, **columns: Any) -> Any:
+    none = {"rows": np.int32, "starts": np.int32, "lengths": np.int32, "offsets": np.int32}
+    none |= {"episodes": np.uint64, "generations": np.uint64, "updates": np.uint64}
+    batch = EpisodeBatch(
+        observations=np.zeros((N, T, 3), np.float32),
+        actions=actions,
+        rewards=np.zeros((N, T), np.float32),
+        terminated=np.zeros((N, T), np.bool_),
+        truncated=np.zeros((N, T), np.bool_),
+        live=np.ones((N, T), np.bool_),
+        action_logp=np.zeros((N, T), np.float32),
+        last_observations=np.zeros((N, 3), np.float32),
+        final_observations=np.zeros((0, 3), np.float32),
+        final_rows=np.zeros(0, np.int32),
+        final_steps=np.zeros(0, np.int32),
+        **{f"segment_{name}": np.zeros(0, dtype) for name, dtype in none.items()},
+    )
+    header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=N * T)
+    return Frame(header, {"default": {**batch.to_tree(), **columns}})
 
 
-def _refused(world: World, store: BatchStore, frame: BatchFrame) -> str:
-    """Why; and that nothing of it stays behind."""
-    before = len(world.arrivals)
-    reason = store.take(frame)
-    assert reason
-    assert len(world.arrivals) == before, "a refused batch was reported"
-    return reason
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
+def test_actions_of_any_integer_dtype_fit_into_one_update(dtype: type) -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2))
+    assert store.take(_frame(1, np.ones((N, T), np.int64))) == ""
+    assert store.take(_frame(2, np.ones((N, T), dtype))) == ""
+    sample = collate([held.modules["default"] for held in arrived])
+    assert sample["actions"].numpy().tolist() == np.ones((2 * N, T)).tolist()
 
 
-# -- what is taken --------------------------------------------------------------------------------
-
-
-def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
-    store = world.open()
-    frame = world.frame(7)
-    assert store.take(frame) == ""
-    (held,), missing = store.pop([7])
-    assert missing == []
-    assert (held.batch_id, held.envrunner, held.version) == (7, "envrunner-3", (4, 7))
-    assert held.live_steps == frame.header.live_steps
-    assert isinstance(frame.tree, dict)
-    for name, column in frame.tree["default"].items():
-        np.testing.assert_array_equal(getattr(held.modules["default"], name), column)
-
-
-def test_each_arrival_is_reported_once_when_it_is_taken(world: World) -> None:
-    store = world.open()
-    for batch_id in (3, 1, 2):
-        assert store.take(world.frame(batch_id)) == ""
-        assert world.arrivals[-1].batch_id == batch_id
-    store.pop([1, 2, 3])
-    assert [held.batch_id for held in world.arrivals] == [3, 1, 2]
-
-
-def test_batches_are_given_in_the_order_asked_for_and_only_once(world: World) -> None:
-    store = world.open()
-    for batch_id in (1, 2, 3, 4):
-        store.take(world.frame(batch_id))
-    held, missing = store.pop([3, 1])
-    assert [batch.batch_id for batch in held] == [3, 1]
-    assert missing == []
-    held, missing = store.pop([1, 4, 3, 2])
-    assert [batch.batch_id for batch in held] == [4, 2]
-    assert missing == [1, 3]
-
-
-def test_batches_that_never_came_are_named_in_the_order_asked_for(world: World) -> None:
-    store = world.open()
-    store.take(world.frame(2))
-    held, missing = store.pop([9, 2, 5])
-    assert [batch.batch_id for batch in held] == [2]
-    assert missing == [9, 5]
-    assert store.pop([]) == ([], [])
-
-
-def test_a_batch_asked_for_twice_at_once_is_given_once(world: World) -> None:
-    store = world.open()
-    store.take(world.frame(1))
-    held, missing = store.pop([1, 1])
-    assert [batch.batch_id for batch in held] == [1]
-    assert missing == [1]
-
-
-def test_a_batch_for_a_later_generation_is_taken(world: World) -> None:
-    assert world.open().take(world.frame(generation=GENERATION + 3)) == ""
-
-
-def test_batches_of_a_store_that_joined_no_group_yet_are_taken(world: World) -> None:
-    store = BatchStore({"default": (VECTOR, TWO)}, world.arrivals.append)
-    assert store.take(world.frame(generation=1)) == ""
-
-
-def test_actions_may_be_of_less_precision_than_their_space(world: World) -> None:
-    store = world.open(action_space=spaces.Box(-1, 1, (1,), np.float64))
-    actions = np.zeros((3, 6, 1), np.float32)
-    assert store.take(world.frame(actions=actions)) == ""
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
-def test_discrete_actions_of_any_integer_dtype_fit_into_one_update(
-    world: World, dtype: type
-) -> None:
-    store = world.open()
-    assert store.take(world.frame(1)) == ""
-    assert store.take(world.frame(2, actions=np.ones((3, 6), dtype))) == ""
-    held, _ = store.pop([1, 2])
-    first, second = (batch.modules["default"].actions for batch in held)
-    assert first.dtype == second.dtype == np.int64
-    assert (second == 1).all()
-
-
-# -- what is refused ------------------------------------------------------------------------------
-
-
-def test_something_else_than_a_branch_of_modules_is_refused(world: World) -> None:
-    store = world.open()
-    for tree in (np.zeros(3), {}):
-        reason = _refused(world, store, world.frame(tree=tree))
-        assert reason == "a batch must be a branch of modules"
-
-
-def test_a_module_that_this_learner_does_not_train_is_named(world: World) -> None:
-    store = world.open()
-    tree = world.frame().tree
-    assert isinstance(tree, dict)
-    for modules in ({"other": tree["default"]}, {**tree, "other": tree["default"]}):
-        reason = _refused(world, store, world.frame(tree=modules))
-        assert reason == "unknown modules ['other']: expected ['default']"
-
-
-def test_a_batch_of_wrong_columns_is_refused_with_their_name(world: World) -> None:
-    tree = world.frame().tree
-    assert isinstance(tree, dict)
-    wrong = {**tree["default"], "rewards": tree["default"]["rewards"].astype(np.float64)}
-    reason = _refused(world, world.open(), world.frame(tree={"default": wrong}))
-    assert "column 'rewards' must be float32" in reason
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_actions_of_any_float_dtype_fit_into_one_update(dtype: type) -> None:
+    store, arrived = _store(gymnasium.spaces.Box(-1, 1, (2,), np.float64))
+    assert store.take(_frame(1, np.ones((N, T, 2), np.float32))) == ""
+    assert store.take(_frame(2, np.ones((N, T, 2), dtype))) == ""
+    assert collate([held.modules["default"] for held in arrived])["actions"].dtype.itemsize == 4
 
 
 @pytest.mark.parametrize(
-    "space",
+    ("column", "value"),
     [
-        spaces.Box(-10, 10, (5,), np.float32),
-        spaces.Box(-10, 10, (4, 1), np.float32),
-        spaces.Box(-10, 10, (), np.float32),
-        spaces.Box(-10, 10, (4,), np.float64),
-        spaces.Box(0, 10, (4,), np.uint8),
-    ],
-    ids=str,
-)
-def test_observations_of_another_space_are_refused(world: World, space: Space[Any]) -> None:
-    reason = _refused(world, world.open(observation_space=space), world.frame())
-    assert reason.startswith("default: observations of shape [N, T, *(4,)] and dtype float32")
-    assert str(space) in reason
-
-
-@pytest.mark.parametrize(
-    ("space", "actions"),
-    [
-        (TWO, np.zeros((3, 6), np.float32)),
-        (TWO, np.zeros((3, 6), np.bool_)),
-        (TWO, np.zeros((3, 6, 1), np.int64)),
-        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6, 3), np.float32)),
-        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6, 2), np.int64)),
-        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 6), np.float32)),
+        ("action_logp", np.zeros((N, T, 5), np.float32)),
+        ("terminated", np.zeros((N, T, 5), np.bool_)),
+        ("final_rows", np.zeros((), np.int32)),
     ],
 )
-def test_actions_of_another_space_are_refused(
-    world: World, space: Space[Any], actions: np.ndarray
+def test_a_column_of_the_wrong_shape_does_not_get_as_far_as_an_update(
+    column: str, value: np.ndarray
 ) -> None:
-    reason = _refused(world, world.open(action_space=space), world.frame(actions=actions))
-    assert reason.startswith("default: actions of shape")
-    assert str(space) in reason
+    store, arrived = _store(gymnasium.spaces.Discrete(2))
+    actions = np.zeros((N, T), np.int64)
+    assert f"{column!r} has shape" in store.take(_frame(1, actions, **{column: value}))
+    assert arrived == []
 
 
-@pytest.mark.parametrize(
-    ("space", "allowed", "beyond"),
-    [
-        (spaces.Discrete(2), (0, 1), (-1, 2)),
-        (spaces.Discrete(3, start=5), (5, 7), (4, 8)),
-        (spaces.Discrete(2, start=-1), (-1, 0), (-2, 1)),
-    ],
-    ids=str,
-)
-def test_a_discrete_action_out_of_range_is_refused(
-    world: World, space: spaces.Discrete[Any], allowed: tuple[int, int], beyond: tuple[int, int]
-) -> None:
-    store = world.open(action_space=space)
-
-    def frame(batch_id: int, action: int) -> BatchFrame:
-        actions = np.full((3, 6), allowed[0])
-        actions[2, 5] = action
-        return world.frame(batch_id, actions=actions)
-
-    for batch_id, action in enumerate(allowed, start=1):
-        assert store.take(frame(batch_id, action)) == ""
-    for action in beyond:
-        reason = _refused(world, store, frame(3, action))
-        assert reason == f"default: actions hold a number outside {allowed[0]}..{allowed[1]}"
-
-
-@pytest.mark.parametrize("error", [-1, 1])
-def test_a_header_that_counts_other_live_steps_is_refused(world: World, error: int) -> None:
-    found = world.frame().header.live_steps
-    reason = _refused(world, world.open(), world.frame(live_steps=found + error))
-    assert reason == f"header says {found + error} live steps, found {found}"
-
-
-def test_a_batch_for_a_predecessor_is_refused(world: World) -> None:
-    reason = _refused(world, world.open(), world.frame(9, generation=GENERATION - 1))
-    assert reason == f"batch 9 is for generation {GENERATION - 1}, before {GENERATION}"
-
-
-def test_a_batch_that_comes_again_is_refused_used_or_not(world: World) -> None:
-    store = world.open()
-    store.take(world.frame(1))
-    assert _refused(world, store, world.frame(1)) == "batch 1 came before"
-    store.pop([1])
-    assert _refused(world, store, world.frame(1)) == "batch 1 came before"
-    assert store.pop([1]) == ([], [1])
-
-
-def test_a_batch_that_was_refused_may_come_again(world: World) -> None:
-    store = world.open()
-    _refused(world, store, world.frame(1, live_steps=0))
-    assert store.take(world.frame(1)) == ""
-
-
-def test_a_full_store_refuses_until_batches_are_used(world: World) -> None:
-    store = world.open(capacity=2)
-    assert store.take(world.frame(1)) == ""
-    assert store.take(world.frame(2)) == ""
-    assert _refused(world, store, world.frame(3)) == "2 batches wait here already"
-    store.pop([2])
-    assert store.take(world.frame(3)) == ""
-
-
-def test_ids_are_remembered_no_longer_than_the_store_is_large(world: World) -> None:
-    store = world.open(capacity=2)
-    for batch_id in (1, 2, 3):
-        assert store.take(world.frame(batch_id)) == ""
-        store.pop([batch_id])
-    assert _refused(world, store, world.frame(2)) == "batch 2 came before"
-    assert _refused(world, store, world.frame(3)) == "batch 3 came before"
+def test_a_batch_without_steps_is_refused() -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2))
+    rewards = np.zeros((N, 0), np.float32)
+    assert "holds nothing" in store.take(_frame(1, np.zeros((N, 0), np.int64), rewards=rewards))
+    assert arrived == []

@@ -116,7 +116,7 @@ class _Stream:
         self._open: set[int] = set()
         self._condition = threading.Condition()
         self._ended = False
-        self.broken = False
+        self.broken = ""  # why, once it is
         push: grpc.StreamStreamMultiCallable[bytes, episodes_pb2.Acknowledgement]
         push = channel.stream_stream(
             PUSH_METHOD,
@@ -128,12 +128,13 @@ class _Stream:
 
     def put(self, batch_id: int, chunks: list[bytes]) -> None:
         with self._condition:
-            if not self.broken:
+            reason = self.broken
+            if not reason:
                 self._open.add(batch_id)
                 self._chunks.extend(chunks)
                 self._condition.notify()
-                return
-        self._settled(batch_id, "learner_lost", "the stream to the learner is broken")
+        if reason:
+            self._settled(batch_id, "learner_lost", reason)
 
     def end(self) -> None:
         with self._condition:
@@ -165,7 +166,7 @@ class _Stream:
             reason = "the channel was closed"
         finally:  # whatever happened: nobody would read what is acknowledged from here on
             with self._condition:
-                self.broken = True
+                self.broken = reason or "the stream to the learner broke"
                 lost, self._open = self._open, set()
                 self._chunks.clear()
                 self._condition.notify()

@@ -1,0 +1,257 @@
+"""RunConfig: flat keys, values from files and checkpoints, and what is wrong said in one line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from juggler.driver.config import ConfigError, RunConfig
+
+SHIPPED = sorted((Path(__file__).parents[2] / "juggler" / "driver" / "configs").glob("*.toml"))
+
+
+def _error(values: dict[str, Any], where: str = "run.toml") -> str:
+    with pytest.raises(ConfigError) as wrong:
+        RunConfig.from_flat(values, where=where)
+    said = str(wrong.value)
+    assert "\n" not in said
+    return said
+
+
+def _as_toml(flat: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of a flat configuration."""
+    return {key: "none" if value is None else value for key, value in flat.items()}
+
+
+# -- keys and values ------------------------------------------------------------------------------
+
+
+def test_every_key_belongs_to_one_room() -> None:
+    config = RunConfig()
+    owners = Counter(
+        key.name for part in fields(config) for key in fields(getattr(config, part.name))
+    )
+    assert set(owners.values()) == {1}
+    assert config.flat().keys() == owners.keys()
+
+
+def test_no_values_are_the_defaults() -> None:
+    assert RunConfig.from_flat({}) == RunConfig()
+
+
+def test_a_value_goes_to_the_room_that_owns_its_key() -> None:
+    config = RunConfig.from_flat(
+        {"seed": 7, "envs_per_runner": 3, "module": "m:C", "lr": 0.5, "rho_bar": 2.0}
+    )
+    assert config.driver.seed == 7
+    assert config.env_runner.envs_per_runner == 3
+    assert config.module.module == "m:C"
+    assert config.learner.lr == 0.5
+    assert config.learner.rho_bar == 2.0  # type: ignore[attr-defined]
+    assert config.flat() == RunConfig().flat() | {
+        "seed": 7,
+        "envs_per_runner": 3,
+        "module": "m:C",
+        "lr": 0.5,
+        "rho_bar": 2.0,
+    }
+
+
+def test_configurations_share_no_tables() -> None:
+    table = {"size": 1}
+    first, second = RunConfig.from_flat({"env_kwargs": table}), RunConfig()
+    first.env_runner.env_kwargs["size"] = 2
+    first.module.model["hidden_sizes"] = [8]
+    first.flat()["env_kwargs"]["size"] = 3
+    assert table == {"size": 1}
+    assert first.env_runner.env_kwargs == {"size": 2}
+    assert second.env_runner.env_kwargs == second.module.model == {}
+
+
+def test_none_stands_for_no_value_where_there_may_be_none() -> None:
+    config = RunConfig.from_flat({"grad_clip": "none", "run_dir": "none", "stop_steps": "none"})
+    assert config.learner.grad_clip is None
+    assert config.driver.run_dir is None
+    assert config.driver.stop_steps is None
+    assert RunConfig.from_flat({"grad_clip": None}).learner.grad_clip is None
+
+
+def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
+    assert RunConfig.from_flat({"env": "none"}).env_runner.env == "none"
+    assert RunConfig.from_flat({"model": {"a": "none"}}).module.model == {"a": "none"}
+    assert _error({"lr": "none"}) == "run.toml: lr: Expected `float`, got `str`"
+    assert "lr: Expected `float`" in _error({"lr": None})
+
+
+def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:
+    assert RunConfig.from_flat({"lr": 1}).learner.lr == 1.0
+    assert "batch_size: Expected `int`, got `float`" in _error({"batch_size": 100.5})
+    assert "seed: Expected `int`, got `bool`" in _error({"seed": True})
+
+
+def test_a_value_within_a_list_is_named_by_its_place() -> None:
+    said = _error({"adam_betas": [0.9, "x"]})
+    assert said == "run.toml: adam_betas[1]: Expected `float`, got `str`"
+    assert "adam_betas: Expected `array` of length 2" in _error({"adam_betas": [0.9]})
+
+
+# -- wrong keys -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("num-env-runners", "num_env_runners"),
+        ("batchsize", "batch_size"),
+        ("Seed", "seed"),
+        ("gama", "gamma"),
+        ("lambda", "lambda_"),
+        ("stop_step", "stop_steps"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_one(key: str, nearest: str) -> None:
+    assert _error({key: 1}) == f"run.toml: unknown key {key!r}. Did you mean {nearest!r}?"
+
+
+def test_a_key_that_is_near_to_none_is_named_with_all_of_them() -> None:
+    said = _error({"zzz": 1})
+    assert said.startswith("run.toml: unknown key 'zzz'. Known are: ")
+    for key in RunConfig().flat():
+        assert key in said
+
+
+def test_a_table_in_place_of_keys_is_named() -> None:
+    assert "unknown key 'driver'" in _error({"driver": {"seed": 1}})
+
+
+@pytest.mark.parametrize("algorithm", [3, None])
+def test_an_algorithm_that_is_no_name_is_refused(algorithm: Any) -> None:
+    assert "algorithm = " in _error({"algorithm": algorithm})
+
+
+@pytest.mark.parametrize("algorithm", [["impala"], {"name": "impala"}])
+def test_a_list_or_table_of_algorithms_is_refused(algorithm: Any) -> None:
+    assert "algorithm" in _error({"algorithm": algorithm})
+
+
+# -- ranges ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", -1),
+        ("num_learners", 0),
+        ("num_learners", 2),
+        ("requests_per_runner", 0),
+        ("updates_in_flight", 0),
+        ("keep_checkpoints", 0),
+        ("evaluation_episodes", 0),
+        ("checkpoint_seconds", 0.0),
+        ("worker_timeout_seconds", 0.0),
+        ("hang_seconds", -1.0),
+        ("stop_seconds", 0.0),
+        ("envs_per_runner", 0),
+        ("fragment_steps", 0),
+        ("step_deadline_seconds", 0.0),
+        ("gamma", 1.01),
+        ("rmsprop_decay", 1.0),
+        ("adam_betas", [0.9, 1.0]),
+        ("grad_clip", 0.0),
+        ("lambda_", -0.1),
+        ("c_bar", 0.0),
+        ("rho_bar", 0.5),
+        ("lr_final", 1e-5),
+        ("schedule_steps", 0),
+        ("module", "nowhere"),
+        ("env", ""),
+        ("devices", "gpu"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> None:
+    assert key in _error({key: value})
+
+
+def test_less_than_no_time_between_evaluations_is_refused() -> None:
+    assert "evaluation_seconds" in _error({"evaluation_seconds": -1.0})
+
+
+_FLOATS = [
+    *(key for key, value in RunConfig().flat().items() if isinstance(value, float)),
+    *("stop_seconds", "stop_return", "lr_final", "entropy_coefficient_final"),
+]
+
+
+@pytest.mark.parametrize("key", _FLOATS)
+def test_nan_is_refused_wherever_a_number_is_expected(key: str) -> None:
+    assert key in _error({key: float("nan"), "schedule_steps": 1000})
+
+
+# -- round trips ----------------------------------------------------------------------------------
+
+
+_changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**62),
+        "run_dir": st.none() | st.text("abc/. ", min_size=1),
+        "synchronous": st.booleans(),
+        "stop_return": st.none() | st.floats(-1e6, 1e6),
+        "stop_steps": st.none() | st.integers(1, 10**12),
+        "grad_clip": st.none() | st.floats(1e-3, 1e3),
+        "lr": st.floats(1e-9, 1.0),
+        "adam_betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+        "env_kwargs": st.dictionaries(
+            st.text(max_size=5), st.integers(-5, 5) | st.text(max_size=5) | st.just([1, 2])
+        ),
+        "model": st.just({"hidden_sizes": [8, 8], "activation": "none"}),
+        "vectorize": st.sampled_from(["auto", "native", "sync", "async"]),
+        "progress": st.sampled_from(["auto", "off"]),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_changes)
+def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
+    changes: dict[str, Any],
+) -> None:
+    config = RunConfig.from_flat(changes)
+    flat = config.flat()
+    assert flat == RunConfig().flat() | changes
+    assert RunConfig.from_flat(flat) == config
+    assert RunConfig.from_flat(json.loads(json.dumps(flat))) == config
+    assert RunConfig.from_flat(tomllib.loads(tomli_w.dumps(_as_toml(flat)))) == config
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_configuration_is_one_and_stops_by_itself(path: Path) -> None:
+    config = RunConfig.from_toml(path)
+    values = tomllib.loads(path.read_text())
+    assert config.flat() == RunConfig().flat() | values
+    assert config.driver.stop_return is not None
+
+
+def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"env = '\xff'")
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
+        RunConfig.from_toml(tmp_path / "run.toml")
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        RunConfig.from_toml(tmp_path)
+
+
+def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("lr = true")
+    with pytest.raises(ConfigError) as wrong:
+        RunConfig.from_toml(path)
+    assert str(wrong.value) == f"{path}: lr: Expected `float`, got `bool`"

@@ -1,0 +1,286 @@
+"""Roster: who is set up when, with what, and who is taken for ready."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.driver.config import RunConfig
+from juggler.driver.roster import Roster, Spaces
+from juggler.runtime.actors.hub import Worker
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.v1 import training_pb2
+
+VERSION = Version(2, 9)
+VECTOR = spaces.Box(-math.inf, math.inf, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def _worker(role: str, index: int = 0, incarnation: str = "a", host: str = "here") -> Worker:
+    return Worker(
+        worker_id=f"{role}-{index}",
+        incarnation=incarnation,
+        role=role,
+        index=index,
+        host=host,
+        pid=1,
+        devices=("cpu",),
+        data_addresses=(f"unix:/{role}-{index}", f"{host}:5005"),
+        local=True,
+    )
+
+
+def _ready(observation: Any = VECTOR, action: Any = TWO) -> training_pb2.Ready:
+    return training_pb2.Ready(
+        observation_space=space_to_message(observation),
+        action_space=space_to_message(action),
+        rows=4,
+        steps=8,
+    )
+
+
+def _roster(first_life: int = 0, **keys: Any) -> Roster:
+    return Roster(RunConfig.from_flat(keys), first_life)
+
+
+def _set_up(roster: Roster, worker: Worker) -> training_pb2.Setup:
+    """What a worker is told that is set up as soon as it is here."""
+    ((told, setup),) = roster.joined(worker, VERSION)
+    assert told is worker
+    return setup
+
+
+def _with_runner(roster: Roster, index: int = 0) -> Worker:
+    runner = _worker("envrunner", index)
+    _set_up(roster, runner)
+    roster.runner_ready(runner, _ready(), VERSION)
+    return runner
+
+
+# -- spaces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["envrunner", "evaluator"])
+def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
+    roster = _roster()
+    learner, runner = _worker("learner"), _worker(first)
+    assert roster.joined(learner, VERSION) == []
+    setup = _set_up(roster, runner)
+    assert not setup.HasField("observation_space")
+    ((told, setup),) = roster.runner_ready(runner, _ready(), VERSION)
+    assert told is learner
+    assert space_from_message(setup.observation_space) == VECTOR
+    assert space_from_message(setup.action_space) == TWO
+    assert Version.of(setup.version) == VERSION
+
+
+def test_a_learner_that_comes_later_is_set_up_at_once() -> None:
+    roster = _roster()
+    _with_runner(roster)
+    setup = _set_up(roster, _worker("learner"))
+    assert space_from_message(setup.observation_space) == VECTOR
+
+
+def test_learners_are_set_up_once() -> None:
+    roster = _roster()
+    learners = [_worker("learner", index) for index in (0, 1)]
+    for learner in learners:
+        assert roster.joined(learner, VERSION) == []
+    first, second = _worker("envrunner", 0), _worker("envrunner", 1)
+    _set_up(roster, first)
+    _set_up(roster, second)
+    told = [worker for worker, _ in roster.runner_ready(first, _ready(), VERSION)]
+    assert told == learners
+    assert roster.runner_ready(second, _ready(), VERSION) == []
+
+
+def test_a_learner_that_left_while_it_waited_is_not_set_up() -> None:
+    roster = _roster()
+    learner, successor = _worker("learner"), _worker("learner", incarnation="b")
+    roster.joined(learner, VERSION)
+    roster.left(learner)
+    roster.joined(successor, VERSION)
+    roster.left(learner)  # heard of once more, and late
+    runner = _worker("envrunner")
+    _set_up(roster, runner)
+    ((told, _),) = roster.runner_ready(runner, _ready(), VERSION)
+    assert told is successor
+
+
+def test_a_runner_with_the_same_spaces_is_taken() -> None:
+    roster = _roster()
+    runners = [_with_runner(roster, index) for index in range(3)]
+    assert roster.of_role("envrunner") == runners
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _ready(observation=spaces.Box(-math.inf, math.inf, (5,), np.float32)),
+        _ready(observation=spaces.Box(-1, math.inf, (4,), np.float32)),
+        _ready(observation=spaces.Box(-math.inf, math.inf, (4,), np.float64)),
+        _ready(action=spaces.Discrete(3)),
+        _ready(action=spaces.Discrete(2, start=1)),
+    ],
+    ids=["shape", "bound", "dtype", "number of actions", "first action"],
+)
+@pytest.mark.parametrize("role", ["envrunner", "evaluator"])
+def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Ready) -> None:
+    roster = _roster()
+    _with_runner(roster)
+    stranger = _worker(role, index=7, host="elsewhere")
+    _set_up(roster, stranger)
+    with pytest.raises(ValueError, match="other spaces") as refused:
+        roster.runner_ready(stranger, other, VERSION)
+    said = str(refused.value)
+    assert said.startswith(f"{role}-7 on elsewhere has other spaces")
+    assert "same version of the environment?" in said
+    assert "\n" not in said
+    assert stranger not in roster.ready.values()
+    assert roster.spaces is not None
+    assert space_from_message(roster.spaces.observation) == VECTOR
+
+
+def test_spaces_come_back_from_json() -> None:
+    for observation, action in [
+        (VECTOR, TWO),
+        (spaces.Box(-1.5, np.array([1, np.inf, 3]), (3,), np.float64), spaces.Discrete(3, start=7)),
+        (spaces.Box(0, 255, (2, 2, 3), np.uint8), spaces.Box(-2, 2, (1,), np.float32)),
+    ]:
+        written = Spaces(space_to_message(observation), space_to_message(action))
+        read = Spaces.from_json(json.loads(json.dumps(written.to_json())))
+        assert read == written
+        assert space_from_message(read.observation) == observation
+        assert space_from_message(read.action) == action
+
+
+# -- seeds ----------------------------------------------------------------------------------------
+
+
+def test_every_worker_and_every_life_of_it_has_a_seed_of_its_own() -> None:
+    seeds = set()
+    count = 0
+    for run_seed in (0, 1):
+        for first_life in (0, 100):
+            roster = _roster(first_life, seed=run_seed)
+            _with_runner(roster, index=9)
+            for role in ("envrunner", "evaluator", "learner"):
+                for index in (0, 1):
+                    for incarnation in ("a", "b", "c"):
+                        setup = _set_up(roster, _worker(role, index, incarnation))
+                        seeds.add(setup.seed)
+                        count += 1
+    assert len(seeds) == count == 2 * 2 * 3 * 2 * 3
+
+
+def test_a_run_with_the_same_seed_gives_its_workers_the_same_seeds() -> None:
+    def seeds() -> list[int]:
+        roster = _roster(seed=3)
+        workers = [_worker("envrunner", i, inc) for i in (0, 1) for inc in ("a", "b")]
+        return [_set_up(roster, worker).seed for worker in workers]
+
+    assert seeds() == seeds()
+
+
+def test_the_order_of_arrival_changes_no_seed() -> None:
+    there, back = _roster(), _roster()
+    workers = [_worker("envrunner", index) for index in range(3)]
+    seeds = [_set_up(there, worker).seed for worker in workers]
+    assert [_set_up(back, worker).seed for worker in reversed(workers)] == seeds[::-1]
+
+
+# -- what each role is told -----------------------------------------------------------------------
+
+
+def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
+    roster = _roster(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
+    runner = json.loads(_set_up(roster, _worker("envrunner")).config)
+    roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
+    learner = json.loads(_set_up(roster, _worker("learner")).config)
+    assert runner.keys() == {"env_runner", "module"}
+    assert runner["env_runner"]["envs_per_runner"] == 3
+    assert learner.keys() == {"learner", "module", "device"}
+    assert learner["learner"]["lr"] == 0.25
+    assert learner["device"] == "cpu"
+    assert runner["module"] == learner["module"]
+    assert runner["module"]["model"] == {"hidden_sizes": [8]}
+
+
+@pytest.mark.parametrize(
+    ("envs_per_runner", "evaluation_episodes", "rows"), [(16, 10, 10), (4, 10, 4), (5, 5, 5)]
+)
+def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
+    envs_per_runner: int, evaluation_episodes: int, rows: int
+) -> None:
+    roster = _roster(envs_per_runner=envs_per_runner, evaluation_episodes=evaluation_episodes)
+    evaluator = json.loads(_set_up(roster, _worker("evaluator")).config)
+    assert evaluator["env_runner"]["envs_per_runner"] == rows
+    runner = json.loads(_set_up(roster, _worker("envrunner")).config)
+    assert runner["env_runner"]["envs_per_runner"] == envs_per_runner
+
+
+def test_runners_are_told_where_the_ready_learners_are() -> None:
+    roster = _roster()
+    _with_runner(roster)
+    learners = [_worker("learner", index) for index in (0, 1)]
+    for learner in learners:
+        _set_up(roster, learner)
+    assert list(roster.learners_message(3).learners) == []
+    roster.learner_ready(learners[1])
+    message = roster.learners_message(3)
+    (told,) = message.learners
+    assert message.generation == 3
+    assert (told.worker_id, told.incarnation) == ("learner-1", "a")
+    assert tuple(told.addresses) == learners[1].data_addresses
+
+
+# -- who is here ----------------------------------------------------------------------------------
+
+
+def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
+    roster = _roster()
+    learner = _worker("learner")
+    assert roster.joined(learner, VERSION) == []
+    assert not roster.complete()
+    runner = _with_runner(roster)
+    assert not roster.complete()
+    assert roster.describe() == ("envrunners: 1 attached, 1 ready; learners: 1 attached, 0 ready")
+    roster.learner_ready(learner)
+    assert roster.complete()
+    roster.left(runner)
+    assert not roster.complete()
+    assert roster.describe() == ("envrunners: 0 attached, 0 ready; learners: 1 attached, 1 ready")
+
+
+def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
+    roster = _roster()
+    evaluator = _worker("evaluator")
+    _set_up(roster, evaluator)
+    roster.runner_ready(evaluator, _ready(), VERSION)
+    roster.learner_ready(_worker("learner"))
+    assert not roster.complete()
+    assert not roster.had_runner
+    _with_runner(roster)
+    assert roster.had_runner
+    assert roster.complete()
+
+
+def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:
+    roster = _roster()
+    before = _with_runner(roster)
+    successor = _worker("envrunner", incarnation="b")
+    _set_up(roster, successor)
+    roster.runner_ready(successor, _ready(), VERSION)
+    roster.left(before)
+    assert roster.attached == {"envrunner-0": successor}
+    assert roster.of_role("envrunner") == [successor]
+    roster.left(successor)
+    roster.left(successor)
+    assert roster.attached == roster.ready == {}
+    assert roster.had_runner

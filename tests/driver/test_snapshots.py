@@ -1,0 +1,211 @@
+"""SnapshotWriter: one cut of a run, from chunks on a stream to a checkpoint on the disk."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.driver.config import RunConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.record.checkpoints import read
+from juggler.driver.record.metrics import Metrics
+from juggler.driver.restoring import core_of
+from juggler.driver.roster import Spaces
+from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import training_pb2
+
+PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+CONFIG = RunConfig.from_flat({"keep_checkpoints": 2, "stop_steps": 7})
+SPACES = Spaces(
+    space_to_message(spaces.Box(-1, 1, (4,), np.float32)), space_to_message(spaces.Discrete(2))
+)
+
+
+def _chunks(update: int = 3, size: int = 10, extra: str = '{"updates": 3}') -> list[bytes]:
+    """A learner's state, `size` floats of it, in chunks of 100 bytes."""
+    header = training_pb2.StateHeader(version=Version(1, update).message(), extra=extra)
+    tree = {"modules": {"w": np.arange(size, dtype=np.float32) + update}}
+    return list(encode_frame(header, tree, digest=True, chunk_bytes=100))
+
+
+class World:
+    """A writer, the driver's books, and what the writer says of its thread's work."""
+
+    def __init__(self, directory: Path, newest: Path | None = None) -> None:
+        self.core: DriverCore = core_of(CONFIG, None)
+        self.metrics = Metrics()
+        self.events: Mailbox[Any] = Mailbox()
+        self.writer = SnapshotWriter(self.events, directory, CONFIG, time.monotonic() - 60, newest)
+
+    def take(self, chunks: list[bytes], whole: bool = True) -> None:
+        for index, chunk in enumerate(chunks):
+            last = whole and index == len(chunks) - 1
+            self.writer.take(chunk, last, self.core, self.metrics, SPACES)
+
+    def written(self) -> SnapshotWritten:
+        """What the thread reports; the driver hears of it."""
+        deadline = time.monotonic() + PATIENCE
+        found: list[Any] = []
+        while not found:
+            assert time.monotonic() < deadline
+            found = self.events.gather(PATIENCE)
+        (written,) = found
+        assert isinstance(written, SnapshotWritten)
+        self.writer.done(written)
+        return written
+
+
+@pytest.fixture(autouse=True)
+def _every_thread_ends() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{thread.name} goes on"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "checkpoints")
+
+
+def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
+    world.writer.begin()
+    assert world.writer.under_way
+    world.take(_chunks(size=200))
+    assert world.writer.under_way, "it is not on the disk yet"
+    written = world.written()
+    assert written.problem == ""
+    assert written.path == tmp_path / "checkpoints" / "000000003"
+    assert not world.writer.under_way
+    assert world.writer.newest == written.path
+    found = read(written.path)
+    assert found.version == (1, 3)
+    np.testing.assert_equal(found.tree["modules"], {"w": np.arange(200, dtype=np.float32) + 3})
+    assert found.extra == {"updates": 3}
+    assert Spaces.from_json(found.spaces) == SPACES
+    assert RunConfig.from_flat(found.config) == CONFIG
+
+
+def test_the_books_are_those_of_the_moment_when_the_first_chunk_came(world: World) -> None:
+    world.writer.begin()
+    world.metrics.episodes_ended([1.0], [10])  # after the question, before the answer
+    first, *others = _chunks(size=200)
+    world.take([first], whole=False)
+    world.metrics.episodes_ended([2.0, 3.0], [20, 30])
+    world.core.ledger.dropped["shutdown"] += 5
+    world.core.ledger.sampled += 5
+    world.take(others)
+    path = world.written().path
+    assert path is not None
+    counters = read(path).counters
+    assert (counters["episodes"], counters["returns"], counters["lengths"]) == (1, [1.0], [10])
+    assert (counters["sampled"], counters["dropped"]["shutdown"]) == (0, 0)
+    assert 60 <= counters["wall_time"] < 60 + PATIENCE
+
+
+def test_one_snapshot_follows_another_and_has_books_of_its_own(world: World) -> None:
+    for update in (3, 4, 5):
+        world.writer.begin()
+        world.metrics.episodes_ended([1.0], [10])
+        world.take(_chunks(update, size=200))
+        path = world.written().path
+        assert path is not None
+        assert (read(path).version, read(path).counters["episodes"]) == ((1, update), update - 2)
+    kept = sorted(checkpoint.name for checkpoint in path.parent.iterdir())
+    assert kept == ["000000004", "000000005"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    (tmp_path / "checkpoints").write_text("a file in place of the directory")
+    world = World(tmp_path / "checkpoints", newest=before)
+    world.writer.begin()
+    world.take(_chunks())
+    written = world.written()
+    assert written.path is None
+    assert "checkpoints/000000003: cannot be written" in written.problem
+    assert "\n" not in written.problem
+    assert not world.writer.under_way, "the next one may go better"
+    assert world.writer.newest == before
+    (tmp_path / "checkpoints").unlink()
+    world.writer.begin()
+    world.take(_chunks())
+    assert world.written() == SnapshotWritten(tmp_path / "checkpoints" / "000000003")
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_a_snapshot_is_given_up_when_its_learner_goes(world: World, came: int) -> None:
+    world.writer.begin()
+    world.take(_chunks(size=200)[:came], whole=False)
+    world.writer.abandon()
+    assert not world.writer.under_way
+    world.writer.begin()
+    world.take(_chunks(update=4, size=200))
+    path = world.written().path
+    assert path is not None
+    assert read(path).version == (1, 4)
+
+
+def test_a_snapshot_that_is_whole_is_written_though_its_learner_goes(world: World) -> None:
+    world.writer.begin()
+    world.take(_chunks())
+    world.writer.abandon()
+    assert world.writer.under_way
+    assert world.written().path is not None
+    assert not world.writer.under_way
+
+
+def test_to_abandon_nothing_changes_nothing(world: World) -> None:
+    world.writer.abandon()
+    assert not world.writer.under_way
+    assert world.writer.newest is None
+
+
+# What the driver lets a worker go for; the next snapshot is another learner's.
+_NO_STATES = {
+    "no chunk": [b"\xff"],
+    "a cut one": [_chunks()[0][:-1]],
+    "damaged": [_chunks()[0][:-1] + b"\xff"],
+    "over in the middle": _chunks(size=200)[:-1],
+    "begun anew in the middle": [_chunks(size=200)[0]] * 2,
+    "an array": list(encode_frame(training_pb2.StateHeader(extra="{}"), np.zeros(3))),
+    "no JSON": _chunks(extra="{"),
+    "JSON of a list": _chunks(extra="[]"),
+    "JSON of many lists": _chunks(extra="[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("what", _NO_STATES)
+def test_what_is_no_state_is_refused_and_a_later_one_is_taken(world: World, what: str) -> None:
+    world.writer.begin()
+    with pytest.raises(ValueError, match=r"\w"):
+        world.take(_NO_STATES[what])
+    world.writer.abandon()
+    assert not world.writer.under_way
+    world.writer.begin()
+    world.take(_chunks(update=4))
+    path = world.written().path
+    assert path is not None
+    assert json.loads((path / "checkpoint.json").read_text())["version"] == [1, 4]
+
+
+def test_more_after_a_whole_state_is_refused_and_the_state_is_written(world: World) -> None:
+    world.writer.begin()
+    world.take(_chunks())
+    with pytest.raises(ValueError, match="more of a state that was whole"):
+        world.take(_chunks())
+    assert world.written().path is not None
+    assert world.events.gather() == []

@@ -1,0 +1,120 @@
+"""A learner's end of the stream of weights on a Unix socket, and what its weights hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
+from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.weights import SUBSCRIBE_METHOD, Weights, WeightsPublisher
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.v1 import episodes_pb2
+
+PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+METADATA = call_metadata("secret", "run", "incarnation")
+LARGE = 4 << 20  # elements of float32: sixteen MiB, more than gRPC and the socket hold
+
+
+def weights_tree(version: Version, size: int = 4) -> dict[str, Any]:
+    """A tree that only this version has."""
+    values = np.full(size, 1000 * version.generation + version.update, np.float32)  # [size]
+    return {"default": {"weight": values}}
+
+
+class Learner:
+    """A server on a path, with a publisher; may be stopped and started as another process.
+
+    Attributes:
+        came: can be acquired once for each stream that has come.
+    """
+
+    def __init__(self, directory: Path, max_streams: int = 8) -> None:
+        self.address = f"unix:{directory / 'l'}"
+        self.came = threading.Semaphore(0)
+        self._max_streams = max_streams
+        self.start()
+
+    def start(self, handler: grpc.GenericRpcHandler | None = None) -> None:
+        """Listen, with a new publisher or with something else that answers."""
+        self._threads = ThreadPoolExecutor(self._max_streams, thread_name_prefix="learner")
+        self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
+        self.publisher = WeightsPublisher(self._why_refused)
+        self._server.add_generic_rpc_handlers((handler or self.publisher.handler(),))
+        bind(self._server, self.address)
+        self._server.start()
+
+    def publish(self, generation: int, update: int, size: int = 4) -> Version:
+        version = Version(generation, update)
+        self.publisher.publish(version, weights_tree(version, size))
+        return version
+
+    def stop(self) -> None:
+        """As if the process were killed; then every thread of it has to end."""
+        assert self._server.stop(grace=None).wait(PATIENCE)
+        self._threads.shutdown(wait=True)
+
+    def _why_refused(self, metadata: CallMetadata) -> str | None:
+        self.came.release()
+        return why_refused(metadata, token="secret", run_id="run")
+
+
+def same(weights: Weights, version: Version, size: int = 4) -> bool:
+    np.testing.assert_equal(weights.tree, weights_tree(version, size))
+    return weights.version == version
+
+
+def subscribe_by_hand(channel: grpc.Channel) -> Any:
+    """A stream of weights that nobody reads but the test."""
+    request = episodes_pb2.Subscription(subscriber="envrunner-0").SerializeToString()
+    return channel.unary_stream(SUBSCRIBE_METHOD)(request, metadata=METADATA, timeout=PATIENCE)
+
+
+def read_weights(call: Any, reader: FrameReader[episodes_pb2.WeightsHeader]) -> Version:
+    """The version of the next weights on a stream."""
+    frame = None
+    while frame is None:
+        frame = reader.feed(next(call))
+    version = Version.of(frame.header.version)
+    assert isinstance(frame.tree, dict)
+    assert frame.tree["default"]["weight"][-1] == 1000 * version.generation + version.update
+    return version
+
+
+def weights_frame(version: Version) -> bytes:
+    header = episodes_pb2.WeightsHeader(version=version.message())
+    (chunk,) = encode_frame(header, weights_tree(version), digest=True)
+    return chunk
+
+
+class Scripted:
+    """Serves these messages on the first call, and after the last of its calls nothing."""
+
+    def __init__(self, first: list[bytes], later: list[bytes] | None = None) -> None:
+        self._first = first
+        self._later = later or []
+        self._calls = 0
+        self._changed = threading.Condition()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        service, method = SUBSCRIBE_METHOD.strip("/").split("/")
+        serve = grpc.unary_stream_rpc_method_handler(self._serve)
+        return grpc.method_handlers_generic_handler(service, {method: serve})
+
+    def wait_for_calls(self, calls: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._calls >= calls, PATIENCE)
+
+    def _serve(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._changed:
+            self._calls += 1
+            first = self._calls == 1
+            self._changed.notify_all()
+        return iter(self._first if first else self._later)

@@ -1,0 +1,98 @@
+"""Runs whose processes stand still, and people who lose patience."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from place import Command, Place, assert_books_balance, eventually, summary, trained_steps
+
+
+def _forkserver(place: Place) -> psutil.Process | None:
+    for process in place.processes():
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if "multiprocessing.forkserver" in line or line.strip() == "juggler: forkserver":
+                return process
+    return None
+
+
+def _start(place: Place, *options: object) -> Command:
+    return place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *options)
+
+
+def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> None:
+    run = _start(place)
+    eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
+    run.wait_for("training CartPole-v1")
+    before = time.monotonic()
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    assert time.monotonic() - before < 5
+    assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
+    place.assert_nothing_is_left()
+
+
+def test_a_forkserver_that_is_killed_ends_the_run_in_order(place: Place) -> None:
+    run = _start(place)
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
+    server = _forkserver(place)
+    assert server is not None
+    server.kill()  # and its workers with it
+    assert run.wait(20) == 1, run.output
+    assert summary(place.path / "run")["reason_for_stop"] == "learner_lost"
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_impatience_does_not_cut_the_clean_up_short(place: Place) -> None:
+    run = _start(place)
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
+    for worker in ("envrunner 0", "learner 0"):
+        place.worker(worker).suspend()  # nobody answers any more
+    for _ in range(5):
+        run.interrupt()
+        time.sleep(0.3)
+    assert run.wait(10) in (1, 130), run.output
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_a_second_learner_is_told_that_there_is_one(place: Place) -> None:
+    options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
+    driver = place.start("driver", "cartpole", *options)
+    driver.wait_for("waiting for workers at")
+    line = next(line for line in driver.output.splitlines() if "waiting for workers at" in line)
+    learner = place.start("learner", "--driver", line.split()[-1])
+    place.start("envrunner", "--driver", line.split()[-1])
+    eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: driver.output)
+    second = place.run("learner", "--driver", line.split()[-1])
+    assert second.status == 1
+    assert "this run has its 1 learner already" in second.output
+    reached = trained_steps(place.path / "run")
+    eventually(lambda: trained_steps(place.path / "run") > reached, 30, lambda: driver.output)
+    driver.process.terminate()
+    assert driver.wait(10) == 0, driver.output
+    assert learner.wait(10) == 0, learner.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
+    run = _start(place, "--hang-seconds", 3)
+    directory = place.path / "run"
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
+    os.killpg(run.process.pid, signal.SIGSTOP)
+    time.sleep(12)  # longer than a worker may be silent
+    reached = trained_steps(directory)
+    os.killpg(run.process.pid, signal.SIGCONT)
+    eventually(lambda: trained_steps(directory) > reached, 30, lambda: run.output)
+    time.sleep(2)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    assert summary(directory)["restarts"] == 0
+    place.assert_nothing_is_left()
