@@ -10,9 +10,10 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.episodes.stream import EpisodeSender
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_no_batch_is_forgotten_when_settling_another_one_fails(tmp_path: Path) -> None:
+def test_no_batch_is_forgotten_when_settling_another_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the thread will raise
     learner = LearnerEnd(tmp_path)
     go_on, second_is_settled = threading.Event(), threading.Event()
     learner.answer = lambda _: "" if go_on.wait(PATIENCE) else "late"

@@ -26,6 +26,7 @@ from juggler.driver.record import tensor_file
 from juggler.runtime.wire.trees import Tree
 
 FORMAT = 1
+_VERSION = distribution_version("juggler")
 STATE_FILE = "state.safetensors"
 RECORD_FILE = "checkpoint.json"
 DIRECTORY = "checkpoints"  # within a run directory
@@ -172,7 +173,7 @@ def write_synced(path: Path, content: bytes) -> None:
 def _encode_record(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, ...]]) -> bytes:
     record = {
         "format": FORMAT,
-        "juggler_version": distribution_version("juggler"),
+        "juggler_version": _VERSION,
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **{name: getattr(checkpoint, name) for name in _FIELDS},
         "empty_branches": empty,
