@@ -211,7 +211,7 @@ def test_the_live_display_shows_the_run(width: int) -> None:
         assert "waiting for the first steps" in _panel(progress, width)
         progress.update(_line(episode_return_mean=20.0))
         progress.update(_line(evaluation_return_mean=300.0, env_steps_dropped={"stale": 2048}))
-        progress.update(_line(restarts=1, env_steps_dropped={"stale": 0, "runner_lost": 2048}))
+        progress.update(_line(restarts=1, env_steps_dropped={"stale": 0, "learner_lost": 2048}))
         shown = _panel(progress, width)
     assert all(len(line) == width for line in shown.splitlines())
     for text in (
@@ -222,7 +222,7 @@ def test_the_live_display_shows_the_run(width: int) -> None:
         "2M",
         "51.2k steps/s",
         "1,200 updates · staleness 0.75 (max 2) · 2 envrunners · 1 learner",
-        "2.05k steps dropped (runner_lost) · 1 restart",
+        "2.05k steps dropped (learner_lost) · 1 restart",
         "▁█",
     ):
         assert text in shown
@@ -258,7 +258,7 @@ def test_a_run_without_a_goal_has_no_bar() -> None:
 @pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 40, 59, 60])
 def test_no_terminal_is_too_narrow(width: int) -> None:
     with _live(width) as (progress, screen):
-        progress.update(_line(restarts=3, env_steps_dropped={"runner_lost": 12}))
+        progress.update(_line(restarts=3, env_steps_dropped={"learner_lost": 12}))
         progress.message("a worker said something long\nand more", "warning")
         shown = _panel(progress, width)
         progress.finish(SUMMARY)
