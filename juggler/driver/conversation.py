@@ -42,6 +42,8 @@ class Conversation:
         stop_reason: why the run should end; "" while it should go on.
         failure: what failed, where that is why it ends.
         evaluating: an evaluation is under way.
+        learner_steps: by worker id, the learner's own counts of steps trained on and dropped,
+            since its process began. They must agree with the core's ledger.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Conversation:
         self.stop_reason = ""
         self.failure = ""
         self.evaluating = False
+        self.learner_steps: dict[str, dict[str, int]] = {}
         self._config = config
         self._hub = hub
         self._pool = RequestPool(hub, cap=1 << 16)
@@ -224,6 +227,10 @@ class Conversation:
         )
         self.updates = max(self.updates, version.update)
         self._count_episodes()
+        self.learner_steps[worker.worker_id] = {
+            "trained": done.steps_trained,
+            "dropped": done.steps_dropped,
+        }
         for batch in used:
             if not batch.dropped:
                 self.metrics.batch_consumed(batch.staleness)

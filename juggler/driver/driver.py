@@ -287,6 +287,7 @@ class Driver:
             "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
             "env_steps_in_flight": counters.in_flight,
             "env_steps_lost_unreported": counters.lost_unreported,
+            "learner_steps": self._workers.learner_steps,
             "updates": self._workers.updates,
             "weights_version": list(core.weights_version),
             "num_env_runners": core.num_runners,

@@ -115,6 +115,8 @@ def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place
     assert run.wait(10) == 0, run.output
     assert_books_balance(directory)
     end = summary(directory)
+    own = end["learner_steps"]["learner-0"]
+    assert own["trained"] == end["env_steps_trained"], "the learner counts for itself"
     assert end["restarts"] == 2
     assert end["env_steps_lost_unreported"] > 0
     place.assert_nothing_is_left()
@@ -242,6 +244,8 @@ def test_a_run_survives_an_envrunner_killed_every_few_seconds(place: Place) -> N
         if run.status is None:
             os.kill(worker.pid, signal.SIGKILL)
     assert run.wait(120) == 0, run.output
-    assert summary(directory)["solved"]
+    end = summary(directory)
+    assert end["solved"]
+    assert end["learner_steps"]["learner-0"]["trained"] == end["env_steps_trained"]
     assert_books_balance(directory)
     place.assert_nothing_is_left()
