@@ -220,8 +220,9 @@ class EnvRunner:
             try:
                 weights = self._subscription.wait_for(at_least, timeout=0.5)
             except TimeoutError as error:
-                # A learner has its first weights before anybody is sent to it. Later ones take
-                # as long as an update does.
+                # A learner has its first weights before anybody is sent to it, so that these are
+                # due at once. Later ones may be long on a slow network: the driver's hang_seconds
+                # is their deadline.
                 weights = self._subscription.newest
                 if weights is None and time.monotonic() > deadline:
                     raise LearnerOutOfReach(

@@ -12,7 +12,7 @@ import torch
 from google.protobuf import any_pb2
 
 from juggler.learner.algorithms import build_learner
-from juggler.learner.learner import Learner
+from juggler.learner.learner import Learner, fetch_metrics
 from juggler.learner.memory import keep_freed_memory
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
@@ -21,7 +21,7 @@ from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
-from juggler.runtime.episodes.stream import BatchFrame, EpisodeReceiver
+from juggler.runtime.episodes.stream import EpisodeReceiver
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.weights import WeightsPublisher
@@ -151,7 +151,7 @@ class LearnerWorker:
         if setup.state_bytes:
             limits = Limits(payload_bytes=setup.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits)
-        receiver = EpisodeReceiver(self._take, self._why_refused, Limits())
+        receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
         self._server.add_generic_rpc_handlers((receiver.handler(), self._publisher.handler()))
         self._server.start()
         return training_pb2.Ready(description=str(self._learner.device))
@@ -215,9 +215,6 @@ class LearnerWorker:
     def _why_refused(self, metadata: Any) -> str | None:
         return why_refused(metadata, self._token, self._attachment.run_id)
 
-    def _take(self, frame: BatchFrame) -> str:
-        return self._store.take(frame)
-
     def _arrived(self, batch: HeldBatch) -> None:
         arrival = training_pb2.Arrival(batch_id=batch.batch_id, live_steps=batch.live_steps)
         self._attachment.report(training_pb2.Arrivals(arrivals=[arrival]))
@@ -252,20 +249,17 @@ class LearnerWorker:
             return
         self._metrics_at = now
         pending, self._pending = self._pending, []
-        for module_id in pending[-1]:
-            names = list(pending[-1][module_id])
-            # [updates since the last fetch, metrics]; one transfer for all of them
-            table = torch.stack(
-                [
-                    torch.stack([metrics[module_id][name].float() for name in names])
-                    for metrics in pending
-                ]
-            ).tolist()
-            self._notice_skips(module_id, [row[names.index("skipped")] for row in table])
-            means = {
-                name: sum(row[i] for row in table) / len(table) for i, name in enumerate(names)
+        means = {
+            module_id: {
+                name: torch.stack([each[module_id][name].float() for each in pending]).mean()  # []
+                for name in names
             }
-            done.metrics[module_id].values.update(means)
+            for module_id, names in pending[-1].items()
+        }
+        for module_id, values in fetch_metrics(means).items():
+            done.metrics[module_id].values.update(values)
+            skipped = torch.stack([each[module_id]["skipped"] for each in pending])  # [updates]
+            self._notice_skips(module_id, skipped.tolist())
         done.seconds.update(self._seconds)
 
     def _notice_skips(self, module_id: str, skipped: list[float]) -> None:

@@ -11,15 +11,6 @@ from juggler.runtime.episodes.stream import BatchFrame
 
 
 @pytest.fixture
-def every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), f"{thread.name} goes on"
-
-
-@pytest.fixture
 def learner(tmp_path: Path, every_thread_ends: None) -> Iterator[LearnerEnd]:
     end = LearnerEnd(tmp_path)
     yield end

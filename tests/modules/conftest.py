@@ -1,24 +1,14 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from weights_learner import PATIENCE, Learner
+from weights_learner import Learner
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.modules.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
-
-
-@pytest.fixture
-def every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), f"{thread.name} goes on"
 
 
 @pytest.fixture
