@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,8 +18,9 @@ import tomli_w
 from juggler.driver.config import DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.config import ImpalaConfig
+from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.models import MLPConfig
+from juggler.runtime.modules.model_config import ModelConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -43,9 +44,9 @@ juggler.train("my_run.toml", num_env_runners=8)
 
 What is given with the command goes before what the file says, and that before the defaults below.
 A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
-out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`) are JSON on
-the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here is `none` on the command
-line, `"none"` in a file, and `None` in Python.
+out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`,
+`connectors`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here
+is `none` on the command line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` names the configurations that ship. `config.toml` in a run's directory is the
 run's own, and can be given to `juggler train` in its turn (with another `--run-dir` if it has one).
@@ -56,7 +57,9 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Environments", EnvRunnerConfig),
     ("Learning with IMPALA", ImpalaConfig),
     ("The module", ModuleConfig),
-    ("The default module: keys of `model`", MLPConfig),
+    ("The default module: keys of `model`", ModelConfig),
+    ("Connectors", ConnectorsTable),
+    ("Connectors: keys of `connectors`", ConnectorsConfig),
 ]
 
 CLOSING = "This page is printed by `python docs/make_configuration.py`."
@@ -109,12 +112,14 @@ def _type(hint: Any) -> str:
         return "none"
     if get_origin(hint) is Literal:
         return ", ".join(f'`"{choice}"`' for choice in get_args(hint))
+    if get_origin(hint) is Callable:
+        return "callable"
     if get_origin(hint) is tuple:
         return f"({', '.join(map(_type, get_args(hint)))})"
     if get_origin(hint) is dict:
         return "table"
     if get_origin(hint) is not None and get_origin(hint) is not type and _is_sequence(hint):
-        return f"list of {_type(get_args(hint)[0])}s"
+        return f"list of {_type(get_args(hint)[0]).replace(' or ', 's or ')}s"
     if get_args(hint):
         return " or ".join(map(_type, get_args(hint)))
     names = {str: "string", int: "integer", float: "number", bool: "true or false"}

@@ -16,6 +16,7 @@ import msgspec
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms import ALGORITHMS
 from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 
 
@@ -118,6 +119,7 @@ class RunConfig:
     driver: DriverConfig = field(default_factory=DriverConfig)
     env_runner: EnvRunnerConfig = field(default_factory=EnvRunnerConfig)
     module: ModuleConfig = field(default_factory=ModuleConfig)
+    connectors: ConnectorsTable = field(default_factory=ConnectorsTable)
     learner: LearnerConfig = field(default_factory=ImpalaConfig)
 
     def validate(self) -> None:

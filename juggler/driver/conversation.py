@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.receipts_first import ReceiptsFirst
 from juggler.driver.record.checkpoints import Checkpoint
 from juggler.driver.record.progress import Progress
 from juggler.driver.replies import (
@@ -17,7 +18,7 @@ from juggler.driver.replies import (
     read_receipt,
     read_update_done,
 )
-from juggler.driver.restoring import core_of, metrics_of, restore_commands
+from juggler.driver.restoring import connectors_of, core_of, metrics_of, restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -38,6 +39,7 @@ class Conversation:
         core: what becomes of batches.
         roster: who is here.
         metrics: what receipts and updates said.
+        connectors: what the EnvRunners' connectors have learned.
         updates: that the weights have had, over the whole run.
         stop_reason: why the run should end; "" while it should go on.
         failure: what failed, where that is why it ends.
@@ -60,6 +62,7 @@ class Conversation:
         self.updates = resume.version[1] if resume else 0
         self.roster = Roster(config, first_life=self.updates)
         self.metrics = metrics_of(resume)
+        self.connectors = connectors_of(resume)
         self.stop_reason = ""
         self.failure = ""
         self.evaluating = False
@@ -67,6 +70,7 @@ class Conversation:
         self._config = config
         self._hub = hub
         self._pool = RequestPool(hub, cap=1 << 16)
+        self._receipts_first = ReceiptsFirst(self._pool, config.driver.synchronous)
         self._local = local
         self._progress = progress
         self._snapshots = snapshots
@@ -78,6 +82,10 @@ class Conversation:
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
+        for heard in self._receipts_first.in_order(event):
+            self._hear_or_dismiss(heard)
+
+    def _hear_or_dismiss(self, event: HubEvent) -> None:
         try:
             self._hear(event)
         except (TypeError, ValueError) as error:
@@ -142,7 +150,8 @@ class Conversation:
         worker, request, last = completed.worker, completed.request, completed.last
         if isinstance(request, training_pb2.Snapshot):
             chunk, spaces = body.value, self.roster.spaces
-            return self._snapshots.take(chunk, last, self.core, self.metrics, spaces)
+            learned = self.connectors.merged
+            return self._snapshots.take(chunk, last, self.core, self.metrics, spaces, learned)
         if not last:
             raise ValueError("a reply before the last where there is one alone")
         match request:
@@ -174,17 +183,20 @@ class Conversation:
         self._failed_once.add(worker)
 
     def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
-        self.happened(
-            events.SampleReceived(
-                receipt.batch_id,
-                worker.worker_id,
-                worker.incarnation,
-                receipt.learner,
-                receipt.live_steps,
-                Version.of(receipt.version),
-                receipt.dropped,
-            )
+        received = events.SampleReceived(
+            receipt.batch_id,
+            worker.worker_id,
+            worker.incarnation,
+            receipt.learner,
+            receipt.live_steps,
+            Version.of(receipt.version),
+            receipt.dropped,
         )
+        # Before the core asks for more: requests tell what connectors have learned.
+        self.connectors.take(receipt.batch_id, receipt.connector_delta)
+        if not self._config.driver.synchronous:
+            self.connectors.merge_waiting()
+        self.happened(received)
         self.metrics.time_spent(worker.worker_id, receipt.seconds)
         if receipt.dropped:
             # A learner that is lost is told of elsewhere, and once.
@@ -220,6 +232,7 @@ class Conversation:
             for batch in done.batches
         )
         version = Version.of(done.version)
+        self.connectors.merge_waiting()
         self.happened(
             events.UpdateFinished(
                 done.update_id, worker.worker_id, worker.incarnation, version, used
@@ -271,6 +284,7 @@ class Conversation:
     def _left(self, event: Left) -> None:
         worker, failure = event.worker, event.failure
         self.roster.left(worker)
+        self.connectors.left(worker)
         self._failed_once.discard(worker)
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
@@ -315,7 +329,7 @@ class Conversation:
                     generation=command.generation,
                     at_least=command.at_least.message(),
                 )
-                self.tell(command.runner, request)
+                self._ask(command.runner, request)
             case events.IssueUpdate():
                 for share in command.shares:
                     update = training_pb2.Update(
@@ -328,6 +342,12 @@ class Conversation:
                 self._form_group(command)
             case events.Discard():
                 self.tell(command.learner, training_pb2.Discard(batch_ids=command.batch_ids))
+
+    def _ask(self, runner: str, request: training_pb2.SampleRequest) -> None:
+        worker = self.roster.ready.get(runner)
+        if worker is not None:
+            request.connector_state = self.connectors.news_for(worker)
+            self._submit(worker, request)
 
     def _form_group(self, command: events.FormGroup) -> None:
         group = training_pb2.Group(generation=command.generation, members=command.members)

@@ -272,7 +272,11 @@ class Driver:
         if evaluators and workers.core.members and not workers.evaluating:
             workers.evaluating = True
             episodes = self._config.driver.evaluation_episodes
-            command = training_pb2.Evaluate(episodes=episodes, seed=workers.updates)
+            command = training_pb2.Evaluate(
+                episodes=episodes,
+                seed=workers.updates,
+                connector_state=workers.connectors.everything(),
+            )
             workers.tell(evaluators[0].worker_id, command)
 
     def _write_line(self) -> dict[str, Any]:

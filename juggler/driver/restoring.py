@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from juggler.driver.config import RunConfig
+from juggler.driver.connector_state import ConnectorState
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import CoreSettings
-from juggler.driver.record.checkpoints import Checkpoint
+from juggler.driver.record.checkpoints import Checkpoint, CheckpointError
 from juggler.driver.record.metrics import Metrics
+from juggler.runtime.connectors.mergeable_state import State, check
 from juggler.runtime.wire.frames import encode_frame
-from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
+
+#: The branch of a checkpoint's tree that is not the learner's.
+_CONNECTORS: Final = "connectors"
 
 
 def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[str, Any]:
@@ -73,6 +79,29 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
     return metrics
 
 
+def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree]:
+    """A learner's state with what the connectors of EnvRunners have learned, if they have."""
+    return {**tree, _CONNECTORS: state} if state else tree
+
+
+def connector_state(checkpoint: Checkpoint) -> State:
+    """What the connectors of EnvRunners had learned by then; {}: nothing.
+
+    Raises:
+        CheckpointError: the checkpoint holds something else.
+    """
+    try:
+        return check(checkpoint.tree.get(_CONNECTORS, {}))
+    except ValueError as error:
+        where = checkpoint.path or Path("in memory")
+        raise CheckpointError(where, f"its connectors are damaged: {error}") from error
+
+
+def connectors_of(resume: Checkpoint | None) -> ConnectorState:
+    """What connectors have learned so far: nothing, or what is in a checkpoint."""
+    return ConnectorState({} if resume is None else connector_state(resume))
+
+
 def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Iterator[Message]:
     """What a learner is told so that it goes on from a checkpoint: its setup, then the state."""
     generation, update = checkpoint.version
@@ -80,9 +109,10 @@ def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Itera
         version=training_pb2.WeightsVersion(generation=generation, update=update),
         extra=json.dumps(checkpoint.extra),
     )
-    chunks = list(encode_frame(header, checkpoint.tree, digest=True))
+    tree = {key: branch for key, branch in checkpoint.tree.items() if key != _CONNECTORS}
+    chunks = list(encode_frame(header, tree, digest=True))
     # Arrays are aligned in the payload, so it is somewhat larger than their sum.
-    setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(checkpoint.tree))
+    setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(tree))
     yield setup
     for index, chunk in enumerate(chunks):
         yield training_pb2.Restore(chunk=chunk, last=index == len(chunks) - 1)

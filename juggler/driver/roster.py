@@ -134,12 +134,12 @@ class Roster:
 
     def _config_for(self, role: str) -> dict[str, object]:
         config = self.config
-        module = asdict(config.module)
+        shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
         if role == LEARNER:
             learner = asdict(config.learner)
-            return {"learner": learner, "module": module, "device": config.driver.devices}
+            return {"learner": learner, "device": config.driver.devices, **shared}
         env_runner = asdict(config.env_runner)
         if role == EVALUATOR:
             rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)
             env_runner["envs_per_runner"] = rows
-        return {"env_runner": env_runner, "module": module}
+        return {"env_runner": env_runner, **shared}

@@ -13,9 +13,10 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.checkpoints import Checkpoint, CheckpointError, write
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.restoring import counters_of
+from juggler.driver.restoring import counters_of, with_connectors
 from juggler.driver.roster import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -55,6 +56,7 @@ class SnapshotWriter:
         self._started = started
         self._reader = _new_reader()
         self._counters: dict[str, Any] | None = None
+        self._connectors: State = {}
 
     def begin(self) -> None:
         """A snapshot has been asked for."""
@@ -63,7 +65,13 @@ class SnapshotWriter:
         self._reader = _new_reader()
 
     def take(
-        self, chunk: bytes, last: bool, core: DriverCore, metrics: Metrics, spaces: Spaces | None
+        self,
+        chunk: bytes,
+        last: bool,
+        core: DriverCore,
+        metrics: Metrics,
+        spaces: Spaces | None,
+        connectors: State,
     ) -> None:
         """The next chunk of the state; `last` where its sender says so.
 
@@ -78,6 +86,7 @@ class SnapshotWriter:
         if self._counters is None:
             wall_time = time.monotonic() - self._started
             self._counters = counters_of(core, metrics, wall_time)
+            self._connectors = connectors
         frame = self._reader.feed(chunk)
         if frame is None:
             if last:
@@ -90,7 +99,7 @@ class SnapshotWriter:
             raise ValueError("a state must be a branch of modules, not an array")
         checkpoint = Checkpoint(
             version=(version.generation, version.update),
-            tree=frame.tree,
+            tree=with_connectors(frame.tree, self._connectors),
             extra=_extra(frame.header.extra),
             counters=self._counters,
             config=self._config.flat(),

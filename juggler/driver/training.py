@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,8 @@ from juggler.driver.record import checkpoints
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import RunDirectory
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.connectors.built_in import PLACES
+from juggler.runtime.connectors.pipeline import class_path
 
 _CONFIGS = "juggler.driver.configs"
 
@@ -81,7 +83,8 @@ def train(
         config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`.
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
         module: "package.module:Class", or an RLModule class of this script or notebook.
-        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`.
+        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`. Where
+            `connectors` names a class, that may be a class of this script or notebook.
 
     Returns:
         The summary, and where plot, metrics and checkpoints are.
@@ -92,7 +95,7 @@ def train(
     """
     started = time.monotonic()
     base = config if isinstance(config, RunConfig) else load_config(config)
-    own_code = _own_code(env, module, keys)
+    own_code = _own_code(env, module, own_connectors(keys), keys)
     final = RunConfig.from_flat({**base.flat(), **keys})
     return start_run(final, started=started, own_code=own_code)
 
@@ -117,14 +120,36 @@ def resume(
         RunFailed: something failed; the message says what.
     """
     started = time.monotonic()
-    own_code = _own_code(env, module, keys)
+    own = own_connectors(keys)
+    own_code = _own_code(env, module, own, keys)
     checkpoint = checkpoints.read(Path(run_dir))
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=str(checkpoint.path))
-    must_be_given_again(config, env, module)
+    must_be_given_again(config, env, module, own)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
 
 
-def must_be_given_again(config: RunConfig, env: object, module: object) -> None:
+def own_connectors(keys: dict[str, Any]) -> dict[str, type[Any]]:
+    """Connector classes among the keys by the names that are put in their place."""
+    own: dict[str, type[Any]] = {}
+    if "connectors" in keys:
+        keys["connectors"] = _with_names(keys["connectors"], own)
+    return own
+
+
+def _with_names(value: Any, own: dict[str, type[Any]]) -> Any:
+    if isinstance(value, type):
+        own[class_path(value)] = value
+        return class_path(value)
+    if isinstance(value, dict):
+        return {key: _with_names(each, own) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(each, own) for each in value]
+    return value
+
+
+def must_be_given_again(
+    config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
+) -> None:
     """
     Raises:
         ConfigError: the run was trained on something of a script, which no name leads to.
@@ -134,13 +159,21 @@ def must_be_given_again(config: RunConfig, env: object, module: object) -> None:
         ("module", config.module.module, module),
     ):
         if name is not None and name.startswith("__main__:") and not callable(given):
-            own = name.partition(":")[2]
-            raise ConfigError(f"this run's {key} is {own}, of a script: pass {key}={own} again")
+            mine = name.partition(":")[2]
+            raise ConfigError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again")
+    for place in PLACES:
+        for piece in config.connectors.parsed().pipeline(place):
+            if piece.path.startswith("__main__:") and piece.path not in own:
+                raise ConfigError(
+                    f"this run's connector {piece.name!r} is of a script: pass connectors=... "
+                    "with its class again"
+                )
 
 
 def _own_code(
     env: str | Callable[..., Any] | None,
     module: str | Callable[..., Any] | None,
+    connectors: dict[str, type[Any]],
     keys: dict[str, Any],
 ) -> bytes:
     """Put names among the keys; what has none goes to local workers by itself, cloudpickled."""
@@ -157,7 +190,7 @@ def _own_code(
             raise ConfigError(
                 f"{key} must be a name or what makes one, such as a class: not {value!r}"
             )
-    return cloudpickle.dumps(tuple(factories)) if any(factories) else b""
+    return cloudpickle.dumps((*factories, connectors)) if any(factories) or connectors else b""
 
 
 def start_run(

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
+from juggler.runtime.connectors.actions import ClipActions
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTIONS,
+    MODULE_STATE,
+    OBSERVATIONS,
+    STATES,
+)
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 
 class BehaviourPolicy:
-    """A module, its action distribution, and the bounds of the action space.
+    """A module, its action distribution, and the state that it carries from step to step.
 
     For every fragment: `begin`, then `act` once for each step, then `finish`. All noise of a
     fragment is drawn at once, and log-probabilities are computed at once at its end.
 
     A module that returns "actions" has them used as they are; with "action_dist_inputs" beside
     them, these give their log-probabilities, and without, the log-probability is 0: the policy is
-    taken as deterministic. Actions outside a Box's bounds go to the environment clipped, and into
-    the episodes as they were chosen: their log-probabilities belong to those.
+    taken as deterministic.
 
     Args:
         module: acts in evaluation mode (no dropout), as its log-probabilities must be those of
@@ -33,12 +40,26 @@ class BehaviourPolicy:
         rows: N, environments.
         steps: T, steps of a fragment.
         seed: of the noise.
+        module_to_env: makes what the environments get of what was chosen; none: it is clipped to
+            the bounds of Box spaces. Episodes hold what was chosen: log-probabilities belong to
+            that.
+
+    Attributes:
+        remembers: whether it has to be told where episodes start.
+        chosen: what the module chose at the last step, a tree of arrays [N, ...].
 
     Raises:
-        ValueError: the module's outputs do not fit its spaces.
+        ValueError: the module's outputs are not what they must be.
     """
 
-    def __init__(self, module: RLModule, rows: int, steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        module: RLModule,
+        rows: int,
+        steps: int,
+        seed: int,
+        module_to_env: ModuleToEnv | None = None,
+    ) -> None:
         self._module = module.eval()
         # The module's own memory, under the names that a learner gives: shared ones once.
         self._weights = {
@@ -47,24 +68,24 @@ class BehaviourPolicy:
         }
         self._rows, self._steps = rows, steps
         self._generator = torch.Generator()
-        self._bounds = _bounds(module.action_space)
-        inputs, actions = self._first_outputs()
-        if inputs is not None:
+        space = module.action_space
+        clip = ClipActions(module.observation_space, space)
+        connect = module_to_env or ModuleToEnv([clip], space, space)
+        self._module_to_env = None if connect.idle else connect
+        self._one_array = isinstance(zeros(space), np.ndarray)
+        self.chosen: Any = None
+        self._initial_state = self._drawn_initial_state()
+        self.remembers = bool(self._initial_state)
+        self._state = tree_map(torch.clone, self._initial_state)  # [N, ...]
+        self._row_state = self._state
+        outputs = self._first_outputs()
+        self._draws = ACTIONS not in outputs
+        self._has_inputs = ACTION_DIST_INPUTS in outputs
+        if self._has_inputs:
             self._distribution = module.action_distribution()
-            _expect(ACTION_DIST_INPUTS, inputs, (rows, self._distribution.inputs_size))
-        action_shape = module.action_space.shape or ()
-        if actions is None:
-            action_dtype = self._distribution.action_dtype
-        else:
-            _expect(ACTIONS, actions, (rows, *action_shape))
-            action_dtype = actions.dtype
-        self._draws = actions is None
-        self._noise: tuple[Tensor, ...] = ()
-        # Steps come first here, so that each of them writes one stretch of memory.
-        self._actions = torch.zeros((steps, rows, *action_shape), dtype=action_dtype)  # [T, N, ...]
-        self._inputs = None if inputs is None else torch.zeros((steps, *inputs.shape))  # [T, N, D]
-        self._action_rows = self._actions.unbind(0)  # T x [N, ...]
-        self._input_rows = () if self._inputs is None else self._inputs.unbind(0)  # T x [N, D]
+        self._noise: tuple[Tensor, ...] = ()  # T x [N, M]
+        self._inputs: list[Tensor] = []  # T x [N, D]
+        self._actions: list[Any] = []  # T x [N, ...]
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -72,7 +93,7 @@ class BehaviourPolicy:
         self._generator.manual_seed(seed)
 
     def load(self, weights: Tree) -> None:
-        """Take weights from the network: arrays by the names of the module's parameters and buffers.
+        """Take weights from the network: arrays by the names of parameters and buffers.
 
         Raises:
             ValueError: they are another module's.
@@ -89,89 +110,141 @@ class BehaviourPolicy:
                     f"here {list(mine.shape)}"
                 )
             mine.copy_(tensor)
+        self._initial_state = self._drawn_initial_state()  # it may be learned
 
     def begin(self) -> None:
         """Start a fragment: draw its noise."""
+        self._inputs, self._actions = [], []
         if self._draws:
             noise = self._distribution.draw_noise((self._steps, self._rows), self._generator)
             self._noise = noise.unbind(0)  # T x [N, M]
 
-    def act(self, observations: Tensor, step: int) -> NDArray[Any]:
+    def act(self, observations: Any, step: int, first: NDArray[np.bool_] | None = None) -> Any:
         """Choose the actions of one step of the fragment.
 
         Args:
-            observations: [N, ...].
+            observations: a tree of tensors [N, ...].
             step: from 0, in order.
+            first: [N] which of them are the first of an episode. Only who remembers needs it.
 
         Returns:
-            What the environments get [N, ...]: an array of its own, which they may keep.
+            What the environments get, as Gymnasium wants it: of arrays [N, ...] of its own, which
+            they may keep.
         """
         with torch.inference_mode():
-            outputs = self._module.forward_exploration({OBSERVATIONS: observations})
-            if self._inputs is not None:
+            if first is None or not self.remembers:
+                outputs = self._module.forward_exploration({OBSERVATIONS: observations})
+            else:
+                self._restart(first)
+                if step == 0:
+                    self._row_state = tree_map(torch.clone, self._state)
+                outputs = self._step_on(self._module.forward_exploration, observations)
+            if self._has_inputs:
                 inputs = outputs[ACTION_DIST_INPUTS]  # [N, D]
-                self._input_rows[step].copy_(inputs)
+                self._inputs.append(inputs)
             if self._draws:
                 actions = self._distribution(inputs).sample(self._noise[step])  # [N, ...]
             else:
-                actions = outputs[ACTIONS].clone()  # [N, ...]
-            self._action_rows[step].copy_(actions)
-            return self._clipped(actions.numpy())
+                actions = outputs[ACTIONS]  # [N, ...]
+            self._actions.append(actions)
+        return self._for_environments(actions)
 
-    def finish(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The fragment's actions [N, T, ...] as chosen, and their log-probabilities [N, T]."""
-        actions = self._actions.transpose(0, 1).contiguous()  # [N, T, ...]
-        if self._inputs is None:
-            return actions.numpy(), np.zeros((self._rows, self._steps), np.float32)
+    def finish(self) -> tuple[Tree, NDArray[np.float32], dict[str, Tree]]:
+        """The fragment's actions [N, T, ...] as chosen, their log-probabilities [N, T], and what
+        was remembered at the start of each row [N, ...], as `EpisodeBatch.states` has it."""
+        states = {MODULE_STATE: tree_map(Tensor.numpy, self._row_state)} if self.remembers else {}
         with torch.inference_mode():
-            logp = self._distribution(self._inputs).log_prob(self._actions)  # [T, N]
-            return actions.numpy(), logp.float().T.contiguous().numpy()
+            actions = tree_map(_over_steps, *self._actions)  # [N, T, ...]
+            arrays: Tree = tree_map(Tensor.numpy, actions)
+            if not self._has_inputs:
+                return arrays, np.zeros((self._rows, self._steps), np.float32), states
+            logp = self._distribution(_over_steps(*self._inputs)).log_prob(actions)  # [N, T]
+            return arrays, logp.float().contiguous().numpy(), states
 
-    def act_deterministically(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """What the module thinks best [N, ...] for observations [N, ...]; clipped."""
+    def why_not_finite(self, row: int, step: int) -> str:
+        """For people: what is wrong with a policy whose log-probability at a step of the last
+        fragment is not finite; empty where nothing is to be seen."""
+        if not self._has_inputs:
+            return ""
+        return self._distribution.why_not_finite(self._inputs[step][row])
+
+    def act_deterministically(
+        self, observations: Tree, first: NDArray[np.bool_] | None = None
+    ) -> Any:
+        """What the module thinks best, for the environments.
+
+        Args:
+            observations: a tree of arrays [N, ...].
+            first: as in `act`.
+        """
         with torch.inference_mode():
-            batch = {OBSERVATIONS: torch.tensor(observations)}  # [N, ...]
-            outputs = self._module.forward_inference(batch)
+            tensors = tree_map(torch.tensor, observations)  # [N, ...]
+            if first is None or not self.remembers:
+                outputs = self._module.forward_inference({OBSERVATIONS: tensors})
+            else:
+                self._restart(first)
+                outputs = self._step_on(self._module.forward_inference, tensors)
             if ACTIONS in outputs:
-                actions = outputs[ACTIONS].clone()  # [N, ...]
+                actions = outputs[ACTIONS]  # [N, ...]
             else:
                 distribution = self._module.action_distribution()
                 actions = distribution(outputs[ACTION_DIST_INPUTS]).mode()  # [N, ...]
-            return self._clipped(actions.numpy())
+        return self._for_environments(actions)
 
-    def _clipped(self, actions: NDArray[Any]) -> NDArray[Any]:
-        if self._bounds is None:
-            return actions
-        low, high = self._bounds
-        # In the dtype of the bounds: a float64 bound, rounded to float32, may lie outside itself.
-        clipped: NDArray[Any] = np.maximum(actions, low, dtype=low.dtype)  # [N, ...]
-        np.minimum(clipped, high, out=clipped)  # [N, ...]
-        return clipped
+    def _for_environments(self, actions: Any) -> Any:
+        """What environments get, of which they may keep the memory."""
+        if self._one_array:
+            self.chosen = actions.numpy()  # [N, ...]
+            sent = self.chosen.copy()  # [N, ...]
+        else:
+            self.chosen = tree_map(Tensor.numpy, actions)  # [N, ...]
+            sent = tree_map(np.copy, self.chosen)  # [N, ...]
+        return sent if self._module_to_env is None else self._module_to_env(sent)
 
-    def _first_outputs(self) -> tuple[Tensor | None, Tensor | None]:
-        """What the module returns, from a pass over zeros."""
-        space = self._module.observation_space
-        zeros = torch.from_numpy(np.zeros((self._rows, *(space.shape or ())), space.dtype))
+    # -- what is remembered ---------------------------------------------------------------------
+
+    def _drawn_initial_state(self) -> Any:
+        """What the module remembers where an episode starts, for all rows [N, ...]."""
+        return tree_map(
+            lambda state: state.detach().expand(self._rows, *state.shape).clone(),
+            self._module.get_initial_state(),
+        )
+
+    def _restart(self, first: NDArray[np.bool_]) -> None:
+        if not first.any():
+            return
+        rows = torch.from_numpy(first)  # [N]
+        self._state = tree_map(
+            lambda initial, state: torch.where(
+                rows.view(-1, *[1] * (state.ndim - 1)), initial, state
+            ),
+            self._initial_state,
+            self._state,
+        )  # [N, ...]
+
+    def _step_on(
+        self, forward: Callable[[Any], dict[str, Any]], observations: Any
+    ) -> dict[str, Any]:
+        """One step of a recurrent module, which takes and returns sequences [N, T = 1, ...]."""
+        sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
+        outputs = forward({OBSERVATIONS: sequences, STATES: self._state})
+        self._state = outputs[STATES]  # [N, ...]
+        return {
+            name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
+            for name in (ACTIONS, ACTION_DIST_INPUTS)
+            if name in outputs
+        }
+
+    def _first_outputs(self) -> dict[str, Any]:
+        """What the module returns, from a pass over the least observations there are."""
+        blank = zeros(self._module.observation_space, (self._rows,))
+        tensors = tree_map(torch.from_numpy, blank)  # [N, ...]
         with torch.inference_mode():
-            outputs = self._module.forward_exploration({OBSERVATIONS: zeros})
-        inputs, actions = outputs.get(ACTION_DIST_INPUTS), outputs.get(ACTIONS)
-        if inputs is None and actions is None:
-            raise ValueError(
-                f'{type(self._module).__name__}.forward_exploration must return "{ACTIONS}", '
-                f'"{ACTION_DIST_INPUTS}" or both; it returned {sorted(outputs)}'
-            )
-        return inputs, actions
+            if self.remembers:
+                return self._step_on(self._module.forward_exploration, tensors)
+            return self._module.forward_exploration({OBSERVATIONS: tensors})
 
 
-def _expect(name: str, output: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(output.shape) != shape:
-        raise ValueError(f'the module returned "{name}" {list(output.shape)}, not {list(shape)}')
-
-
-def _bounds(space: gymnasium.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """What actions are clipped to; None where nothing bounds them."""
-    if not isinstance(space, gymnasium.spaces.Box):
-        return None
-    if not (space.bounded_below.any() or space.bounded_above.any()):
-        return None
-    return space.low, space.high
+def _over_steps(*leaves: Tensor) -> Tensor:
+    """T tensors [N, ...] -> [N, T, ...]."""
+    return torch.stack(leaves, 1)

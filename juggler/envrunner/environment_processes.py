@@ -161,4 +161,3 @@ def _run_environment(
         pipe.send((None, False))
         return
     _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, error_queue, *rest)
-

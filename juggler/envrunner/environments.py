@@ -19,8 +19,11 @@ from gymnasium.vector import (
     VectorWrapper,
 )
 
+from juggler.envrunner.action_masks import observe_masks
+from juggler.envrunner.autoreset import autoreset_mode
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.seeding import environment_seeds
 
@@ -42,7 +45,8 @@ def make_vector_env(
 ) -> VectorEnvironment:
     """A runner's environments.
 
-    Observations that it returns may be views of its own memory, valid until its next step.
+    Arrays that it returns may be views of its own memory, valid until its next step. Action masks
+    that environments give in their infos are in its observations.
 
     Args:
         config: which environments and how many.
@@ -55,23 +59,14 @@ def make_vector_env(
     config.validate()
     source = factory or _find(config.env)
     if isinstance(source, EnvSpec):
-        return _from_registry(config, source)
-    return _from_callable(config, source)
-
-
-def autoreset_mode(env: VectorEnvironment) -> AutoresetMode:
-    """When the environments of a vector are reset.
-
-    Raises:
-        ValueError: it does not say.
-    """
+        env = _from_registry(config, source)
+    else:
+        env = _from_callable(config, source)
     try:
-        return AutoresetMode(env.metadata.get("autoreset_mode"))
-    except ValueError:
-        raise ValueError(
-            f"{env} must say in metadata['autoreset_mode'] when it resets environments, as a "
-            f"gymnasium.vector.AutoresetMode, not {env.metadata.get('autoreset_mode')!r}"
-        ) from None
+        return observe_masks(env)
+    except BaseException:
+        env.close()
+        raise
 
 
 def reset_environments(env: VectorEnvironment, seed: int) -> Any:
@@ -148,7 +143,10 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec) -> VectorEnvironment:
         return _as_it_is(config, env, spec.id)
     if spec.entry_point is None:
         raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
-    return _of_single_ones(config, functools.partial(gymnasium.make, spec), spec.id)
+    make = functools.partial(gymnasium.make, spec)
+    # Gymnasium's checks cost time in every step: one environment of many equal ones shows enough.
+    unchecked = functools.partial(make, disable_env_checker=True)
+    return _of_single_ones(config, make, unchecked, spec.id)
 
 
 def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> VectorEnvironment:
@@ -163,7 +161,7 @@ def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> Vect
             raise ValueError(
                 f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
             )
-        return _of_single_ones(config, factory, name, first)
+        return _of_single_ones(config, factory, factory, name, first)
     if not isinstance(first, VectorEnv):
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
@@ -196,27 +194,34 @@ def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> Vec
 
 
 def _of_single_ones(
-    config: EnvRunnerConfig, make: Callable[..., Any], name: str, first: Env | None = None
+    config: EnvRunnerConfig,
+    make_first: Callable[..., Any],
+    make_other: Callable[..., Any],
+    name: str,
+    first: Env | None = None,
 ) -> VectorEnvironment:
+    separate = config.vectorize == "async"
     functions = [
-        _EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})")
-        for i in range(config.envs_per_runner)
+        _EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
+        for i, make in enumerate([make_first] + [make_other] * (config.envs_per_runner - 1))
     ]
     functions[0].ready = first
     mode = _AUTORESET[config.autoreset]
-    if config.vectorize == "async":
+    if separate:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
-    env = SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
-    return _ReportingVector(env, f"one of {env.num_envs} environments ({name})")
+    return EnvironmentsInTurn(functions, mode, name)
 
 
 class _EnvironmentFunction:
     """Makes one environment, here or in a process of its own: cloudpickle takes it there."""
 
-    def __init__(self, make: Callable[..., Env], arguments: dict[str, Any], where: str) -> None:
+    def __init__(
+        self, make: Callable[..., Env], arguments: dict[str, Any], where: str, separate: bool
+    ) -> None:
         self.make = make
         self.arguments = arguments
         self.where = where
+        self.separate = separate
         self.ready: Env | None = None  # made already, for the first call
 
     def __call__(self) -> Env:
@@ -226,17 +231,17 @@ class _EnvironmentFunction:
                 env = self.make(**self.arguments)
             except Exception as error:
                 raise EnvironmentFailed.during(self.where, "constructor", error) from None
-        return _Reporting(env, self.where)
+        # Its own: vectors of environments write into it, and it may be the class's.
+        env.metadata = dict(env.metadata)
+        return _Reporting(env, self.where) if self.separate else env
 
 
 class _Reporting(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Says which environment raised what, in an exception that can leave its process."""
+    """Says what raised, in an exception that can leave its environment's process."""
 
     def __init__(self, env: Env, where: str) -> None:
         super().__init__(env)
         self._where = where
-        # Its own: vector environments write into it, and it may be the class's.
-        self.metadata = dict(env.metadata)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

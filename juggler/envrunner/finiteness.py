@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.trees import Tree, flatten
 
 
 class NonFinite(Exception):
@@ -16,17 +18,22 @@ class NonFinite(Exception):
     Attributes:
         environment: its index in the runner, which is the row of the batch.
         step: of the fragment.
-        column: of the batch: observations, rewards, …; "action_logp" where the policy itself
-            broke while it saw nothing but finite observations.
+        column: of the batch: observations, rewards, …, with the path in it of what is in a Dict or
+            Tuple; "action_logp" where the policy itself broke while it saw nothing but finite
+            observations.
         live_steps: of the batch, all of which are lost.
+        why: what is known beside that; may be empty.
     """
 
-    def __init__(self, environment: int, step: int, column: str, live_steps: int) -> None:
-        super().__init__(environment, step, column, live_steps)
+    def __init__(
+        self, environment: int, step: int, column: str, live_steps: int, why: str = ""
+    ) -> None:
+        super().__init__(environment, step, column, live_steps, why)
         self.environment = environment
         self.step = step
         self.column = column
         self.live_steps = live_steps
+        self.why = why
 
     def __str__(self) -> str:
         whose = (
@@ -36,7 +43,7 @@ class NonFinite(Exception):
         )
         return (
             f"{self.column} of environment {self.environment} at step {self.step} of a fragment "
-            f"are not finite: {whose}"
+            f"are not finite: {whose}" + (f" ({self.why})" if self.why else "")
         )
 
 
@@ -56,20 +63,24 @@ def check_finite(batch: EpisodeBatch) -> None:
         batch.final_observations,
         batch.last_observations,
     )
-    if all(np.isfinite(column).all() for column in columns if column.dtype.kind == "f"):
+    if all(np.isfinite(array).all() for column in columns for _, array in _floats("", column)):
         return
     _clear_after_ends(batch)
     found: list[tuple[int, int, int, str]] = []  # step, order within it, row, column
-    for order, name in enumerate(("observations", "action_logp", "rewards")):
-        rows, steps = np.nonzero(_not_finite(getattr(batch, name), 2))
-        if len(rows):
-            first = steps.argmin()
-            found.append((int(steps[first]), order, int(rows[first]), name))
-    for k in np.flatnonzero(_not_finite(batch.final_observations, 1)):
-        at = int(batch.final_steps[k]), 3, int(batch.final_rows[k])
-        found.append((*at, "final_observations"))
-    if (rows := np.flatnonzero(_not_finite(batch.last_observations, 1))).size:
-        found.append((batch.steps - 1, 4, int(rows[0]), "last_observations"))
+    for order, column in enumerate(("observations", "action_logp", "rewards")):
+        for name, array in _floats(column, getattr(batch, column)):
+            rows, steps = np.nonzero(_not_finite(array, 2))
+            if len(rows):
+                first = steps.argmin()
+                found.append((int(steps[first]), order, int(rows[first]), name))
+    for name, array in _floats("final_observations", batch.final_observations):
+        found += [
+            (int(batch.final_steps[k]), 3, int(batch.final_rows[k]), name)
+            for k in np.flatnonzero(_not_finite(array, 1))
+        ]
+    for name, array in _floats("last_observations", batch.last_observations):
+        if (rows := np.flatnonzero(_not_finite(array, 1))).size:
+            found.append((batch.steps - 1, 4, int(rows[0]), name))
     if found:
         step, _, row, name = min(found)
         raise NonFinite(row, step, name, batch.live_steps)
@@ -78,13 +89,22 @@ def check_finite(batch: EpisodeBatch) -> None:
 def _clear_after_ends(batch: EpisodeBatch) -> None:
     dead = ~batch.live  # [N, T]
     for column in (batch.observations, batch.actions, batch.action_logp):
-        column[dead & _not_finite(column, 2)] = 0
+        for _, array in _floats("", column):
+            array[dead & _not_finite(array, 2)] = 0
     over = batch.terminated[:, -1] | batch.truncated[:, -1]  # [N]
-    batch.last_observations[over & _not_finite(batch.last_observations, 1)] = 0
+    for _, array in _floats("", batch.last_observations):
+        array[over & _not_finite(array, 1)] = 0
 
 
-def _not_finite(column: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
+def _floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The arrays of a column that could hold such a number, with their names."""
+    for path, array in flatten(column):
+        if array.dtype.kind == "f":
+            yield "/".join((name, *path)), array
+
+
+def _not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
     """Which entries, over the leading dimensions, hold something not finite."""
-    bad = ~np.isfinite(column)
+    bad = ~np.isfinite(array)
     flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
     return flags

@@ -17,9 +17,9 @@ class EnvRunnerProgram:
     Attributes:
         contact: how it finds its driver.
         role: "envrunner", or "evaluator" for one that only plays whole episodes.
-        own_code: cloudpickled (environment factory or None, module factory or None): callables
-            of a notebook or script. Only from a parent process through its own pipe, never from
-            the network.
+        own_code: cloudpickled (environment factory or None, module factory or None, connector
+            classes by the names that stand for them): of a notebook or script. Only from a parent
+            process through its own pipe, never from the network.
     """
 
     contact: Contact

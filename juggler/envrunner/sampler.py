@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from juggler.envrunner.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments import autoreset_mode, reset_environments
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.environments import reset_environments
 from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.legal_actions import LegalActions
 from juggler.envrunner.running_episodes import RunningEpisodes
 from juggler.envrunner.seeding import noise_seed
+from juggler.runtime.connectors.connector import NotFinite
+from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.columns import ACTION_MASK, CONNECTOR_STATES
+from juggler.runtime.wire.structures import to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree
 
 __all__ = ["Fragment", "NonFinite", "Sampler"]
 
@@ -34,12 +40,14 @@ class Fragment:
         episode_lengths: their steps.
         seconds: where the time went: "environment", "inference", and "connectors" for the rest,
             which is what stands between them.
+        connector_delta: what connectors have learned from its live steps; {}: nothing.
     """
 
     batch: EpisodeBatch
     episode_returns: list[float]
     episode_lengths: list[int]
     seconds: dict[str, float]
+    connector_delta: State = field(default_factory=dict)
 
 
 class Sampler:
@@ -52,34 +60,51 @@ class Sampler:
         policy: for N rows and T steps.
         steps: T.
         seed: of the environments and of the policy's noise.
+        connectors: between the environments and the policy; none: it sees what they show.
 
     Raises:
         EnvironmentFailed: here, or in `reset` and `sample`.
     """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], policy: BehaviourPolicy, steps: int, seed: int
+        self,
+        env: VectorEnv[Any, Any, Any],
+        policy: BehaviourPolicy,
+        steps: int,
+        seed: int,
+        connectors: EnvToModule | None = None,
     ) -> None:
         self._env, self._policy = env, policy
         self._rows, self._steps = env.num_envs, steps
         self._autoreset = autoreset_mode(env)
         self._running = RunningEpisodes(self._rows)
-        shape, dtype = _shape_and_dtype(env.single_observation_space)
-        self._observations = np.zeros((self._rows, steps, *shape), dtype)
-        self._last_observations = np.zeros((self._rows, *shape), dtype)
+        self._space = env.single_observation_space
+        self._connectors = connectors or EnvToModule({}, {}, self._space)
+        self._contexts = Contexts(self._connectors.contexts) if self._connectors.contexts else None
+        self._row_contexts: dict[str, Tree] = {}  # [N, ...] by name
+        kept = self._connectors.observation_space
+        self._observations: Any = zeros(kept, (self._rows, steps))
+        self._last_observations: Any = zeros(kept, (self._rows,))
+        self._plain = not self._connectors.rewrites and isinstance(self._observations, np.ndarray)
         self._rewards = np.zeros((self._rows, steps), np.float32)
         self._terminated = np.zeros((self._rows, steps), np.bool_)
         self._truncated = np.zeros((self._rows, steps), np.bool_)
         self._live = np.ones((self._rows, steps), np.bool_)
         # The policy reads each step's observations where they are kept.
-        self._policy_observations = torch.from_numpy(self._observations).unbind(1)  # T x [N, ...]
+        self._seen: list[Any] = [_step(self._observations, t) for t in range(steps)]  # T x [N, ...]
+        self._policy_observations = [tree_map(torch.from_numpy, seen) for seen in self._seen]
+        self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
         """Seed everything anew and start new episodes; those that were running are given up."""
         self._policy.seed(noise_seed(seed))
         self._running.restart()
+        self._connectors.forget()
+        if self._contexts is not None:
+            self._contexts.restart()
         self._resetting = np.zeros(self._rows, np.bool_)  # [N] the next step only resets
+        self._first = np.ones(self._rows, np.bool_)  # [N] the next step is an episode's first
         self._observation: Any = reset_environments(self._env, seed)  # [N, ...]
 
     def sample(self, version: tuple[int, int]) -> Fragment:
@@ -101,8 +126,10 @@ class Sampler:
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
         finishing = time.perf_counter()
-        actions, action_logp = self._policy.finish()
+        actions, action_logp, states = self._policy.finish()
         seconds["inference"] += time.perf_counter() - finishing
+        if self._contexts is not None:
+            states = {**states, CONNECTOR_STATES: self._row_contexts}
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
         versions = np.empty((2, len(segments.rows)), np.uint64)
@@ -116,6 +143,7 @@ class Sampler:
             live=live,
             action_logp=action_logp,
             last_observations=self._last_observations,
+            states=states,
             final_observations=final_observations,
             final_rows=rows.astype(np.int32),
             final_steps=steps.astype(np.int32),
@@ -129,26 +157,42 @@ class Sampler:
         )
         try:
             check_finite(batch)
-        except NonFinite:
+            delta = self._delta(batch)
+        except NonFinite as error:
             self._observation = None
+            if error.column == "action_logp":
+                error.why = self._policy.why_not_finite(error.environment, error.step)
             raise
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         returns, lengths = segments.episode_returns, segments.episode_lengths
-        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds)
+        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta)
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill the columns -> row, step and observation of every end that autoreset hides."""
         observation, self._observation = self._observation, None
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        clock, policy, env = time.perf_counter, self._policy, self._env
+        clock, policy, env, legal = time.perf_counter, self._policy, self._env, self._legal
+        connectors, contexts = self._connectors, self._contexts
+        over = self._resetting  # [N] whose observation is the one after an end
+        first = self._first if policy.remembers or contexts is not None else None  # [N]
         environment, before = 0.0, clock()
         policy.begin()
         inference = clock() - before
         for t in range(self._steps):
-            self._observations[:, t] = observation
+            if self._plain:
+                self._seen[t][...] = observation
+            else:
+                _write(self._seen[t], connectors.watch(to_tree(self._space, observation)))
+            if legal is not None:
+                legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
+            seen = self._policy_observations[t]  # [N, ...]
+            if contexts is not None and first is not None:
+                seen = tree_map(torch.from_numpy, contexts.see(self._seen[t], first))
+                if t == 0:
+                    self._row_contexts = contexts.states()
             before = clock()
-            actions = policy.act(self._policy_observations[t], t)  # [N, ...]
+            actions = policy.act(seen, t, first)  # [N, ...]
             between = clock()
             observation, rewards, terminated, truncated, infos = env.step(actions)
             environment += clock() - between
@@ -156,33 +200,40 @@ class Sampler:
             self._rewards[:, t] = rewards
             self._terminated[:, t] = terminated
             self._truncated[:, t] = truncated
+            if contexts is not None:
+                contexts.acted(policy.chosen, rewards)
+            if first is not None or legal is not None:
+                done = terminated | truncated  # [N]
+                # Under NEXT_STEP, an episode starts behind the step that only resets.
+                starts, over = (over, done) if next_step else (done, over)
+                first = None if first is None else starts
             if not next_step and (np.count_nonzero(terminated) or np.count_nonzero(truncated)):
-                cut = np.flatnonzero(truncated & ~terminated)  # [k]
-                if self._autoreset is AutoresetMode.SAME_STEP:
-                    finals += self._finals_in(infos, cut, t)
-                else:
-                    finals += [(int(row), t, np.array(observation[row])) for row in cut]
+                for row in np.flatnonzero(truncated & ~terminated).tolist():
+                    final = self._final_observation(observation, infos, row)
+                    finals.append((row, t, tree_map(np.array, final)))
+                if self._autoreset is AutoresetMode.DISABLED:
                     mask = terminated | truncated  # [N]
                     observation, _ = env.reset(options={"reset_mask": mask})
-        self._last_observations[...] = observation
+        _write(self._last_observations, connectors(to_tree(self._space, observation)))
         self._observation = observation
+        if first is not None:
+            self._first = first
         seconds.update(environment=environment, inference=inference)
         return finals
 
-    def _finals_in(
-        self, infos: dict[str, Any], cut: NDArray[np.intp], step: int
-    ) -> list[tuple[int, int, Any]]:
-        """Last observations of episodes that were truncated and reset within one step."""
-        observations = infos.get("final_obs", [None] * self._rows)  # N of them
-        for row in cut:
-            if observations[row] is None:
-                raise EnvironmentFailed(
-                    f"environment {row}",
-                    "step",
-                    "it truncated an episode under SAME_STEP autoreset, and its infos have no "
-                    "'final_obs', which is what to bootstrap from",
-                )
-        return [(int(row), step, np.array(observations[row])) for row in cut]
+    def _delta(self, batch: EpisodeBatch) -> State:
+        """What connectors have learned from a fragment."""
+        try:
+            return self._connectors.take_delta(batch.live)
+        except NotFinite as error:
+            # A connector that clips has hidden it from the batch.
+            raise NonFinite(error.row, error.step, "observations", batch.live_steps) from error
+
+    def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
+        """The last one of an episode that was truncated, without NEXT_STEP autoreset."""
+        if self._autoreset is AutoresetMode.SAME_STEP:
+            return final_observation(self._space, infos, row)
+        return _row(to_tree(self._space, observations), row)
 
     def _set_live(self) -> NDArray[np.bool_]:
         """Mark the steps that only reset, and clear what they say -> live [N, T]."""
@@ -201,23 +252,44 @@ class Sampler:
 
     def _final_observations(
         self, finals: list[tuple[int, int, Any]]
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[Any]]:
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
         """Rows, steps and last observations of the truncated episodes: [K], [K], [K, ...]."""
-        shape, dtype = self._last_observations.shape[1:], self._last_observations.dtype
         if self._autoreset is not AutoresetMode.NEXT_STEP:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
-            observations = np.empty((len(finals), *shape), dtype)
+            shown = zeros(self._space, (len(finals),))  # [K, ...]
             for k, (_, _, observation) in enumerate(finals):
-                observations[k] = observation
+                _write(_row(shown, k), observation)
+            observations = zeros(self._connectors.observation_space, (len(finals),))  # [K, ...]
+            if finals:
+                _write(observations, self._connectors(shown))
             return at[:, 0], at[:, 1], observations
         rows, steps = np.nonzero(self._truncated)  # [K] both
-        observations = self._last_observations[rows]  # [K, ...]
         within = steps + 1 < self._steps  # [K] the next step's observation is in the row
-        observations[within] = self._observations[rows[within], steps[within] + 1]
-        return rows, steps, observations
+
+        def after(last: NDArray[Any], all_steps: NDArray[Any]) -> NDArray[Any]:
+            found = last[rows]  # [K, ...]
+            found[within] = all_steps[rows[within], steps[within] + 1]
+            return found
+
+        return rows, steps, tree_map(after, self._last_observations, self._observations)
 
 
-def _shape_and_dtype(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    if space.shape is None or space.dtype is None:
-        raise ValueError(f"observations in {space} are not single arrays: nothing samples them yet")
-    return space.shape, space.dtype
+def _step(columns: Tree, step: int) -> Tree:
+    """Views of one step [N, ...] of columns [N, T, ...]."""
+    views: Tree = tree_map(lambda column: column[:, step], columns)
+    return views
+
+
+def _row(batch: Tree, row: int) -> Tree:
+    """Views of one row [...] of a batch [N, ...]."""
+    views: Tree = tree_map(lambda leaf: leaf[row, ...], batch)
+    return views
+
+
+def _write(memory: Any, tree: Any) -> None:
+    """Copy a tree of arrays into another."""
+    if isinstance(memory, np.ndarray):
+        memory[...] = tree
+    else:
+        for key, branch in memory.items():
+            _write(branch, tree[key])

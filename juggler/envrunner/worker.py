@@ -23,10 +23,14 @@ from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.catalog import build_module
+from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.weights import Weights, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
@@ -45,11 +49,11 @@ def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
-    env, module = cloudpickle.loads(program.own_code) if program.own_code else (None, None)
+    own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
     attach_and_run(
         program.contact,
         program.role,
-        lambda attachment, inbox: EnvRunner(attachment, inbox, program.contact, env, module),
+        lambda attachment, inbox: EnvRunner(attachment, inbox, program.contact, *own_code),
     )
 
 
@@ -63,11 +67,13 @@ class EnvRunner:
         contact: Contact,
         env_factory: Any = None,
         module_factory: Any = None,
+        own_connectors: Any = None,
     ) -> None:
         self._attachment = attachment
         self._contact = contact
         self._env_factory = env_factory
         self._module_factory = module_factory
+        self._own_connectors = own_connectors
         self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
         self._loop = CommandLoop(attachment, inbox)
         self._loop.on(training_pb2.Setup, self._setup)
@@ -104,22 +110,30 @@ class EnvRunner:
         module_config = ModuleConfig(**parts["module"])
         env = make_vector_env(config, self._env_factory)
         self._env = env
+        self._connectors, module_to_env = build_runner_pipelines(
+            ConnectorsConfig.parse(parts["connectors"]),
+            env.single_observation_space,
+            env.single_action_space,
+            self._own_connectors,
+        )
         torch.manual_seed(setup.seed)
         module = build_module(
             self._module_factory or module_config.module,
-            env.single_observation_space,
-            env.single_action_space,
+            self._connectors.module_observation_space,
+            module_to_env.action_space,
             module_config.model,
+            distribution=module_config.distribution,
+            check_specs=module_config.check_specs,
         )
-        self._policy = BehaviourPolicy(
-            module, rows=env.num_envs, steps=config.fragment_steps, seed=setup.seed
-        )
-        self._sampler = Sampler(env, self._policy, config.fragment_steps, setup.seed)
+        strip_to_acting(module)  # the rest is not sent here
+        rows, steps = env.num_envs, config.fragment_steps
+        self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
+        self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
         return training_pb2.Ready(
-            observation_space=space_to_message(env.single_observation_space),
-            action_space=space_to_message(env.single_action_space),
-            rows=env.num_envs,
-            steps=config.fragment_steps,
+            observation_space=space_to_message(self._connectors.observation_space),
+            action_space=space_to_message(module_to_env.action_space),
+            rows=rows,
+            steps=steps,
         )
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
@@ -147,6 +161,7 @@ class EnvRunner:
             self._attachment.reply(command_id, receipt)
             return
         assert self._version is not None
+        self._learn_from_others(request.connector_state)
         sampling = time.perf_counter()
         try:
             fragment = self._sampler.sample(self._version)
@@ -160,6 +175,8 @@ class EnvRunner:
         receipt.version.CopyFrom(self._version.message())
         receipt.episode_returns.extend(fragment.episode_returns)
         receipt.episode_lengths.extend(fragment.episode_lengths)
+        if fragment.connector_delta:
+            receipt.connector_delta = to_bytes(fragment.connector_delta)
         header = episodes_pb2.BatchHeader(
             batch_id=request.batch_id,
             envrunner=self._attachment.worker_id,
@@ -178,7 +195,10 @@ class EnvRunner:
         assert self._env is not None
         if not self._act_on(Version(0, 0)):
             raise RuntimeError("no weights to evaluate: this run has no learner")
-        returns, lengths = evaluate(self._env, self._policy, command.episodes, command.seed)
+        self._learn_from_others(command.connector_state)
+        returns, lengths = evaluate(
+            self._env, self._policy, command.episodes, command.seed, self._connectors
+        )
         assert self._version is not None
         return training_pb2.Evaluation(
             version=self._version.message(), episode_returns=returns, episode_lengths=lengths
@@ -232,6 +252,11 @@ class EnvRunner:
         if weights.version != self._version:
             self._swap(weights)
         return True
+
+    def _learn_from_others(self, state: bytes) -> None:
+        """Take over what the connectors of all EnvRunners have learned, if there is news."""
+        if state:
+            self._connectors.set_state(from_bytes(state))
 
     def _swap(self, weights: Weights) -> None:
         self._policy.load(weights.tree[DEFAULT_MODULE])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ def build_learner(
     action_space: gymnasium.Space[Any],
     model_config: Mapping[str, Any],
     *,
+    distribution: str | Callable[..., Any] | None = None,
+    check_specs: bool = False,
+    connectors: ConnectorsConfig | None = None,
+    own_connectors: Mapping[str, type[Any]] | None = None,
     device: str = "cpu",
     seed: int = 0,
 ) -> Learner:
@@ -63,21 +68,43 @@ def build_learner(
     Args:
         config: an algorithm's config, or its fields by name; `algorithm` says which.
         module: as `build_module` takes it.
-        observation_space: of one environment.
-        action_space: of one environment.
+        observation_space: of the observations in episodes.
+        action_space: of the actions in episodes.
         model_config: what the module is built with.
+        distribution: as `build_module` takes it.
+        check_specs: the same.
+        connectors: of the run; none: rows go to the module as they come.
+        own_connectors: as `build_learner_pipeline` takes it.
         device: where to compute.
         seed: what the first parameters are drawn from.
 
     Raises:
-        ValueError: a hyper-parameter, the module or a space is not one that can be trained with.
+        ValueError: a hyper-parameter, the module, a connector or a space is not one that can be
+            trained with.
     """
     from juggler.learner.learner import Learner
-    from juggler.runtime.modules.catalog import build_module
+    from juggler.runtime.connectors.building import build_learner_pipeline
+    from juggler.runtime.modules.building import build_module
 
     if isinstance(config, Mapping):
         config = find_algorithm(config.get("algorithm", "impala")).config(**config)
     package, _, attribute = find_algorithm(config.algorithm).core.partition(":")
     make_core = getattr(importlib.import_module(package), attribute)
-    make_module = partial(build_module, module, observation_space, action_space, model_config)
-    return Learner(make_core({DEFAULT_MODULE: make_module}, config), seed=seed, device=device)
+    pipeline = build_learner_pipeline(
+        connectors or ConnectorsConfig(), observation_space, action_space, own_connectors
+    )
+    make_module = partial(
+        build_module,
+        module,
+        pipeline.observation_space,
+        action_space,
+        model_config,
+        distribution=distribution,
+        check_specs=check_specs,
+    )
+    return Learner(
+        make_core({DEFAULT_MODULE: make_module}, config),
+        seed=seed,
+        device=device,
+        pipelines={DEFAULT_MODULE: pipeline},
+    )

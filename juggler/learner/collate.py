@@ -12,10 +12,20 @@ from torch import Tensor
 
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
+
+#: Step columns that are filled up with zeros (false).
+_ZERO_FILLED = (c.REWARDS, c.TERMINATED, c.TRUNCATED, c.LIVE, c.ACTION_LOGP)
+
+#: The indices among the columns, int64 in a sample; those of rows count through all batches.
+_ROW_INDICES = (c.FINAL_ROWS, c.SEGMENT_ROWS)
+_INDICES = (c.FINAL_STEPS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
 
 
-def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dict[str, Tensor]:
-    """Several batches as one: N rows in all, T steps (the most that any has), K truncations.
+def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dict[str, Any]:
+    """Several batches as one: N rows in all, T steps (the most that any has), K truncations and S
+    segments.
 
     Every array is copied once, so that the batches' memory is free afterwards. Rows of fewer steps
     are filled up with steps that are not live, which see the row's last observation: the value of
@@ -27,63 +37,98 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
             the host. Torch gives such memory to nobody else while a copy is under way.
 
     Returns:
-        By the names in `columns`: step columns [N, T, ...], last_observations [N, ...],
-        final_observations [K, ...], final_rows [K] and final_steps [K] (both int64).
+        By the names in `columns`: step columns [N, T, ...]; last_observations and states [N, ...];
+        final_observations [K, ...], final_rows and final_steps [K]; segment_rows, segment_starts,
+        segment_lengths and segment_offsets [S]. Indices are int64. Observations, actions and
+        states are trees of tensors where they are trees of arrays in the batches.
 
     Raises:
-        ValueError: no batches, or they differ in the shape or dtype of observations or actions.
+        ValueError: no batches, or they differ in the arrays of observations, actions or states.
     """
     if not batches:
         raise ValueError("no batches: there is nothing to train on")
-    first = batches[0]
-    for batch in batches[1:]:
-        _same("observations", first.observations, batch.observations)
-        _same("actions", first.actions, batch.actions)
-    rows = [batch.rows for batch in batches]
-    steps = max(batch.steps for batch in batches)
-    starts = np.cumsum([0, *rows])[:-1]
-    step_columns: dict[str, list[tuple[NDArray[Any], Any]]] = {
-        c.OBSERVATIONS: [(b.observations, b.last_observations[:, None]) for b in batches],
+    for name, dimensions in ((c.OBSERVATIONS, 2), (c.ACTIONS, 2), (c.STATES, 1)):
+        _check_alike(name, [getattr(batch, name) for batch in batches], dimensions)
+    copies = _Copies(batches, pin_memory)
+    after: list[Tree] = [tree_map(_as_step, b.last_observations) for b in batches]
+    sample: dict[str, Any] = {
+        c.OBSERVATIONS: tree_map(copies.steps, *(b.observations for b in batches), *after),
         # Any action that the space has will do; that of the step before is one.
-        c.ACTIONS: [(b.actions, b.actions[:, -1:]) for b in batches],
-        c.REWARDS: [(b.rewards, 0) for b in batches],
-        c.TERMINATED: [(b.terminated, False) for b in batches],
-        c.TRUNCATED: [(b.truncated, False) for b in batches],
-        c.LIVE: [(b.live, False) for b in batches],
-        c.ACTION_LOGP: [(b.action_logp, 0) for b in batches],
+        c.ACTIONS: tree_map(
+            copies.steps,
+            *(b.actions for b in batches),
+            *(tree_map(_last_step, b.actions) for b in batches),
+        ),
     }
-    sample: dict[str, Tensor] = {}
-    for name, parts in step_columns.items():
-        like = parts[0][0]
-        tensor = _empty((sum(rows), steps, *like.shape[2:]), like.dtype, pin_memory)
-        array = tensor.numpy()  # [N, T, ...]
-        for start, (part, rest) in zip(starts, parts, strict=True):
-            n, t = part.shape[:2]
-            array[start : start + n, :t] = part
-            array[start : start + n, t:] = rest
-        sample[name] = tensor
-    joined = {
-        c.LAST_OBSERVATIONS: [b.last_observations for b in batches],
-        c.FINAL_OBSERVATIONS: [b.final_observations for b in batches],
-        c.FINAL_ROWS: [b.final_rows + start for b, start in zip(batches, starts, strict=True)],
-        c.FINAL_STEPS: [b.final_steps.astype(np.int64) for b in batches],
-    }
-    for name, arrays in joined.items():
-        length = sum(len(array) for array in arrays)
-        tensor = _empty((length, *arrays[0].shape[1:]), arrays[0].dtype, pin_memory)
-        np.concatenate(arrays, out=tensor.numpy())
-        sample[name] = tensor
+    for name in _ZERO_FILLED:
+        arrays = [getattr(batch, name) for batch in batches]
+        sample[name] = copies.steps(*arrays, *(np.zeros((), array.dtype) for array in arrays))
+    for name in (c.LAST_OBSERVATIONS, c.FINAL_OBSERVATIONS, c.STATES):
+        sample[name] = tree_map(copies.joined, *(getattr(batch, name) for batch in batches))
+    for name in (*_ROW_INDICES, *_INDICES):
+        indices = [getattr(batch, name).astype(np.int64) for batch in batches]
+        if name in _ROW_INDICES:
+            indices = [rows + start for rows, start in zip(indices, copies.starts, strict=True)]
+        sample[name] = copies.joined(*indices)
     return sample
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic], pin_memory: bool) -> Tensor:
-    torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-    return torch.empty(shape, dtype=torch_dtype, pin_memory=pin_memory)
+class _Copies:
+    """Arrays of several batches, copied into one tensor."""
+
+    def __init__(self, batches: Sequence[EpisodeBatch], pin_memory: bool) -> None:
+        self._steps = max(batch.steps for batch in batches)
+        self._pin_memory = pin_memory
+        rows = np.cumsum([0, *(batch.rows for batch in batches)])
+        self.starts = rows[:-1]  # [B] of each batch's rows among all
+        self._rows = int(rows[-1])
+
+    def steps(self, *arrays: NDArray[Any]) -> Tensor:
+        """B arrays [n, t, ...] and B others to fill up short rows with -> [N, T, ...]."""
+        count = len(self.starts)
+        tensor = self._empty((self._rows, self._steps, *arrays[0].shape[2:]), arrays[0].dtype)
+        columns = tensor.numpy()  # [N, T, ...]
+        for start, part, rest in zip(self.starts, arrays[:count], arrays[count:], strict=True):
+            n, t = part.shape[:2]
+            columns[start : start + n, :t] = part
+            columns[start : start + n, t:] = rest
+        return tensor
+
+    def joined(self, *arrays: NDArray[Any]) -> Tensor:
+        """B arrays [n, ...] -> [N, ...]."""
+        length = sum(len(array) for array in arrays)
+        tensor = self._empty((length, *arrays[0].shape[1:]), arrays[0].dtype)
+        np.concatenate(arrays, out=tensor.numpy())
+        return tensor
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+        return torch.empty(shape, dtype=torch_dtype, pin_memory=self._pin_memory)
 
 
-def _same(name: str, one: NDArray[np.generic], other: NDArray[np.generic]) -> None:
-    if one.shape[2:] != other.shape[2:] or one.dtype != other.dtype:
-        raise ValueError(
-            f"batches differ in their {name}: {one.dtype} of shape {one.shape[2:]} and "
-            f"{other.dtype} of shape {other.shape[2:]}; all envrunners must run one environment"
-        )
+def _as_step(observations: NDArray[Any]) -> NDArray[Any]:
+    return observations[:, None]  # [N, 1, ...]
+
+
+def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
+    return actions[:, -1:]  # [N, 1, ...]
+
+
+def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
+    """The arrays of a column may differ between batches in their leading dimensions alone."""
+    first = _kinds(trees[0], dimensions)
+    for other in (_kinds(tree, dimensions) for tree in trees[1:]):
+        for path in first.keys() | other.keys():
+            one, another = first.get(path, "nothing"), other.get(path, "nothing")
+            if one != another:
+                where = path_name((name, *path))
+                raise ValueError(
+                    f"batches differ in their {where}: {one} and {another}; all envrunners must "
+                    "run one environment and one module"
+                )
+
+
+def _kinds(tree: Tree, dimensions: int) -> dict[Path, str]:
+    return {
+        path: f"{array.dtype} of shape {array.shape[dimensions:]}" for path, array in flatten(tree)
+    }

@@ -39,6 +39,10 @@ class LearnerConfig:
     value_coefficient: float = 0.5
     """Weight of the value function's loss."""
 
+    burn_in: int = 0
+    """Steps in which a module with a state warms it up where a row goes on with an episode: the
+    state that came with the row is an older version's. Nothing is learned from these steps."""
+
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """How gradients become steps of the parameters."""
 
@@ -70,6 +74,7 @@ class LearnerConfig:
         self._above("optimizer_epsilon", 0)
         self._above("batch_size", 0)
         self._at_least("max_staleness", 1)
+        self._at_least("burn_in", 0)
         self._at_least("value_coefficient", 0)
         self._at_least("entropy_coefficient", 0)
         self._within("gamma", self.gamma, 0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,9 +12,12 @@ from juggler.runtime.wire.trees import Tree
 
 S = TypeVar("S")
 
-#: What one update learns from: columns by name, by module id.
-Sample = Mapping[str, Mapping[str, Tensor]]
-#: Gradients by module id, each one flat vector [P].
+#: One module's part of a sample, by the names in `columns`: tensors, or maps of tensors by string
+#: keys, nested to any depth.
+Columns = Mapping[str, Any]
+#: What one update learns from, by module id.
+Sample = Mapping[str, Columns]
+#: Gradients, each one flat vector [P], by unit: the id of a module, or of those trained as one.
 Grads = dict[str, Tensor]
 #: Numbers about an update by name, by module id; 0-d tensors where the update was computed.
 Metrics = dict[str, dict[str, Tensor]]
@@ -22,15 +25,16 @@ Metrics = dict[str, dict[str, Tensor]]
 Params = dict[str, dict[str, Tensor]]
 
 
-class ModuleAux(NamedTuple):
-    """What `grads` found out about one module, beside its gradient."""
+class UnitAux(NamedTuple):
+    """What `grads` found out about one unit, beside its gradient."""
 
-    live_steps: Tensor  # [] int64, behind the gradient: its weight in a mean over learners
-    metrics: dict[str, Tensor]  # [] each
-    buffers: dict[str, Tensor]  # as the forward pass left them
+    live_steps: dict[str, Tensor]  # [] int64 by module id: their weights in a mean over learners
+    metrics: Metrics
+    buffers: dict[str, Tensor]  # as the forward passes left them
 
 
-Aux = dict[str, ModuleAux]
+#: By unit.
+Aux = dict[str, UnitAux]
 
 
 class StepOutput(NamedTuple, Generic[S]):
@@ -79,8 +83,12 @@ class LearnerCore(Protocol[S]):
         grads, aux = self.grads(state, sample)
         return self.apply(state, grads, aux)
 
+    def initial_states(self) -> dict[str, Any]:
+        """By module id, what modules with a state begin an episode with: trees of tensors [...]."""
+        return {}
+
     def get_params(self, state: S) -> Params:
-        """What who acts needs: parameters and buffers, without copies."""
+        """The parameters and buffers that acting needs, without copies."""
 
     def state_to_tree(self, state: S) -> dict[str, Tree]:
         """The state as named arrays, for a checkpoint."""

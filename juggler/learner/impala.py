@@ -11,18 +11,17 @@ loss of π and its value function V on a batch, a mean over its live steps t:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor
 
+from juggler.learner.actor_critic_pass import actor_critic_pass
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.gradient_core import Forward, GradientCore, Loss
+from juggler.learner.core import Columns
+from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss
 from juggler.learner.live_mean import LiveMean
-from juggler.learner.returns import next_values, vtrace
+from juggler.learner.returns import vtrace
 from juggler.learner.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.rl_module import RLModule
 
 
 class Impala(GradientCore):
@@ -32,32 +31,17 @@ class Impala(GradientCore):
     trains_on = frozenset({"episodes"})
     config: ImpalaConfig
 
-    def __init__(
-        self, factories: Mapping[str, Callable[[], RLModule]], config: ImpalaConfig
-    ) -> None:
+    def __init__(self, factories: Factories, config: ImpalaConfig) -> None:
         super().__init__(factories, config)
         self._entropy_coefficient = Schedule.linear(
             config.entropy_coefficient, config.entropy_coefficient_final, config.schedule_steps
         )
 
-    def loss(self, forward: Forward, columns: Mapping[str, Tensor], steps: Tensor) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, steps: Tensor) -> Loss:
         config = self.config
-        live = columns[c.LIVE]  # [N, T]
-        n, t = live.shape
+        inputs, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
+        policy = forward.module.action_distribution()(inputs)  # [N, T]
         mean = LiveMean(live)
-
-        # One pass over all that the policy or the value function has to see.
-        observations = torch.cat(
-            [
-                columns[c.OBSERVATIONS].flatten(0, 1),
-                columns[c.LAST_OBSERVATIONS],
-                columns[c.FINAL_OBSERVATIONS],
-            ]
-        )  # [N T + N + K, ...]
-        inputs, all_values = _actor_critic(forward, observations)
-        policy = forward.module.action_distribution()(inputs[: n * t].view(n, t, -1))
-        values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
-        values = values.view(n, t)  # [N, T]
 
         action_logp = policy.log_prob(columns[c.ACTIONS])  # [N, T] under π
         with torch.no_grad():
@@ -67,13 +51,7 @@ class Impala(GradientCore):
                 log_ratios=log_ratios,
                 rewards=columns[c.REWARDS] * config.reward_scale,
                 values=values,
-                next_values=next_values(
-                    values,
-                    last_values,
-                    final_values,
-                    columns[c.FINAL_ROWS],
-                    columns[c.FINAL_STEPS],
-                ),
+                next_values=next_values,
                 terminated=columns[c.TERMINATED],
                 truncated=columns[c.TRUNCATED],
                 live=live,
@@ -106,25 +84,3 @@ class Impala(GradientCore):
                 "explained_variance": 1 - mean.variance(errors) / spread.clamp(min=1e-8),
             }
         return Loss(total, mean.live_steps, metrics)
-
-
-def _actor_critic(forward: Forward, observations: Tensor) -> tuple[Tensor, Tensor]:
-    """Policy outputs [B, D] and values [B] for observations [B, ...].
-
-    Raises:
-        ValueError: the module does not return them, or not in these shapes.
-    """
-    outputs = forward({c.OBSERVATIONS: observations})
-    batch = len(observations)
-    expected = {
-        c.ACTION_DIST_INPUTS: (batch, forward.module.action_distribution().inputs_size),
-        c.VALUES: (batch,),
-    }
-    for column, shape in expected.items():
-        found = tuple(outputs[column].shape) if column in outputs else "nothing"
-        if found != shape:
-            raise ValueError(
-                f"IMPALA needs {column!r} of shape {shape} from forward_train of "
-                f"{type(forward.module).__name__}, which returned {found}"
-            )
-    return outputs[c.ACTION_DIST_INPUTS], outputs[c.VALUES]

@@ -9,12 +9,17 @@ import torch
 
 from juggler.learner.collate import collate
 from juggler.learner.core import LearnerCore, Metrics, Params, Sample
-from juggler.learner.state import StateMismatch, arrays_like, to_device
+from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.modules.columns import CONNECTOR_STATES, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of episodes by module id; a bare list is for the module "default".
 Episodes = Mapping[str, Sequence[EpisodeBatch]]
+
+#: Where a saved tree has the states of pipelines, beside those of units.
+_PIPELINES = "learner_pipelines"
 
 
 class Learner:
@@ -33,22 +38,26 @@ class Learner:
         seed: int = 0,
         device: str | torch.device = "cpu",
         source: Iterator[Sample] | None = None,
+        pipelines: Mapping[str, LearnerPipeline] | None = None,
     ) -> None:
         """Args:
         core: the algorithm.
         seed: what the first parameters are drawn from.
         device: where to compute.
         source: where `step` takes samples from when it is given none.
+        pipelines: by module id, what batches and episodes of that module go through on the device
+            before anything is learned from them.
         """
         self.core = core
         self.config = core.config
         self.device = torch.device(device)
         self.source = source
+        self.pipelines = dict(pipelines or {})
         self.state = to_device(core.init(seed), self.device)
         self.updates = 0
 
     def step(self, sample: Sample | None = None) -> Metrics:
-        """One update on the sample given, else on the next one of the source.
+        """One update on the sample given, else on the next one of the source, as it is.
 
         Raises:
             ValueError: neither is there.
@@ -70,7 +79,7 @@ class Learner:
             TypeError: the algorithm learns from whole episodes.
         """
         self._must_train_on("batch", "update_from_batch")
-        return self.step(batch)
+        return self.step(self._prepared(batch))
 
     def update_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Metrics:
         """One update on episodes as they come from envrunners.
@@ -89,15 +98,28 @@ class Learner:
             module_id: collate(batches, pin_memory=pin_memory)
             for module_id, batches in self.preprocess_episodes(by_module).items()
         }
-        on_device: Sample = to_device(sample, self.device)
-        return on_device
+        return self._prepared(sample)
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """For a subclass to change episodes before anything is computed from them."""
         return episodes
 
+    def example_states(self) -> dict[str, dict[str, Tree]]:
+        """By module id, what episodes must have in `states` for each row: these arrays [...] show
+        which, in what shapes and dtypes."""
+        examples: dict[str, dict[str, Tree]] = {}
+        for module_id, state in self.core.initial_states().items():
+            examples[module_id] = {MODULE_STATE: arrays_like(state)}
+        for module_id, pipeline in self.pipelines.items():
+            if contexts := pipeline.example_contexts():
+                examples.setdefault(module_id, {})[CONNECTOR_STATES] = contexts
+        return examples
+
     def get_params(self) -> Params:
-        """Parameters and buffers by name, by module id; later updates do not change them."""
+        """The parameters and buffers that acting needs, by name, by module id.
+
+        Later updates do not change them.
+        """
         return self.core.get_params(self.state)
 
     def get_weights(self) -> dict[str, Tree]:
@@ -106,14 +128,17 @@ class Learner:
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
-        extras = {"algorithm": self.core.name, "updates": self.updates}
-        return self.core.state_to_tree(self.state), extras
+        tree = self.core.state_to_tree(self.state)
+        if states := self._pipeline_states():
+            tree[_PIPELINES] = arrays_like(states)
+        return tree, {"algorithm": self.core.name, "updates": self.updates}
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
         """Goes on from where `save` was called.
 
         Raises:
-            StateMismatch: another module, optimizer or algorithm made this; nothing has changed.
+            StateMismatch: another module, optimizer, algorithm or pipeline made this; nothing has
+                changed.
         """
         if extras.get("algorithm") != self.core.name:
             raise StateMismatch(
@@ -121,8 +146,25 @@ class Learner:
                 f"this learner runs {self.core.name!r}"
             )
         updates = int(extras["updates"])
-        self.state = self.core.state_from_tree(tree, like=self.state)
+        rest = dict(tree) if isinstance(tree, Mapping) else {}
+        pipelines = {_PIPELINES: rest.pop(_PIPELINES, {})}
+        states = tensors_like(pipelines, {_PIPELINES: self._pipeline_states()})
+        self.state = self.core.state_from_tree(rest, like=self.state)
+        for module_id, state in states[_PIPELINES].items():
+            self.pipelines[module_id].set_state(state)
         self.updates = updates
+
+    def _prepared(self, sample: Sample) -> Sample:
+        """On the device, and through the pipelines."""
+        prepared: dict[str, Any] = to_device(sample, self.device)
+        for module_id in prepared.keys() & self.pipelines.keys():
+            prepared[module_id] = self.pipelines[module_id](prepared[module_id])
+        return prepared
+
+    def _pipeline_states(self) -> dict[str, Any]:
+        """By module id, of the pipelines that have one."""
+        states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
+        return {module_id: state for module_id, state in states.items() if state}
 
     def _must_train_on(self, kind: str, method: str) -> None:
         if kind not in self.core.trains_on:

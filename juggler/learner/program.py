@@ -18,8 +18,8 @@ class LearnerProgram:
         bind: where it listens for EnvRunners of other hosts, "host:port"; "" where there are none.
         advertise: how they should dial it; "" means as bound.
         insecure: listen beyond loopback without encryption.
-        own_code: cloudpickled (environment factory or None, module factory or None), as the
-            EnvRunners get them.
+        own_code: cloudpickled (environment factory or None, module factory or None, connector
+            classes by name), as the EnvRunners get them.
     """
 
     contact: Contact

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import numpy as np
 
+from juggler.learner.fit import BatchFit
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import BatchFrame
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.trees import Tree
 
-#: By the kind of what arrives: what policies act in.
-_ACTION_DTYPES: dict[str, Any] = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}
+Space = gymnasium.Space[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,24 @@ class BatchStore:
         spaces: (observation space, action space) of each module id that this learner trains.
         arrived: called for each batch that was taken, in a stream's thread.
         capacity: batches held at most. Admission keeps a healthy run far below.
+        states: what a batch's `states` must be, by module id: trees of arrays of one row. Without
+            one, batches of a module have none.
+
+    Raises:
+        UnsupportedSpace: nobody encodes one of the spaces.
     """
 
     def __init__(
         self,
-        spaces: dict[str, tuple[gymnasium.Space[object], gymnasium.Space[object]]],
+        spaces: Mapping[str, tuple[Space, Space]],
         arrived: Callable[[HeldBatch], None],
         capacity: int = 65536,
+        states: Mapping[str, Tree] | None = None,
     ) -> None:
-        self._spaces = spaces
+        self._fits = {
+            name: BatchFit(name, *of_module, (states or {}).get(name, {}))
+            for name, of_module in spaces.items()
+        }
         self._arrived = arrived
         self._capacity = capacity
         self._held: dict[int, HeldBatch] = {}
@@ -103,44 +112,13 @@ class BatchStore:
     def _checked(self, frame: BatchFrame) -> dict[str, EpisodeBatch]:
         if not isinstance(frame.tree, dict) or not frame.tree:
             raise WireError("a batch must be a branch of modules")
-        if unknown := frame.tree.keys() - self._spaces.keys():
-            raise WireError(f"unknown modules {sorted(unknown)}: expected {sorted(self._spaces)}")
-        modules = {name: EpisodeBatch.from_tree(tree) for name, tree in frame.tree.items()}
-        for name, batch in modules.items():
-            observation_space, action_space = self._spaces[name]
-            _fits(f"{name}: observations", batch.observations, observation_space)
-            # A policy acts in float32 where the space says float64: only the kind must fit.
-            _fits(f"{name}: actions", batch.actions, action_space, exact=False)
-            _within(f"{name}: actions", batch.actions, action_space)
-            # One dtype for all, or batches of several runners would not fit into one update.
-            dtype = _ACTION_DTYPES[batch.actions.dtype.kind]
-            modules[name] = replace(batch, actions=batch.actions.astype(dtype, copy=False))
+        if unknown := frame.tree.keys() - self._fits.keys():
+            raise WireError(f"unknown modules {sorted(unknown)}: expected {sorted(self._fits)}")
+        modules = {
+            name: self._fits[name].checked(EpisodeBatch.from_tree(tree))
+            for name, tree in frame.tree.items()
+        }
         live = sum(batch.live_steps for batch in modules.values())
         if live != frame.header.live_steps:
             raise WireError(f"header says {frame.header.live_steps} live steps, found {live}")
         return modules
-
-
-def _kind(dtype: np.dtype[np.generic]) -> str:
-    return "i" if dtype.kind == "u" else dtype.kind
-
-
-def _fits(
-    what: str, array: np.ndarray, space: gymnasium.Space[object], *, exact: bool = True
-) -> None:
-    dtype = np.dtype(space.dtype)
-    same_type = array.dtype == dtype if exact else _kind(array.dtype) == _kind(dtype)
-    if not same_type or array.shape[2:] != space.shape:
-        raise WireError(
-            f"{what} of shape [N, T, *{array.shape[2:]}] and dtype {array.dtype} do not fit "
-            f"the space {space}"
-        )
-
-
-def _within(what: str, actions: np.ndarray, space: gymnasium.Space[object]) -> None:
-    """Discrete actions are indices: one that is out of range would break the update."""
-    if not isinstance(space, gymnasium.spaces.Discrete) or not actions.size:
-        return
-    first, last = int(space.start), int(space.start + space.n - 1)
-    if actions.min() < first or actions.max() > last:
-        raise WireError(f"{what} hold a number outside {first}..{last}")

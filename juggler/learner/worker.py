@@ -20,6 +20,7 @@ from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import EpisodeReceiver
 from juggler.runtime.episodes.version import Version
@@ -43,12 +44,12 @@ def main(program: LearnerProgram) -> None:
         addresses = _listen(server, program)
     except EndpointError as error:
         raise SystemExit(f"juggler learner: {error}") from None
-    _, factory = cloudpickle.loads(program.own_code) if program.own_code else (None, None)
+    _, *own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
     attach_and_run(
         program.contact,
         LEARNER,
         lambda attachment, inbox: LearnerWorker(
-            attachment, inbox, program.contact, server, factory
+            attachment, inbox, program.contact, server, *own_code
         ),
         devices=_devices(),
         data_addresses=addresses,
@@ -100,11 +101,13 @@ class LearnerWorker:
         contact: Contact,
         server: Any,
         module_factory: Any = None,
+        own_connectors: Any = None,
     ) -> None:
         self._attachment = attachment
         self._token = contact.token
         self._server = server
         self._module_factory = module_factory
+        self._own_connectors = own_connectors
         self._loop = CommandLoop(attachment, inbox)
         self._loop.on(training_pb2.Setup, self._setup)
         self._loop.on(training_pb2.Restore, self._restore)
@@ -143,11 +146,19 @@ class LearnerWorker:
             observation_space,
             action_space,
             module_config.model,
+            distribution=module_config.distribution,
+            check_specs=module_config.check_specs,
+            connectors=ConnectorsConfig.parse(parts["connectors"]),
+            own_connectors=self._own_connectors,
             device=_device(parts["device"]),
             seed=setup.seed,
         )
         self._version = Version.of(setup.version)
-        self._store = BatchStore({DEFAULT_MODULE: (observation_space, action_space)}, self._arrived)
+        self._store = BatchStore(
+            {DEFAULT_MODULE: (observation_space, action_space)},
+            self._arrived,
+            states=self._learner.example_states(),
+        )
         if setup.state_bytes:
             limits = Limits(payload_bytes=setup.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits)

@@ -19,11 +19,16 @@ def test_each_command_completes_once_with_what_was_asked(world: World) -> None:
     attachment.reply(command_id, attach_pb2.Done())
     attachment.reply(command_id, attach_pb2.Done())  # a duplicate
     first, second = world.wait_for(Replied), world.wait_for(Replied)
+    assert pool.asked(first) == attach_pb2.Stop()
+    assert pool.has_in_flight(attach_pb2.Stop)
+    assert not pool.has_in_flight(attach_pb2.Done)
     (completed,) = pool.complete(first)
     assert completed.request == attach_pb2.Stop()
     assert completed.last
+    assert pool.asked(second) is None
     assert pool.complete(second) == []
     assert pool.in_flight(joined.worker) == 0
+    assert not pool.has_in_flight(attach_pb2.Stop)
 
 
 def test_a_command_may_have_several_replies_and_is_in_flight_until_the_last(world: World) -> None:

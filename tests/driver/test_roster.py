@@ -203,9 +203,9 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     runner = json.loads(_set_up(roster, _worker("envrunner")).config)
     roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
     learner = json.loads(_set_up(roster, _worker("learner")).config)
-    assert runner.keys() == {"env_runner", "module"}
+    assert runner.keys() == {"env_runner", "module", "connectors"}
     assert runner["env_runner"]["envs_per_runner"] == 3
-    assert learner.keys() == {"learner", "module", "device"}
+    assert learner.keys() == {"learner", "module", "connectors", "device"}
     assert learner["learner"]["lr"] == 0.25
     assert learner["device"] == "cpu"
     assert runner["module"] == learner["module"]

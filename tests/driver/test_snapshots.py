@@ -15,12 +15,14 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.checkpoints import read
+from juggler.driver.record.checkpoints import CheckpointError, read
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.restoring import core_of
+from juggler.driver.restoring import connectors_of, core_of
 from juggler.driver.roster import Spaces
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.spaces import space_to_message
@@ -46,13 +48,14 @@ class World:
     def __init__(self, directory: Path, newest: Path | None = None) -> None:
         self.core: DriverCore = core_of(CONFIG, None)
         self.metrics = Metrics()
+        self.connectors: State = {}
         self.events: Mailbox[Any] = Mailbox()
         self.writer = SnapshotWriter(self.events, directory, CONFIG, time.monotonic() - 60, newest)
 
     def take(self, chunks: list[bytes], whole: bool = True) -> None:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
-            self.writer.take(chunk, last, self.core, self.metrics, SPACES)
+            self.writer.take(chunk, last, self.core, self.metrics, SPACES, self.connectors)
 
     def written(self) -> SnapshotWritten:
         """What the thread reports; the driver hears of it."""
@@ -114,6 +117,41 @@ def test_the_books_are_those_of_the_moment_when_the_first_chunk_came(world: Worl
     assert (counters["episodes"], counters["returns"], counters["lengths"]) == (1, [1.0], [10])
     assert (counters["sampled"], counters["dropped"]["shutdown"]) == (0, 0)
     assert 60 <= counters["wall_time"] < 60 + PATIENCE
+
+
+def test_what_connectors_had_learned_when_the_first_chunk_came_is_part_of_it(world: World) -> None:
+    world.writer.begin()
+    world.connectors = {"filter": Moments.of(np.array([[1.0], [3.0]])).to_tree()}
+    first, *others = _chunks(size=200)
+    world.take([first], whole=False)
+    world.connectors = {"filter": Moments.of(np.array([[9.0]])).to_tree()}
+    world.take(others)
+    path = world.written().path
+    assert path is not None
+    found = read(path)
+    assert found.tree["modules"].keys() == {"w"}
+    learned = connectors_of(found)
+    assert Moments.from_tree(learned.merged["filter"]).mean == [2.0]
+    assert learned.everything()
+
+
+def test_a_checkpoint_without_connectors_is_that_of_a_run_that_had_none(world: World) -> None:
+    world.writer.begin()
+    world.take(_chunks())
+    path = world.written().path
+    assert path is not None
+    assert "connectors" not in read(path).tree
+    assert connectors_of(read(path)).merged == {}
+
+
+def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> None:
+    world.writer.begin()
+    world.connectors = {"filter": {"mean": np.zeros(2)}}
+    world.take(_chunks())
+    path = world.written().path
+    assert path is not None
+    with pytest.raises(CheckpointError, match="connectors are damaged: 'filter/mean' in a state"):
+        connectors_of(read(path))
 
 
 def test_one_snapshot_follows_another_and_has_books_of_its_own(world: World) -> None:

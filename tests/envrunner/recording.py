@@ -10,6 +10,7 @@ from scripted_environments import Script, Scripted
 
 from juggler.envrunner.sampler import Fragment
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.structures import tree_map
 
 
 @dataclass
@@ -41,7 +42,7 @@ def play(script: Script, seed: int, actions: list[Any], box: bool) -> list[Trans
 
 def copied(fragment: Fragment) -> Fragment:
     """A fragment that outlives the next sample."""
-    tree = {name: array.copy() for name, array in fragment.batch.to_tree().items()}
+    tree = tree_map(np.copy, fragment.batch.to_tree())
     return Fragment(
         EpisodeBatch.from_tree(tree),
         fragment.episode_returns,

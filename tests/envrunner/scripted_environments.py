@@ -10,7 +10,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 Script = Sequence[tuple[int, str]]
@@ -147,3 +148,152 @@ class NotFinite(Scripted):
             else:
                 observation[2] = np.nan
         return observation, reward, terminated, truncated, info
+
+
+class AsTrees(gymnasium.Wrapper):
+    """The same with observations in a Dict and a Tuple, and actions of every kind in them.
+
+    The first of the actions is the one that counts.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        self.observation_space = as_tree_space(env.observation_space)
+        self.action_space = spaces.Dict(
+            {
+                "act": spaces.Tuple([env.action_space]),
+                "others": spaces.Dict(
+                    {"bits": spaces.MultiBinary(2), "many": spaces.MultiDiscrete([2, 3])}
+                ),
+            }
+        )
+
+    def reset(self, **options: Any):
+        observation, info = self.env.reset(**options)
+        return as_tree(observation), info
+
+    def step(self, action):
+        assert action in self.action_space, action
+        observation, *rest = self.env.step(action["act"][0])
+        return as_tree(observation), *rest
+
+
+def scripted_trees(script: Script, box: bool = False) -> AsTrees:
+    return AsTrees(Scripted(script, box))
+
+
+def as_tree(observation):
+    """Plain observations [..., 3] as those of `AsTrees`."""
+    whole = observation[..., 1].astype(np.int64)
+    return {"count": whole, "floats": (observation[..., :1], {"state": observation[..., 2:]})}
+
+
+def as_tree_space(plain: spaces.Box) -> spaces.Dict:
+    float_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    floats = spaces.Tuple([float_space, spaces.Dict({"state": float_space})])
+    return spaces.Dict({"count": spaces.Discrete(100), "floats": floats})
+
+
+class NativeAsTrees(VectorWrapper):
+    """`AsTrees` as one vector, whose final observations are a batch like all others."""
+
+    def __init__(self, env: NativeScripted):
+        super().__init__(env)
+        single = AsTrees(env.envs[0])
+        self.single_observation_space = single.observation_space
+        self.single_action_space = single.action_space
+        self.observation_space = batch_space(single.observation_space, env.num_envs)
+        self.action_space = batch_space(single.action_space, env.num_envs)
+
+    def reset(self, **options: Any):
+        observations, infos = self.env.reset(**options)
+        return as_tree(observations), infos
+
+    def step(self, actions):
+        assert actions in self.action_space, actions
+        observations, *rest, infos = self.env.step(actions["act"][0])
+        if "final_obs" in infos:
+            infos["final_obs"] = as_tree(infos["final_obs"])
+        return as_tree(observations), *rest, infos
+
+
+class Masked(gymnasium.Wrapper):
+    """Says which of its three actions are legal, and insists on that.
+
+    Args:
+        where: "info", or "observation", where it is in a Dict.
+        mask: of a plain observation; by default all but one are legal, another one in each step.
+        silent_at: the step of an episode whose info has no mask.
+        at_ends: whether there is a mask when an episode is over.
+    """
+
+    def __init__(self, env, where="info", mask=None, silent_at=-1, at_ends=True):
+        super().__init__(env)
+        self.where, self.mask, self.silent_at, self.at_ends = where, mask, silent_at, at_ends
+        if where == "observation":
+            masks = spaces.Box(0, 1, (3,), np.int8)
+            self.observation_space = spaces.Dict(
+                {"action_mask": masks, "numbers": env.observation_space}
+            )
+
+    def reset(self, **options: Any):
+        observation, _ = self.env.reset(**options)
+        return self.masked(observation, over=False)
+
+    def step(self, action):
+        assert self.legal[action], f"{action} is illegal"
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        observation, info = self.masked(observation, terminated or truncated)
+        return observation, reward, terminated, truncated, info
+
+    def masked(self, observation, over: bool):
+        self.legal = (self.mask or mask_of)(observation)
+        if self.where == "observation":
+            return {"numbers": observation, "action_mask": self.legal}, {}
+        given = observation[1] != self.silent_at and (self.at_ends or not over)
+        return observation, {"action_mask": self.legal} if given else {}
+
+
+def mask_of(observation: np.ndarray) -> np.ndarray:
+    """The masks [..., 3] that `Masked` gives for plain observations [..., 3]."""
+    illegal = (observation[..., 0] + observation[..., 1]).astype(int) % 3
+    return (np.arange(3) != illegal[..., None]).astype(np.int8)
+
+
+def masked(script: Script, **options: Any) -> Masked:
+    return Masked(Scripted(script), **options)
+
+
+class MaskedParts(gymnasium.Wrapper):
+    """Several actions, of which only one each is legal: what that is depends on the step.
+
+    Masks are laid out as those of Gymnasium's own `sample(mask)`; one action has none.
+    """
+
+    def __init__(self, script: Script):
+        super().__init__(Scripted(script))
+        self.action_space = spaces.Dict(
+            {
+                "free": spaces.Discrete(2),
+                "pair": spaces.Tuple([spaces.Discrete(3), spaces.MultiDiscrete([2, 3])]),
+            }
+        )
+
+    def reset(self, **options: Any):
+        observation, _ = self.env.reset(**options)
+        return observation, {"action_mask": self.masks()}
+
+    def step(self, action):
+        first, (left, right) = action["pair"]
+        assert (first, left, right) == self.legal(), action
+        observation, *rest, _ = self.env.step(first)
+        return observation, *rest, {"action_mask": self.masks()}
+
+    def masks(self):
+        places = zip((3, 2, 3), self.legal(), strict=True)
+        first, left, right = (np.eye(n, dtype=np.int8)[i] for n, i in places)
+        return {"pair": (first, (left, right))}
+
+    def legal(self):
+        steps = self.unwrapped.steps
+        return steps % 3, steps % 2, (steps + 1) % 3

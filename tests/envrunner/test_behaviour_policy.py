@@ -12,7 +12,9 @@ from scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
-from juggler.runtime.modules.catalog import build_module
+from juggler.runtime.connectors.connector import ActionConnector
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import RLModule
 
 ROWS, STEPS = 5, 3
@@ -49,7 +51,9 @@ def fragment(policy: BehaviourPolicy) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """What the environment got [N, T, …], what was chosen [N, T, …], log-probabilities [N, T]."""
     policy.begin()
     sent = np.stack([policy.act(x, t) for t, x in enumerate(observations())], 1)
-    return sent, *policy.finish()
+    actions, logp, states = policy.finish()
+    assert states == {}
+    return sent, actions, logp
 
 
 def policy_for(space: gymnasium.Space[Any], seed: int = 0) -> BehaviourPolicy:
@@ -137,12 +141,44 @@ def test_to_act_deterministically_is_to_take_the_mode_clipped() -> None:
     )
 
 
+class Halved(ActionConnector):
+    def __call__(self, actions):
+        return actions * np.float32(0.5)
+
+
+def test_what_stands_between_module_and_environment_may_be_something_else() -> None:
+    halved = ModuleToEnv([Halved(OBSERVATIONS, BOX)], BOX, BOX)
+    policy = BehaviourPolicy(LinearPolicy(OBSERVATIONS, BOX), ROWS, STEPS, 0, module_to_env=halved)
+    sent, actions, _ = fragment(policy)
+    np.testing.assert_array_equal(sent, actions * np.float32(0.5))
+    np.testing.assert_array_equal(actions, fragment(policy_for(BOX))[1])
+
+
+def test_within_dicts_and_tuples_each_box_is_clipped_to_its_own_bounds() -> None:
+    space = gymnasium.spaces.Dict(
+        {"far": gymnasium.spaces.Tuple([UNBOUNDED, BOX]), "which": DISCRETE}
+    )
+    policy = policy_for(space)
+    policy.begin()
+    sent = [policy.act(x, t) for t, x in enumerate(observations())]
+    actions, logp, _ = policy.finish()
+    assert logp.shape == (ROWS, STEPS)
+    for t, values in enumerate(sent):
+        assert isinstance(values["far"], tuple)
+        np.testing.assert_array_equal(values["far"][0], actions["far"]["0"][:, t])
+        chosen = actions["far"]["1"][:, t].astype(np.float64)
+        np.testing.assert_array_equal(values["far"][1], np.clip(chosen, BOX.low, BOX.high))
+        np.testing.assert_array_equal(values["which"], actions["which"][:, t])
+        assert not np.shares_memory(values["which"], actions["which"])
+    assert np.abs(actions["far"]["1"]).max() > 0.2
+
+
 def test_a_module_that_returns_nothing_of_use_is_refused() -> None:
     class Mute(RLModule):
         def _forward(self, batch):
             return {"logits": batch["observations"]}
 
-    with pytest.raises(ValueError, match=r"Mute.forward_exploration must return.*\['logits'\]"):
+    with pytest.raises(ValueError, match=r"output of Mute.forward_exploration must .*'logits'"):
         BehaviourPolicy(Mute(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
 
 
@@ -152,7 +188,7 @@ def test_outputs_of_the_wrong_shape_are_refused(name) -> None:
         def _forward(self, batch):
             return {name: batch["observations"][:, :2]}
 
-    with pytest.raises(ValueError, match=rf'"{name}" \[5, 2\], not \[5'):
+    with pytest.raises(ValueError, match=rf"'{name}' in the output of Askew.*\[5, 2\]"):
         BehaviourPolicy(Askew(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
 
 

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
+import vectors
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from scripted_environments import NativeScripted, NotFinite, Scripted
-from scripted_modules import LinearPolicy
+from scripted_environments import NotFinite, Scripted
+from scripted_modules import LinearPolicy, Summing
+from vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.seeding import environment_seeds
 
 # The first environment's episodes are short, and the last one's long.
 SCRIPTS = [
@@ -23,48 +21,43 @@ SCRIPTS = [
 
 
 def vector_of(kind: str, mode: AutoresetMode) -> VectorEnv:
-    functions = [functools.partial(Scripted, script) for script in SCRIPTS]
-    if kind == "sync":
-        return SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
-    if kind == "async":
-        return EnvironmentProcesses(functions, mode, 30.0, "scripted")
-    return NativeScripted(SCRIPTS, mode)
+    return vectors.vector_of(kind, mode, SCRIPTS)
 
 
-def policy_of(rows: int) -> BehaviourPolicy:
+def policy_of(rows: int, kind=LinearPolicy) -> BehaviourPolicy:
     env = Scripted()
-    module = LinearPolicy(env.observation_space, env.action_space)
+    module = kind(env.observation_space, env.action_space)
     return BehaviourPolicy(module, rows, 1, 0)
 
 
-def reference(script, seed: int, episodes: int) -> list[tuple[float, int]]:
+def reference(script, seed: int, episodes: int, kind=LinearPolicy) -> list[tuple[float, int]]:
     """One environment, played alone."""
-    env, policy = Scripted(script), policy_of(1)
+    env, policy = Scripted(script), policy_of(1, kind)
     played = []
     for episode in range(episodes):
         observation, _ = env.reset(seed=None if episode else seed)
         total, steps, over = 0.0, 0, False
         while not over:
-            action = policy.act_deterministically(observation[None])[0]
+            first = np.array([steps == 0]) if policy.remembers else None
+            action = policy.act_deterministically(observation[None], first)[0]
             observation, reward, terminated, truncated, _ = env.step(action)
             total, steps, over = total + reward, steps + 1, terminated or truncated
         played.append((total, steps))
     return played
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("kind", ["sync", "native", "async"])
-def test_every_environment_plays_its_share_of_whole_episodes(kind, mode) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("module", [LinearPolicy, Summing])
+def test_every_environment_plays_its_share_of_whole_episodes(kind, mode, module) -> None:
     env = vector_of(kind, mode)
-    returns, lengths = evaluate(env, policy_of(3), episodes=8, seed=2)
+    returns, lengths = evaluate(env, policy_of(3, module), episodes=8, seed=2)
     env.close()
-    seeds = environment_seeds(2, 3)
-    if kind == "native":
-        seeds = [seeds[0] + i for i in range(3)]
+    seeds = seeds_of(kind, 2, 3)
     expected = [
         episode
         for script, seed, share in zip(SCRIPTS, seeds, (3, 3, 2), strict=True)
-        for episode in reference(script, seed, share)
+        for episode in reference(script, seed, share, module)
     ]
     assert lengths == [1, 2, 1, 6, 3, 6, 40, 40]
     assert lengths == [length for _, length in expected]

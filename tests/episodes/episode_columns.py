@@ -36,6 +36,7 @@ def columns(**changed: Any) -> dict[str, Any]:
         "live": live,
         "action_logp": np.full((rows, steps), -0.5, np.float32),
         "last_observations": np.array([[row, steps] for row in range(rows)], np.float32),
+        "states": {},
         "final_observations": np.array([[100, 1], [102, 3]], np.float32),
         "final_rows": np.array([0, 2], np.int32),
         "final_steps": np.array([1, 3], np.int32),

@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import episodes_pb2
 
 NAMES = sorted(columns())
-WITH_A_DTYPE = sorted(set(NAMES) - {"observations", "actions"})
+TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
+WITH_A_DTYPE = sorted(set(NAMES) - {"observations", "actions", "states"})
 #: Those whose own length the others are measured by.
 MEASURES = {"rewards": "observations", "final_rows": "final_steps", "segment_rows": "segment_"}
 
@@ -102,7 +104,7 @@ def test_an_unknown_column_is_named() -> None:
     assert "unknown columns ['values']" in _refusal(values=np.zeros((4, 4), np.float32))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - TREES))
 def test_a_branch_in_place_of_a_column_is_named(name: str) -> None:
     assert f"column '{name}' must be an array" in _refusal(**{name: {"x": columns()[name]}})
 
@@ -121,7 +123,7 @@ def test_bootstrap_observations_must_have_the_dtype_of_observations() -> None:
     assert "'last_observations' must be float64, not float32" in _refusal(observations=wide)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - MEASURES.keys()))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - MEASURES.keys() - {"states"}))
 def test_a_column_that_is_too_short_or_too_long_is_named(name: str) -> None:
     column = columns()[name]
     for other in (column[:-1], np.concatenate([column, column[:1]])):
@@ -212,7 +214,7 @@ def test_a_segment_that_began_before_its_episode_is_refused() -> None:
     assert "segment_offsets" in _refusal(**_changed("segment_offsets", (0,), -1))
 
 
-_GROUPS = [[name] for name in NAMES] + [
+_GROUPS = [[name] for name in NAMES if name != "states"] + [
     [name for name in NAMES if name.startswith(prefix)] for prefix in ("final_", "segment_")
 ]
 _DAMAGES: list[Callable[[Any], Any]] = [
@@ -233,7 +235,8 @@ def _damaged(draw: st.DrawFn) -> dict[str, Any]:
             damage = draw(st.sampled_from(_DAMAGES))
             tree.update({name: damage(columns()[name]) for name in names})
         return tree
-    small = [name for name in NAMES if tree[name].dtype in (np.int32, np.bool_)]
+    arrays = sorted(set(NAMES) - {"states"})
+    small = [name for name in arrays if tree[name].dtype in (np.int32, np.bool_)]
     for name in draw(st.lists(st.sampled_from(small), min_size=1, max_size=6)):
         at = draw(st.integers(0, tree[name].size - 1))
         tree[name].flat[at] = draw(st.integers(-1, 5))
@@ -249,9 +252,91 @@ def test_a_damaged_tree_is_refused_or_all_of_its_episodes_can_be_read(tree: dict
         return
     for episode in batch.episodes():
         assert 1 <= len(episode) <= batch.steps
-        assert len(episode.observations) == len(episode.actions) == len(episode)
+        for tree in (episode.observations, episode.actions):
+            assert all(len(array) == len(episode) for _, array in flatten(tree))
         assert len(episode.action_logp) == len(episode)
-        assert episode.last_observation.shape == batch.observations.shape[2:]
+        last = [array.shape for _, array in flatten(episode.last_observation)]
+        assert last == [array.shape[2:] for _, array in flatten(batch.observations)]
+
+
+# -- trees in columns -----------------------------------------------------------------------------
+
+
+def _tree_columns(**changed: Any) -> dict[str, Any]:
+    """The usual batch with its observations [r, t] in a Dict and a Tuple, and a state."""
+    return {
+        **columns(),
+        **{name: _split(columns()[name]) for name in TREES if name.endswith("observations")},
+        "actions": {"0": columns()["actions"]},
+        "states": {"module": {"h": np.ones((4, 8), np.float32)}, "connectors": {"stack": {}}},
+        **changed,
+    }
+
+
+def _split(array: Any) -> dict[str, Any]:
+    return {"row": array[..., 0], "more": {"0": array[..., 1:]}}
+
+
+def _tree_refusal(**changed: Any) -> str:
+    with pytest.raises(WireError) as refused:
+        EpisodeBatch.from_tree(_tree_columns(**changed))
+    return str(refused.value)
+
+
+def test_a_batch_of_trees_comes_back_from_the_wire() -> None:
+    tree = EpisodeBatch.from_tree(_tree_columns()).to_tree()
+    (chunk,) = encode_frame(episodes_pb2.BatchHeader(), tree)
+    frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
+    assert frame is not None
+    found = EpisodeBatch.from_tree(frame.tree).to_tree()
+    assert found["states"]["connectors"] == {"stack": {}}  # type: ignore[call-overload,index]
+    expected = flatten(_tree_columns())
+    assert [path for path, _ in flatten(found)] == [path for path, _ in flatten(tree)]
+    arrays = dict(flatten(found))
+    for path, array in expected:
+        np.testing.assert_array_equal(arrays[path], array)
+
+
+def test_episodes_of_trees_are_views_of_every_array() -> None:
+    batch = EpisodeBatch.from_tree(_tree_columns())
+    plain = EpisodeBatch.from_tree(columns())
+    for tree, array in zip(batch.episodes(), plain.episodes(), strict=True):
+        for ours, expected in (
+            (tree.observations, array.observations),
+            (tree.last_observation, array.last_observation),
+        ):
+            assert isinstance(ours, dict)
+            np.testing.assert_array_equal(ours["row"], expected[..., 0])
+            np.testing.assert_array_equal(ours["more"]["0"], expected[..., 1:])
+        np.testing.assert_array_equal(tree.actions["0"], array.actions)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"observations": {}}, "column 'observations' holds no array"),
+        ({"actions": {"0": columns()["actions"], "1": {}}}, "column 'actions/1' holds no array"),
+        ({"actions": {"0": columns()["actions"][:, :3]}}, "'actions/0' has shape (4, 3)"),
+        ({"last_observations": {"row": np.zeros(4, np.float32)}}, "has an array at 'more/0'"),
+        ({"final_observations": np.zeros((2, 2), np.float32)}, "has an array at the root"),
+        (
+            {"last_observations": _split(columns()["last_observations"].astype(np.float64))},
+            "'last_observations/row' must be float32, not float64",
+        ),
+        (
+            {"final_observations": {"row": np.zeros((2, 1), np.float32), "more": {}}},
+            "column 'final_observations/more' holds no array",
+        ),
+        ({"states": np.zeros(4)}, "column 'states' must be a branch"),
+        (
+            {"states": {"module": {"h": np.zeros((3, 8))}}},
+            "'states/module/h' has shape (3, 8), expected (4, ...)",
+        ),
+        ({"states": {"module": np.zeros(())}}, "'states/module' has shape ()"),
+    ],
+)
+def test_what_is_wrong_within_a_tree_is_named(changed: dict[str, Any], message: str) -> None:
+    assert message in _tree_refusal(**changed)
 
 
 # -- episodes -------------------------------------------------------------------------------------

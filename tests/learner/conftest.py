@@ -11,6 +11,7 @@ import pytest
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
+_SEGMENT_COLUMNS = [f"segment_{name}" for name in ("rows", "starts", "lengths", "offsets")]
 
 
 def make_batch(
@@ -63,20 +64,33 @@ def make_batch(
         "live": live,
         "action_logp": -np.abs(normal(rows, steps)),
         "last_observations": normal(rows, observation_size),
-        "segment_episodes": np.zeros(0, np.uint64),
-        "segment_generations": np.zeros(0, np.uint64),
-        "segment_updates": np.zeros(0, np.uint64),
-        **{
-            f"segment_{name}": np.zeros(0, np.int32)
-            for name in ("rows", "starts", "lengths", "offsets")
-        },
+        "states": {},
         **columns,
     }
     final_rows, final_steps = np.nonzero(tree["truncated"])
     tree.setdefault("final_rows", final_rows.astype(np.int32))
     tree.setdefault("final_steps", final_steps.astype(np.int32))
     tree.setdefault("final_observations", normal(len(final_rows), observation_size))
-    return EpisodeBatch.from_tree(tree)
+    done = tree["terminated"] | tree["truncated"]
+    segments = _segments(tree["live"], done, np.random.default_rng((seed, 1)))
+    return EpisodeBatch.from_tree({**segments, **tree})
+
+
+def _segments(live: np.ndarray, done: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+    """The segment columns; about half of the rows go on with an episode from before them."""
+    found = []
+    for row, step in np.argwhere(live):
+        if step == 0 or done[row, step - 1] or not live[row, step - 1]:
+            found.append([row, step, 0, rng.integers(0, 2) * 7 if step == 0 else 0])
+        found[-1][2] += 1
+    columns = np.array(found, np.int32).reshape(-1, 4).T  # [4, S]
+    numbers = np.arange(columns.shape[1], dtype=np.uint64)  # [S]
+    return {
+        **dict(zip(_SEGMENT_COLUMNS, columns, strict=True)),
+        "segment_episodes": numbers,
+        "segment_generations": np.ones_like(numbers),
+        "segment_updates": np.ones_like(numbers),
+    }
 
 
 @pytest.fixture(name="make_batch", scope="session")

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import BatchFrame
+from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
@@ -238,6 +239,67 @@ def test_a_discrete_action_out_of_range_is_refused(
     for action in beyond:
         reason = _refused(world, store, frame(3, action))
         assert reason == f"default: actions hold a number outside {allowed[0]}..{allowed[1]}"
+
+
+@pytest.mark.parametrize(
+    ("space", "allowed", "beyond", "said"),
+    [
+        (
+            spaces.MultiDiscrete([2, 3], start=[0, 4]),
+            [[0, 4], [1, 6]],
+            [[2, 4], [0, 3], [1, 7]],
+            "[0, 4]..[1, 6]",
+        ),
+        (spaces.MultiBinary(2), [[0, 0], [1, 1]], [[0, 2], [-1, 0]], "0..1"),
+    ],
+    ids=str,
+)
+def test_what_is_counted_must_be_in_range_in_actions_and_observations(
+    world: World, space: Space[Any], allowed: list[Any], beyond: list[Any], said: str
+) -> None:
+    def columns(value: Any) -> dict[str, Any]:
+        every = np.full((3, 6, 2), allowed[0], space.dtype)
+        observations = {"x": every[:, :, :1].astype(np.float32), "y": every.copy()}
+        observations["y"][2, 5] = value
+        last = {name: array[:, -1] for name, array in observations.items()}
+        ends = np.zeros((3, 6), bool)
+        final = {name: array[:0, 0] for name, array in observations.items()}
+        return {
+            "observations": observations,
+            "last_observations": last,
+            "final_observations": final,
+            "truncated": ends,
+            "actions": every,
+        }
+
+    observed = spaces.Dict({"x": spaces.Box(-9, 9, (1,), np.float32), "y": space})
+    store = world.open(observation_space=observed, action_space=space)
+    for batch_id, value in enumerate(allowed, start=1):
+        assert store.take(world.frame(batch_id, **columns(value))) == ""
+    for value in beyond:
+        reason = _refused(world, store, world.frame(9, **columns(value)))
+        assert reason == f"default: observations/y hold a number outside {said}"
+        acting = columns(allowed[0])
+        acting["actions"] = acting["actions"].copy()
+        acting["actions"][2, 5] = value
+        reason = _refused(world, store, world.frame(9, **acting))
+        assert reason == f"default: actions hold a number outside {said}"
+        last = columns(allowed[0])
+        last["last_observations"]["y"] = last["last_observations"]["y"].copy()
+        last["last_observations"]["y"][1] = value
+        reason = _refused(world, store, world.frame(9, **last))
+        assert reason == f"default: last_observations/y hold a number outside {said}"
+
+
+def test_observations_that_lack_or_have_an_array_too_many_are_refused(world: World) -> None:
+    space = spaces.Dict({"x": VECTOR, "y": VECTOR})
+    reason = _refused(world, world.open(observation_space=space), world.frame())
+    assert reason == "default: observations have an array at the root; expected: 'x', 'y'"
+
+
+def test_a_space_that_nobody_encodes_is_refused_when_the_store_opens(world: World) -> None:
+    with pytest.raises(UnsupportedSpace, match="Text"):
+        world.open(observation_space=spaces.Text(3))
 
 
 @pytest.mark.parametrize("error", [-1, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,12 +69,65 @@ def test_shorter_rows_are_filled_up_with_steps_that_are_not_live(make_batch: Mak
 
 
 def test_batches_of_different_environments_are_refused(make_batch: MakeBatch) -> None:
-    with pytest.raises(ValueError, match=r"observations: float32 of shape \(4,\) and float32 of"):
+    with pytest.raises(ValueError, match=r"'observations': float32 of shape \(4,\) and float32 of"):
         collate([make_batch(), make_batch(observation_size=5)])
     floats = make_batch(seed=1)
     other = make_batch(actions=floats.actions.astype(np.float32))
-    with pytest.raises(ValueError, match="differ in their actions"):
+    with pytest.raises(ValueError, match="differ in their 'actions'"):
         collate([floats, other])
+    remembering = make_batch(states={"module": {"h": np.zeros((3, 2), np.float32)}})
+    with pytest.raises(ValueError, match=r"'states/module/h': .*nothing"):
+        collate([floats, remembering])
+
+
+def test_segments_stay_with_their_rows(make_batch: MakeBatch) -> None:
+    batches = [make_batch(rows, steps, seed=rows) for rows, steps in ((3, 8), (2, 5), (4, 8))]
+    sample = collate(batches)
+    names = ("rows", "starts", "lengths", "offsets")
+    found = torch.stack([sample[f"segment_{name}"] for name in names], 1)  # [S, 4]
+    assert found.dtype == torch.int64
+    expected, first_row = [], 0
+    for batch in batches:
+        each = np.stack([getattr(batch, f"segment_{name}") for name in names], 1)
+        expected += [[row + first_row, *rest] for row, *rest in each.tolist()]
+        first_row += batch.rows
+    assert found.tolist() == expected
+    covered = torch.zeros_like(sample["live"], dtype=torch.int64)
+    for row, start, length, _ in found.tolist():
+        covered[row, start : start + length] += 1
+    assert (covered == sample["live"]).all()
+
+
+def test_trees_are_collated_array_by_array(make_batch: MakeBatch) -> None:
+    def as_trees(batch: EpisodeBatch) -> EpisodeBatch:
+        return replace(
+            batch,
+            **{
+                name: {"x": getattr(batch, name)[..., 0], "y": {"0": getattr(batch, name)}}
+                for name in ("observations", "last_observations", "final_observations")
+            },
+            actions={"0": batch.actions, "1": np.stack([batch.actions] * 3, -1)},
+        )
+
+    batches = [make_batch(rows, steps, seed=rows) for rows, steps in ((2, 6), (3, 4))]
+    plain = collate(batches)
+    found = collate([as_trees(batch) for batch in batches])
+    for name in ("observations", "last_observations", "final_observations"):
+        assert torch.equal(found[name]["x"], plain[name][..., 0])
+        assert torch.equal(found[name]["y"]["0"], plain[name])
+    assert torch.equal(found["actions"]["0"], plain["actions"])
+    assert torch.equal(found["actions"]["1"], plain["actions"][..., None].expand(5, 6, 3))
+
+
+def test_states_of_all_rows_follow_each_other(make_batch: MakeBatch) -> None:
+    assert collate([make_batch(), make_batch(seed=1)])["states"] == {}
+    states = [
+        {"module": {"h": np.full((rows, 2), rows, np.float32)}, "connectors": {}} for rows in (3, 2)
+    ]
+    batches = [make_batch(3, states=states[0]), make_batch(2, states=states[1])]
+    found = collate(batches)["states"]
+    assert found["module"]["h"].tolist() == [[3, 3]] * 3 + [[2, 2]] * 2
+    assert found["connectors"] == {}
 
 
 def test_no_batches_are_refused() -> None:

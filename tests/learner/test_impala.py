@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from slow_impala import in_training, slow_gradients
 from torch import Tensor
 
 from juggler.learner.collate import collate
@@ -18,7 +19,7 @@ from juggler.learner.gradient_core import State
 from juggler.learner.impala import Impala
 from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.catalog import build_module
+from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -36,57 +37,6 @@ def make_core(
     return Impala({"default": make}, ImpalaConfig(**config))
 
 
-def naive_loss(module: RLModule, batch: EpisodeBatch, config: ImpalaConfig) -> Tensor:
-    """The loss of one batch, one step of one row at a time."""
-
-    def act(observation: Any) -> tuple[torch.distributions.Categorical, Tensor]:
-        outputs = module.forward_train({"observations": torch.as_tensor(observation)[None]})
-        logits = outputs["action_dist_inputs"][0]
-        return torch.distributions.Categorical(logits=logits), outputs["values"][0]
-
-    finals = {
-        (int(row), int(step)): final
-        for row, step, final in zip(
-            batch.final_rows, batch.final_steps, batch.final_observations, strict=True
-        )
-    }
-    rewards = batch.rewards * config.reward_scale
-    losses = []
-    for n in range(batch.rows):
-        target_after = act(batch.last_observations[n])[1].detach()
-        value_after = target_after
-        for t in reversed(range(batch.steps)):
-            policy, value = act(batch.observations[n, t])
-            if not batch.live[n, t]:
-                continue
-            gamma = config.gamma
-            if batch.terminated[n, t]:
-                gamma = 0.0
-            elif batch.truncated[n, t]:
-                target_after = value_after = act(finals[n, t])[1].detach()
-            logp = policy.log_prob(torch.as_tensor(batch.actions[n, t]))
-            ratio = (logp.detach() - batch.action_logp[n, t]).exp()
-            error = rewards[n, t] + gamma * value_after - value.detach()
-            advantage = ratio.clamp(max=config.rho_bar_pg) * (
-                rewards[n, t] + gamma * target_after - value.detach()
-            )
-            target = (
-                value.detach()
-                + ratio.clamp(max=config.rho_bar) * error
-                + gamma
-                * config.lambda_
-                * ratio.clamp(max=config.c_bar)
-                * (target_after - value_after)
-            )
-            losses.append(
-                -advantage * logp
-                + config.value_coefficient * 0.5 * (target - value) ** 2
-                - config.entropy_coefficient * policy.entropy()
-            )
-            target_after, value_after = target, value.detach()
-    return torch.stack(losses).mean()
-
-
 @pytest.mark.parametrize("reset_rows", [True, False])
 @pytest.mark.parametrize(
     "settings", [{}, {"lambda_": 0.8, "rho_bar": 2.0, "rho_bar_pg": 1.5, "reward_scale": 0.3}]
@@ -101,14 +51,13 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     assert batch.terminated.any()
     grads, aux = core.grads(state, {"default": collate([batch])})
 
-    module = build_module(None, VECTOR, TWO, {"hidden_sizes": [8]})
-    module.load_state_dict(core.get_params(state)["default"])
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    expected = torch.autograd.grad(naive_loss(module, batch, core.config), parameters)
-    found = core._flat_modules["default"].named(grads["default"])
-    assert aux["default"].live_steps == batch.live_steps
-    for name, gradient in zip(names, expected, strict=True):
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+    module = in_training(core, state, core._factories["default"])
+    expected = slow_gradients(module, batch, core.config)
+    found = core._units["default"].named(grads["default"])
+    assert aux["default"].live_steps["default"] == batch.live_steps
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_different_lengths_give_the_gradient_of_each_by_itself(
@@ -121,7 +70,7 @@ def test_rows_of_different_lengths_give_the_gradient_of_each_by_itself(
     mean = torch.zeros_like(together["default"])
     for batch in batches:
         alone, _ = core.grads(state, {"default": collate([batch])})
-        mean += alone["default"] * batch.live_steps / aux["default"].live_steps
+        mean += alone["default"] * batch.live_steps / aux["default"].live_steps["default"]
     torch.testing.assert_close(together["default"], mean, rtol=1e-4, atol=1e-6)
 
 
@@ -145,8 +94,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     state = core.init(seed=0)
     batch = make_batch(4, 10, ends=0.0)
     sample = {"default": collate([batch])}
-    module = build_module(None, VECTOR, TWO, {"hidden_sizes": [8]})
-    module.load_state_dict(core.get_params(state)["default"])
+    module = in_training(core, state, core._factories["default"])
     inputs = module.forward_train(
         {"observations": torch.as_tensor(batch.observations).flatten(0, 1)}
     )
@@ -295,8 +243,8 @@ class ColumnOfValues(NoValues):
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (NoValues, "'values' of shape .* from forward_train of NoValues, which returned nothing"),
-        (ColumnOfValues, r"'values' of shape \(\d+,\) .* which returned \(\d+, 1\)"),
+        (NoValues, r"needs 'values' from forward_train of NoValues, which returned \['action_dist"),
+        (ColumnOfValues, r"'values' in the output of .* must be a tensor \[b\] .* \[\d+, 1\]"),
     ],
 )
 def test_a_module_that_is_no_actor_critic_is_told_what_it_lacks(

@@ -24,6 +24,7 @@ from juggler.learner.config import ImpalaConfig
         ({"grad_clip": 0.0}, "grad_clip = 0.0: must be above 0"),
         ({"batch_size": 0}, "batch_size = 0: must be above 0"),
         ({"max_staleness": 0}, "max_staleness = 0: must be at least 1"),
+        ({"burn_in": -1}, "burn_in = -1: must be at least 0"),
         ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be at least 0"),
         ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must be at least 0"),
         ({"lr_final": 0.0}, "lr_final = 0.0 needs schedule_steps"),

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from juggler.learner.collate import collate
 from juggler.learner.store import BatchStore, HeldBatch
@@ -16,12 +17,15 @@ OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 N, T = 2, 4
 
 
-def _store(action_space: gymnasium.Space[Any]) -> tuple[BatchStore, list[HeldBatch]]:
+def _store(
+    action_space: gymnasium.Space[Any], **options: Any
+) -> tuple[BatchStore, list[HeldBatch]]:
     arrived: list[HeldBatch] = []
-    return BatchStore({"default": (OBSERVATION, action_space)}, arrived.append), arrived
+    spaces = {"default": (OBSERVATION, action_space)}
+    return BatchStore(spaces, arrived.append, **options), arrived
 
 
-def _frame(batch_id: int, actions: np.ndarray, **columns: Any) -> Any:
+def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
     none = {"rows": np.int32, "starts": np.int32, "lengths": np.int32, "offsets": np.int32}
     none |= {"episodes": np.uint64, "generations": np.uint64, "updates": np.uint64}
     batch = EpisodeBatch(
@@ -33,6 +37,7 @@ def _frame(batch_id: int, actions: np.ndarray, **columns: Any) -> Any:
         live=np.ones((N, T), np.bool_),
         action_logp=np.zeros((N, T), np.float32),
         last_observations=np.zeros((N, 3), np.float32),
+        states={},
         final_observations=np.zeros((0, 3), np.float32),
         final_rows=np.zeros(0, np.int32),
         final_steps=np.zeros(0, np.int32),
@@ -81,3 +86,60 @@ def test_a_batch_without_steps_is_refused() -> None:
     rewards = np.zeros((N, 0), np.float32)
     assert "holds nothing" in store.take(_frame(1, np.zeros((N, 0), np.int64), rewards=rewards))
     assert arrived == []
+
+
+def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in() -> None:
+    space = gymnasium.spaces.Dict(
+        {
+            "bits": gymnasium.spaces.MultiBinary(2),
+            "many": gymnasium.spaces.Tuple([gymnasium.spaces.MultiDiscrete([2, 3])]),
+        }
+    )
+    store, arrived = _store(space)
+    for batch_id, dtype in enumerate((np.int8, np.int64)):
+        actions = {"bits": np.ones((N, T, 2), dtype), "many": {"0": np.ones((N, T, 2), dtype)}}
+        assert store.take(_frame(batch_id, actions)) == ""
+    collated = collate([held.modules["default"] for held in arrived])["actions"]
+    assert collated["bits"].dtype == torch.int8
+    assert collated["many"]["0"].dtype == torch.int64
+
+
+STATES = {"module": {"h": np.zeros((5,), np.float32)}, "connectors": {"stack": np.zeros((), bool)}}
+
+
+def _states(h: Any, stack: Any) -> dict[str, Any]:
+    return {"module": {"h": h}, "connectors": {"stack": stack}}
+
+
+def test_states_are_taken_as_the_module_has_them() -> None:
+    store, arrived = _store(gymnasium.spaces.Discrete(2), states={"default": STATES})
+    good = _states(np.ones((N, 5), np.float32), np.ones(N, bool))
+    assert store.take(_frame(1, np.zeros((N, T), np.int64), states=good)) == ""
+    assert arrived[0].modules["default"].states["module"]["h"].sum() == 5 * N
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ({}, "states lack an array at 'connectors/stack'; expected: 'module/h', 'connectors/st"),
+        (
+            _states(np.ones((N, 4), np.float32), np.ones(N, bool)),
+            "states/module/h of shape [N, *(4,)] and dtype float32 do not fit the module's, "
+            "[N, *(5,)] of float32",
+        ),
+        (_states(np.ones((N, 5)), np.ones(N, bool)), "dtype float64 do not fit"),
+        (_states(np.ones((N, 5), np.float32), np.ones((N, 1), bool)), "states/connectors/stack of"),
+    ],
+)
+def test_states_of_another_module_are_refused(states: Any, message: str) -> None:
+    store, _ = _store(gymnasium.spaces.Discrete(2), states={"default": STATES})
+    reason = store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+    assert reason.startswith("default: states")
+    assert message in reason
+
+
+def test_states_that_nobody_expects_are_refused() -> None:
+    store, _ = _store(gymnasium.spaces.Discrete(2))
+    states = {"module": np.zeros(N)}
+    reason = store.take(_frame(1, np.zeros((N, T), np.int64), states=states))
+    assert reason == "default: states have an array at 'module'; expected: none"

@@ -147,6 +147,7 @@ def _setup() -> training_pb2.Setup:
     config = {
         "learner": asdict(ImpalaConfig(max_staleness=MAX_STALENESS)),
         "module": asdict(ModuleConfig(model={"hidden_sizes": [8]})),
+        "connectors": {},
         "device": "cpu",
     }
     return training_pb2.Setup(

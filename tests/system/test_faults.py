@@ -190,8 +190,8 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(place: Pl
     place.write(
         "broken.py",
         "import torch\n"
-        "from juggler.runtime.modules.models import MLPActorCritic\n"
-        "class Diverging(MLPActorCritic):\n"
+        "from juggler.runtime.modules.models import ActorCritic\n"
+        "class Diverging(ActorCritic):\n"
         "    def _forward_train(self, batch):\n"
         "        outputs = super()._forward_train(batch)\n"
         "        return {**outputs, 'values': outputs['values'] * torch.inf}\n",

@@ -64,6 +64,18 @@ class RequestPool:
     def in_flight(self, worker: Worker) -> int:
         return len(self._in_flight.get(worker, ()))
 
+    def has_in_flight(self, kind: type[Message]) -> bool:
+        """Whether a command of this kind waits for its answer, at any worker."""
+        return any(
+            isinstance(request, kind)
+            for pending in self._in_flight.values()
+            for request in pending.values()
+        )
+
+    def asked(self, event: Replied) -> Message | None:
+        """The command in flight that this is an answer to."""
+        return self._in_flight.get(event.worker, {}).get(event.reply.id)
+
     def complete(self, event: HubEvent) -> list[Completed]:
         """What an event of the hub means for the commands in flight."""
         if isinstance(event, Joined):

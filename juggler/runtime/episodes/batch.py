@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Path, Tree, leaves, path_name
 
 DEFAULT_MODULE = "default"
 
-#: Columns over [N, T], with the dtype they must have (None: the space decides).
-_STEP_COLUMNS: dict[str, type | None] = {
-    "observations": None,
-    "actions": None,
+#: Columns that are trees, whose shapes and dtypes are the spaces' and the module's.
+_TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
+
+#: The other columns over [N, T], with the dtype they must have.
+_STEP_COLUMNS: dict[str, type] = {
     "rewards": np.float32,
     "terminated": np.bool_,
     "truncated": np.bool_,
@@ -39,22 +42,28 @@ _SEGMENT_COLUMNS = {
 class EpisodeBatch:
     """What one envrunner sampled for one request, as arrays. proto/…/episodes.proto says the same.
 
+    Observations and actions are trees: one array each, or a map of arrays where their space is a
+    Dict or a Tuple (see `juggler.runtime.wire.structures`).
+
     N rows (one for each environment of the runner), T steps each, K truncated episodes, S segments.
     A row may hold the end of one episode and the start of the next. A step that only reset an
     environment (the step after the end of an episode under NEXT_STEP autoreset) is in its row with
     `live` false: its reward is 0 and its action had no effect.
     """
 
-    observations: NDArray[np.generic]  # [N, T, ...] what the policy saw before step t
-    actions: NDArray[np.generic]  # [N, T, ...] what the policy chose
+    observations: Tree  # [N, T, ...] before step t
+    actions: Tree  # [N, T, ...] what the policy chose
     rewards: NDArray[np.float32]  # [N, T]
     terminated: NDArray[np.bool_]  # [N, T] the environment says the episode ended
     truncated: NDArray[np.bool_]  # [N, T] the episode was cut off from outside
     live: NDArray[np.bool_]  # [N, T]
     action_logp: NDArray[np.float32]  # [N, T] under the behaviour policy
-    last_observations: NDArray[np.generic]  # [N, ...] after the last step of each row
+    last_observations: Tree  # [N, ...] after the last step of each row
+    # What the policy knew at the start of each row beside the observation: "module", the state of
+    # a recurrent module, and "connectors", what they remember, by name. Neither: an empty branch.
+    states: Mapping[str, Tree]  # [N, ...]
     # Of every episode truncated in this batch, whatever the autoreset mode: what to bootstrap from.
-    final_observations: NDArray[np.generic]  # [K, ...]
+    final_observations: Tree  # [K, ...]
     final_rows: NDArray[np.int32]  # [K]
     final_steps: NDArray[np.int32]  # [K]
     # One for every stretch of live steps of one episode within a row.
@@ -97,7 +106,7 @@ class EpisodeBatch:
         if unknown := tree.keys() - known:
             raise WireError(f"batch has unknown columns {sorted(unknown)}")
         for name, value in tree.items():
-            if not isinstance(value, np.ndarray):
+            if not isinstance(value, np.ndarray) and name not in _TREES:
                 raise WireError(f"column {name!r} must be an array, not a branch")
         batch = cls(**tree)
         batch._check()
@@ -109,20 +118,26 @@ class EpisodeBatch:
         n, t = self.rewards.shape
         if not n or not t:
             raise WireError(f"a batch of {n} rows and {t} steps holds nothing")
+        observations = _arrays("observations", self.observations, (n, t))
+        _arrays("actions", self.actions, (n, t))
         for name, dtype in _STEP_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, (n, t), exact=dtype is not None)
+            _expect((name,), getattr(self, name), dtype, (n, t))
         for name in ("final_rows", "segment_rows"):
             shape = getattr(self, name).shape
             if len(shape) != 1:
                 raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
         k, s = self.final_rows.shape, self.segment_rows.shape
         for name, dtype in _FINAL_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, k, exact=True)
+            _expect((name,), getattr(self, name), dtype, k)
         for name, dtype in _SEGMENT_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, s, exact=True)
-        shape, kind = self.observations.shape[2:], self.observations.dtype
-        _expect("last_observations", self.last_observations, kind, (n, *shape), exact=True)
-        _expect("final_observations", self.final_observations, kind, (*k, *shape), exact=True)
+            _expect((name,), getattr(self, name), dtype, s)
+        _expect_like("last_observations", self.last_observations, observations, (n,))
+        _expect_like("final_observations", self.final_observations, observations, k)
+        if not isinstance(self.states, Mapping):
+            raise WireError("column 'states' must be a branch, not an array")
+        for path, array in leaves(self.states):
+            if array is not None:
+                _expect_leading(("states", *path), array, (n,))
         _within("final_rows", self.final_rows, n)
         _within("final_steps", self.final_steps, t)
         _within("segment_rows", self.segment_rows, n)
@@ -146,8 +161,8 @@ class EpisodeBatch:
                 episode_id=int(self.segment_episodes[i]),
                 offset=int(self.segment_offsets[i]),
                 version=(int(self.segment_generations[i]), int(self.segment_updates[i])),
-                observations=self.observations[row, start:stop],
-                actions=self.actions[row, start:stop],
+                observations=_at(self.observations, (row, slice(start, stop))),
+                actions=_at(self.actions, (row, slice(start, stop))),
                 rewards=self.rewards[row, start:stop],
                 action_logp=self.action_logp[row, start:stop],
                 terminated=bool(self.terminated[row, stop - 1]),
@@ -155,16 +170,13 @@ class EpisodeBatch:
                 last_observation=self._observation_after(row, stop - 1),
             )
 
-    def _observation_after(self, row: int, step: int) -> NDArray[np.generic]:
+    def _observation_after(self, row: int, step: int) -> Tree:
         if self.truncated[row, step]:
             at = np.flatnonzero((self.final_rows == row) & (self.final_steps == step))[0]
-            found = self.final_observations[at]
-        elif step + 1 < self.steps:
-            found = self.observations[row, step + 1]
-        else:
-            found = self.last_observations[row]
-        observation: NDArray[np.generic] = found
-        return observation
+            return _at(self.final_observations, int(at))
+        if step + 1 < self.steps:
+            return _at(self.observations, (row, step + 1))
+        return _at(self.last_observations, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,31 +190,63 @@ class Episode:
     episode_id: int
     offset: int  # steps of the same episode before this stretch
     version: tuple[int, int]  # of the weights that acted: (generation, update)
-    observations: NDArray[np.generic]  # [L, ...]
-    actions: NDArray[np.generic]  # [L, ...]
+    observations: Tree  # [L, ...]
+    actions: Tree  # [L, ...]
     rewards: NDArray[np.float32]  # [L]
     action_logp: NDArray[np.float32]  # [L]
     terminated: bool
     truncated: bool
-    last_observation: NDArray[np.generic]
+    last_observation: Tree
 
     def __len__(self) -> int:
         return len(self.rewards)
 
 
-def _expect(
-    name: str,
-    array: NDArray[np.generic],
-    dtype: np.dtype[np.generic] | type | None,
-    shape: tuple[int, ...],
-    *,
-    exact: bool = False,
+def _at(tree: Tree, index: Any) -> Tree:
+    """A view of every array of a tree."""
+    found: Tree = tree_map(lambda array: array[index], tree)
+    return found
+
+
+def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArray[Any]]:
+    """The arrays of a column, all of which must have these leading dimensions."""
+    arrays: dict[Path, NDArray[Any]] = {}
+    for path, array in leaves(tree):
+        if array is None:
+            raise WireError(f"column {path_name((name, *path))} holds no array")
+        _expect_leading((name, *path), array, leading)
+        arrays[path] = array
+    return arrays
+
+
+def _expect_like(
+    name: str, tree: Tree, observations: dict[Path, NDArray[Any]], leading: tuple[int, ...]
 ) -> None:
-    if dtype is not None and array.dtype != dtype:
-        raise WireError(f"column {name!r} must be {np.dtype(dtype)}, not {array.dtype}")
-    found = array.shape if exact else array.shape[: len(shape)]
-    if found != shape:
-        raise WireError(f"column {name!r} has shape {array.shape}, expected {shape}")
+    """A column must hold observations [N, T, ...] over other leading dimensions."""
+    arrays = _arrays(name, tree, leading)
+    if odd := arrays.keys() ^ observations.keys():
+        where = path_name(min(odd))
+        raise WireError(f"only one of 'observations' and {name!r} has an array at {where}")
+    for path, array in arrays.items():
+        like = observations[path]
+        _expect((name, *path), array, like.dtype, (*leading, *like.shape[2:]))
+
+
+def _expect(
+    column: Path, array: NDArray[Any], dtype: np.dtype[Any] | type, shape: tuple[int, ...]
+) -> None:
+    if array.dtype != dtype:
+        raise WireError(f"column {path_name(column)} must be {np.dtype(dtype)}, not {array.dtype}")
+    if array.shape != shape:
+        raise WireError(f"column {path_name(column)} has shape {array.shape}, expected {shape}")
+
+
+def _expect_leading(column: Path, array: NDArray[Any], leading: tuple[int, ...]) -> None:
+    if array.shape[: len(leading)] != leading:
+        expected = ", ".join(map(str, leading))
+        raise WireError(
+            f"column {path_name(column)} has shape {array.shape}, expected ({expected}, ...)"
+        )
 
 
 def _within(name: str, indices: NDArray[np.integer], stop: int, *, first: int = 0) -> None:

@@ -1,74 +1,74 @@
-"""From a module's name, class or factory and two spaces to a module."""
+"""Catalog: what the default module is made of, part by part."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from torch import nn
 
-from juggler.runtime.modules.models import MLPActorCritic
-from juggler.runtime.modules.rl_module import RLModule
-
-#: Makes a module of observation space, action space and model_config; an RLModule class is one.
-ModuleFactory = Callable[
-    [gymnasium.Space[Any], gymnasium.Space[Any], Mapping[str, Any]],
-    RLModule,
-]
+from juggler.runtime.modules.cores import RecurrentCore
+from juggler.runtime.modules.distributions import DistributionSpec
+from juggler.runtime.modules.encoders import TreeEncoder, build_encoder
+from juggler.runtime.modules.heads import policy_head
+from juggler.runtime.modules.layers import MLP, initialized
+from juggler.runtime.modules.model_config import ModelConfig
 
 
-def build_module(
-    module: str | ModuleFactory | None,
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
-    model_config: Mapping[str, Any],
-) -> RLModule:
-    """A new module with freshly drawn parameters.
+class Catalog:
+    """Builds the parts of an `ActorCritic`, each in a method that a subclass may override.
 
-    Args:
-        module: "package.module:Class", imported here; an RLModule class or another callable of
-            (observation_space, action_space, model_config); or None: the default model.
-        observation_space: of one environment, not of a vector of them.
+        class WithMyEncoder(Catalog):
+            def build_encoder(self):
+                return MyEncoder(self.observation_space)  # has a `size`
+
+    A run takes the name of a catalog where it takes that of a module.
+
+    Attributes:
+        config_class: what `model_config` must be; a subclass may add keys in one of its own.
+        observation_space: of the environment, or behind the connectors.
         action_space: the same.
-        model_config: what the module makes of it; the default model takes `MLPConfig`'s fields.
-
-    Raises:
-        UnsupportedSpace: nothing serves one of the spaces yet.
-        ValueError: the name leads nowhere, or model_config has a wrong key or value.
-        TypeError: what the callable returned is not an RLModule.
+        config: the model_config, of `config_class`.
     """
-    if module is None:
-        factory: ModuleFactory = MLPActorCritic
-    elif isinstance(module, str):
-        factory = _imported(module)
-    else:
-        factory = module
-    built: object = factory(observation_space, action_space, model_config)
-    if not isinstance(built, RLModule):
-        raise TypeError(f"{module!r} made a {type(built).__name__}: it must make an RLModule")
-    return built
 
+    config_class: type[ModelConfig] = ModelConfig
 
-def _imported(name: str) -> ModuleFactory:
-    package, colon, attribute = name.partition(":")
-    if not (package and colon and attribute):
-        raise ValueError(f"module {name!r} must be named as 'package.module:Class'")
-    try:
-        found = importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (package + ".").startswith(error.name + "."):
-            raise  # The package is there; something that it imports is not.
-        raise ValueError(
-            f"module {name!r} cannot be imported: there is no Python module {error.name!r} here; "
-            "install it, or put its directory on PYTHONPATH, wherever this run has workers"
-        ) from error
-    factory = getattr(found, attribute, None)
-    if factory is None:
-        raise ValueError(f"module {name!r}: {package!r} is there and has no {attribute!r}")
-    if not callable(factory):
-        raise ValueError(
-            f"module {name!r} is of type {type(factory).__name__}: it cannot be called"
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Raises:
+        ValueError: model_config has a wrong key or value.
+        """
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.config = self.config_class.parse(model_config)
+
+    def build_encoder(self) -> nn.Module:
+        """Observations [B, ...], a tree of them if the space is one -> features [B, size]."""
+        return build_encoder(self.observation_space, self.config)
+
+    def build_core(self, features: int) -> nn.Module | None:
+        """Features [B, T, F] and states -> features [B, T, size] and states, as `RecurrentCore`;
+        none: the module has no state."""
+        return None if self.config.recurrent == "none" else RecurrentCore(features, self.config)
+
+    def build_policy_head(self, features: int, distribution: DistributionSpec) -> nn.Module:
+        """Features [..., F] -> "action_dist_inputs" [..., D]."""
+        return policy_head(features, distribution, self.config)
+
+    def build_value_head(self, features: int) -> nn.Module:
+        """Features [..., F] -> values [..., 1]."""
+        return initialized(nn.Linear(features, 1), self.config.initializer, gain=1.0)
+
+    def shares_encoder(self, encoder: nn.Module, core: nn.Module | None) -> bool:
+        """Whether the value function uses the policy's encoder, and has none of its own."""
+        if self.config.shared_value_layers is not None:
+            return self.config.shared_value_layers
+        small = isinstance(encoder, MLP) or (
+            isinstance(encoder, TreeEncoder) and not encoder.has_images
         )
-    made: ModuleFactory = factory
-    return made
+        return core is not None or not small

@@ -16,6 +16,18 @@ LAST_OBSERVATIONS: Final = "last_observations"
 FINAL_OBSERVATIONS: Final = "final_observations"
 FINAL_ROWS: Final = "final_rows"
 FINAL_STEPS: Final = "final_steps"
+STATES: Final = "states"
+SEGMENT_ROWS: Final = "segment_rows"
+SEGMENT_STARTS: Final = "segment_starts"
+SEGMENT_LENGTHS: Final = "segment_lengths"
+SEGMENT_OFFSETS: Final = "segment_offsets"
+
+# Branches of "states": what is known at the start of each row, beside its first observation.
+MODULE_STATE: Final = "module"  # of a recurrent module
+CONNECTOR_STATES: Final = "connectors"  # by the connectors' names
+
+# The key of an observation that says which actions are legal.
+ACTION_MASK: Final = "action_mask"
 
 # What a module returns beside actions.
 ACTION_DIST_INPUTS: Final = "action_dist_inputs"

@@ -1,5 +1,5 @@
 """The one error of this room that is more than a wrong value."""
 
+from juggler.runtime.wire.errors import UnsupportedSpace
 
-class UnsupportedSpace(ValueError):
-    """Nothing here serves this Gymnasium space yet; the message says what is served."""
+__all__ = ["UnsupportedSpace"]

@@ -1,149 +1,83 @@
-"""The default model: an actor-critic of two multilayer perceptrons."""
+"""The default module: an actor-critic of an encoder and two heads."""
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from juggler.runtime.modules.activations import Tanh
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, OBSERVATIONS, VALUES
-from juggler.runtime.modules.distributions import GaussianSpec
-from juggler.runtime.modules.errors import UnsupportedSpace
+from juggler.runtime.modules.catalog import Catalog
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, OBSERVATIONS, STATES, VALUES
+from juggler.runtime.modules.encoders import feature_size
 from juggler.runtime.modules.rl_module import Batch, RLModule
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPConfig:
-    """`model_config` of the default model."""
-
-    hidden_sizes: Sequence[int] = (64, 64)
-    """Units of each hidden layer."""
-    activation: str = "tanh"
-    """tanh or relu."""
-    shared_value_layers: bool = False
-    """One stack of hidden layers for policy and value function, instead of one each."""
-
-    @classmethod
-    def parse(cls, model_config: Mapping[str, Any]) -> MLPConfig:
-        """The mapping as a config.
-
-        Raises:
-            ValueError: an unknown key, or a value that its key does not allow.
-        """
-        known = [field.name for field in fields(cls)]
-        for key in model_config:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ValueError(f"model_config has no key {key!r}: {hint}")
-        config = cls(**model_config)
-        sizes = config.hidden_sizes
-        if not isinstance(sizes, (list, tuple)) or not all(type(n) is int and n > 0 for n in sizes):
-            raise ValueError(f"model_config.hidden_sizes must be positive integers, not {sizes!r}")
-        if config.activation not in tuple(_ACTIVATIONS):
-            raise ValueError(
-                f"model_config.activation must be one of {', '.join(_ACTIVATIONS)}, "
-                f"not {config.activation!r}"
-            )
-        if not isinstance(config.shared_value_layers, bool):
-            raise ValueError(
-                "model_config.shared_value_layers must be true or false, "
-                f"not {config.shared_value_layers!r}"
-            )
-        return config
+from juggler.runtime.wire.structures import tree_map
 
 
-class MLPActorCritic(RLModule):
-    """Policy and value function for vector observations.
+class ActorCritic(RLModule):
+    """Policy and value function for every space that can be encoded and acted in.
 
-    For a Box action space the log standard deviations are parameters of their own, the same in
-    every state and 0 at first.
+    encoder, then a core if it is to remember, then a head each for the policy and the value
+    function, which may have an encoder of its own. What they are is the catalog's to say, from the
+    spaces and from `ModelConfig`'s keys.
+
+    Attributes:
+        catalog_class: what builds the parts unless a catalog is given.
     """
+
+    catalog_class: type[Catalog] = Catalog
 
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         model_config: Mapping[str, Any],
+        catalog: Catalog | None = None,
     ) -> None:
         super().__init__(observation_space, action_space, model_config)
-        config = MLPConfig.parse(model_config)
-        spec = self.action_distribution()
-        size = vector_size(observation_space)
-        outputs = spec.noise_size if isinstance(spec, GaussianSpec) else spec.inputs_size
-        features = config.hidden_sizes[-1] if config.hidden_sizes else size
-        self.policy_layers = _layers(size, config)
-        self.policy_head = _linear(features, outputs, gain=0.01)  # nearly uniform at first
-        self.value_layers = None if config.shared_value_layers else _layers(size, config)
-        self.value_head = _linear(features, 1, gain=1.0)
-        self.log_std = (
-            nn.Parameter(torch.zeros(outputs)) if isinstance(spec, GaussianSpec) else None
-        )
+        catalog = catalog or self.catalog_class(observation_space, action_space, model_config)
+        self.encoder = catalog.build_encoder()
+        features = feature_size(self.encoder)
+        self.core: Any = catalog.build_core(features)
+        memory = features if self.core is None else feature_size(self.core)
+        self.policy_head = catalog.build_policy_head(memory, self.action_distribution())
+        self.value_encoder = None
+        self.training_only = ("value_head",)
+        if not catalog.shares_encoder(self.encoder, self.core):
+            self.value_encoder = catalog.build_encoder()
+            memory = feature_size(self.value_encoder)
+            self.training_only = ("value_encoder", "value_head")
+        self.value_head = catalog.build_value_head(memory)
 
-    def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        features = self.policy_layers(_floats(batch[OBSERVATIONS]))  # [B, H]
-        return {ACTION_DIST_INPUTS: self._action_dist_inputs(features)}
+    def get_initial_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {} if self.core is None else self.core.get_initial_state()
+        return state
 
-    def _forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        observations = _floats(batch[OBSERVATIONS])  # [B, F]
-        features = self.policy_layers(observations)  # [B, H]
-        value_layers = self.value_layers
-        value_features = features if value_layers is None else value_layers(observations)  # [B, H]
-        return {
-            ACTION_DIST_INPUTS: self._action_dist_inputs(features),  # [B, D]
-            VALUES: self.value_head(value_features).squeeze(-1),  # [B]
-        }
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        if self.core is None:
+            return {ACTION_DIST_INPUTS: self.policy_head(self.encoder(batch[OBSERVATIONS]))}
+        features, states = self._remember(batch)  # [B, T, H]
+        return {ACTION_DIST_INPUTS: self.policy_head(features), STATES: states}
 
-    def _action_dist_inputs(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.policy_head(features)  # [B, n] or [B, M]
-        if self.log_std is None:
-            return outputs
-        return torch.cat([outputs, self.log_std.expand_as(outputs)], -1)  # [B, 2 M]
+    def _forward_train(self, batch: Batch) -> dict[str, Any]:
+        outputs: dict[str, Any] = {}
+        if self.core is None:
+            features = self.encoder(batch[OBSERVATIONS])  # [B, H]
+        else:
+            features, outputs[STATES] = self._remember(batch)  # [B, T, H]
+        outputs[ACTION_DIST_INPUTS] = self.policy_head(features)  # [B, D] or [B, T, D]
+        if self.value_encoder is not None:
+            features = self.value_encoder(batch[OBSERVATIONS])  # [B, H]
+        outputs[VALUES] = self.value_head(features).squeeze(-1)  # [B] or [B, T]
+        return outputs
 
-
-def vector_size(space: gymnasium.Space[Any]) -> int:
-    """F, the length of a vector observation.
-
-    Raises:
-        UnsupportedSpace: the space is not a number or a vector of numbers.
-    """
-    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) <= 1:
-        size = math.prod(space.shape)
-        if size > 0 and (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_):
-            return size
-    raise UnsupportedSpace(
-        f"no default model for observations in {space}: served today are Box spaces of one "
-        "dimension or none; give a module of your own, or flatten the observations"
-    )
-
-
-def _floats(observations: Tensor) -> Tensor:
-    """Vector observations [B, F] or [B] of any dtype -> float32 [B, F]."""
-    if observations.dtype != torch.float32:
-        observations = observations.float()  # [B, F] or [B]
-    return observations if observations.ndim == 2 else observations.unsqueeze(-1)  # [B, F]
-
-
-def _layers(size: int, config: MLPConfig) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for hidden in config.hidden_sizes:
-        layers += [_linear(size, hidden, gain=math.sqrt(2)), _ACTIVATIONS[config.activation]()]
-        size = hidden
-    return nn.Sequential(*layers)
-
-
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+    def _remember(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Features [B, T, H] of each step and those before, and the state [B, ...] behind them."""
+        observations = leaf = batch[OBSERVATIONS]  # [B, T, ...]
+        while isinstance(leaf, Mapping):
+            leaf = next(iter(leaf.values()))
+        flat = tree_map(lambda each: each.flatten(0, 1), observations)  # [B T, ...]
+        features = self.encoder(flat).unflatten(0, leaf.shape[:2])  # [B, T, F]
+        remembered, states = self.core(features, batch[STATES])  # [B, T, H]
+        return remembered, states

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import torch
-from torch import Tensor
 
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, OBSERVATIONS
+from juggler.runtime.modules.default_specs import input_spec, output_spec, training_output_spec
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
+from juggler.runtime.modules.specs import Sizes, Spec, check
 
-#: Columns by name; see `columns`.
-Batch = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from juggler.runtime.modules.multi_rl_module import MultiRLModule
+
+#: Columns by name (see `columns`): tensors, or trees of them.
+Batch = Mapping[str, Any]
 
 
 class RLModule(torch.nn.Module):
     """A policy as a torch module, with one forward pass for each of its three uses.
 
     Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space
-    (a module casts by itself: bytes travel smaller than floats) and returns "action_dist_inputs"
-    [B, D], "actions" [B, ...], or both. A subclass overrides `_forward`, or those of the three
-    passes that differ from it:
+    (a module casts by itself: bytes travel smaller than floats; of a Dict or Tuple space it is a
+    map, with the keys "0", "1", … for a Tuple) and returns "action_dist_inputs" [B, D], "actions"
+    [B, ...], or both. A subclass overrides `_forward`, or those of the three passes that differ
+    from it:
 
         class Linear(RLModule):
             def __init__(self, observation_space, action_space, model_config):
@@ -36,7 +44,27 @@ class RLModule(torch.nn.Module):
                     "action_dist_inputs": self.policy(observations),
                     "values": self.value(observations).squeeze(-1),
                 }
+
+    A module with a state (`get_initial_state`) gets and returns another dimension, time, behind
+    the first, in every pass: "observations" [B, T, ...], of one unbroken stretch of an episode in
+    each row; and in "states" the state [B, ...] before the first step, of which it returns the one
+    after the last step.
+
+    Where the observation space is a Dict with the key "action_mask" (1: legal), illegal actions get
+    no probability: "action_dist_inputs" are masked behind `_forward`, in all passes.
+
+    What the passes take and return is described by six specs, which may be overridden. They are
+    checked in the first call of each pass, and in every call when `check_specs` is true.
+
+    Two keys of `model_config` are understood by every module: "distribution", what makes its
+    `DistributionSpec` of the action space, and "squash", which that is given when true.
+
+    Attributes:
+        training_only: names of submodules and parameters that only `forward_train` needs: they
+            are not sent to who acts.
     """
+
+    training_only: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -48,38 +76,132 @@ class RLModule(torch.nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.model_config = dict(model_config)
+        spaces = getattr(observation_space, "spaces", {})
+        self._masked = isinstance(spaces, Mapping) and ACTION_MASK in spaces
+        self._check_specs = False
+        self._checked: set[str] = set()
+        # The passes with nothing around them: their specs are checked, and nothing is masked.
+        self._bare: set[str] = set()
+
+    @property
+    def check_specs(self) -> bool:
+        """Whether specs are checked in every call, and not in the first ones alone."""
+        return self._check_specs
+
+    @check_specs.setter
+    def check_specs(self, always: bool) -> None:
+        self._check_specs = always
+        self._bare.clear()
 
     def action_distribution(self) -> DistributionSpec:
         """What "action_dist_inputs" mean; by default what the action space says."""
-        return distribution_for(self.action_space)
+        return self._action_distribution
 
-    def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
+    def get_initial_state(self) -> dict[str, Any]:
+        """What the module remembers when an episode starts: a tree of tensors [...] without
+        a batch dimension. Empty: nothing, the module has no state."""
+        return {}
+
+    def forward_inference(self, batch: Batch) -> dict[str, Any]:
         """To act as well as it can: in evaluation and in production."""
-        return self._forward_inference(batch)
+        if "inference" in self._bare:
+            return self._forward_inference(batch)
+        return self._guarded("inference", batch)
 
-    def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
+    def forward_exploration(self, batch: Batch) -> dict[str, Any]:
         """To act in training, where actions are also there to learn from."""
-        return self._forward_exploration(batch)
+        if "exploration" in self._bare:
+            return self._forward_exploration(batch)
+        return self._guarded("exploration", batch)
 
-    def forward_train(self, batch: Batch) -> dict[str, Tensor]:
+    def forward_train(self, batch: Batch) -> dict[str, Any]:
         """To compute losses. An actor-critic adds "values" [B]."""
-        return self._forward_train(batch)
+        if "train" in self._bare:
+            return self._forward_train(batch)
+        return self._guarded("train", batch)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Any]:
         """`forward_train`, under the name that `torch.func.functional_call` calls."""
         return self.forward_train(batch)
 
-    def _forward_inference(self, batch: Batch) -> dict[str, Tensor]:
+    def input_specs_inference(self) -> Spec:
+        """What `forward_inference` takes; see `specs`."""
+        return input_spec(self.observation_space, self.get_initial_state())
+
+    def output_specs_inference(self) -> Spec:
+        """What `forward_inference` returns."""
+        return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
+
+    def input_specs_exploration(self) -> Spec:
+        """What `forward_exploration` takes."""
+        return input_spec(self.observation_space, self.get_initial_state())
+
+    def output_specs_exploration(self) -> Spec:
+        """What `forward_exploration` returns."""
+        return output_spec(self.action_space, self.action_distribution, self.get_initial_state())
+
+    def input_specs_train(self) -> Spec:
+        """What `forward_train` takes."""
+        return input_spec(self.observation_space, self.get_initial_state())
+
+    def output_specs_train(self) -> Spec:
+        """What `forward_train` returns. An algorithm that needs more says so itself."""
+        return training_output_spec(
+            self.action_space, self.action_distribution, self.get_initial_state()
+        )
+
+    def as_multi(self) -> MultiRLModule:
+        """A MultiRLModule that holds this module, as "default"."""
+        from juggler.runtime.modules.multi_rl_module import MultiRLModule
+
+        return MultiRLModule({"default": self})
+
+    def _forward_inference(self, batch: Batch) -> dict[str, Any]:
         return self._forward(batch)
 
-    def _forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
+    def _forward_exploration(self, batch: Batch) -> dict[str, Any]:
         return self._forward(batch)
 
-    def _forward_train(self, batch: Batch) -> dict[str, Tensor]:
+    def _forward_train(self, batch: Batch) -> dict[str, Any]:
         return self._forward(batch)
 
-    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+    def _forward(self, batch: Batch) -> dict[str, Any]:
         raise NotImplementedError(
             f"{type(self).__name__} must define _forward, or _forward_inference, "
             "_forward_exploration and _forward_train"
         )
+
+    def _guarded(self, use: str, batch: Batch) -> dict[str, Any]:
+        """A pass with its specs checked, if it is time to, and its actions masked, if they are."""
+        checking = self._check_specs or use not in self._checked
+        name = f"forward_{use}"
+        sizes: Sizes = {}  # output is as long as input
+        if checking:
+            spec = getattr(self, f"input_specs_{use}")()
+            check(batch, spec, f"the input of {type(self).__name__}.{name}", sizes)
+        outputs: dict[str, Any] = getattr(self, f"_{name}")(batch)
+        if checking:
+            spec = getattr(self, f"output_specs_{use}")()
+            check(outputs, spec, f"the output of {type(self).__name__}.{name}", sizes)
+            self._checked.add(use)
+        if self._masked and ACTION_DIST_INPUTS in outputs:
+            inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
+            masked = self.action_distribution().mask(inputs, batch[OBSERVATIONS][ACTION_MASK])
+            return {**outputs, ACTION_DIST_INPUTS: masked}
+        if not (self._masked or self._check_specs):
+            self._bare.add(use)
+        return outputs
+
+    @cached_property
+    def _action_distribution(self) -> DistributionSpec:
+        make: Any = self.model_config.get("distribution")
+        if isinstance(make, str):
+            make = found(make, "distribution")
+        options = {"squash": True} if self.model_config.get("squash") else {}
+        spec: object = (make or distribution_for)(self.action_space, **options)
+        if not isinstance(spec, DistributionSpec):
+            raise TypeError(
+                f"distribution {self.model_config['distribution']!r} made a "
+                f"{type(spec).__name__}: it must make a DistributionSpec"
+            )
+        return spec

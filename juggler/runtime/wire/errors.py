@@ -1,4 +1,4 @@
-"""The one error of this room."""
+"""The errors of this room."""
 
 
 class WireError(ValueError):
@@ -6,3 +6,7 @@ class WireError(ValueError):
 
     The message says what was found and what was expected; it is fit to be sent back to the sender.
     """
+
+
+class UnsupportedSpace(ValueError):
+    """Nobody serves this Gymnasium space; the message says why, and what is served."""

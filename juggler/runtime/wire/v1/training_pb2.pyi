@@ -64,19 +64,21 @@ class Learners(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("batch_id", "learner", "generation", "at_least")
+    __slots__ = ("batch_id", "learner", "generation", "at_least", "connector_state")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     learner: str
     generation: int
     at_least: WeightsVersion
-    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+    connector_state: bytes
+    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds")
+    __slots__ = ("batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +95,7 @@ class Receipt(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_DELTA_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     learner: str
     live_steps: int
@@ -102,7 +105,8 @@ class Receipt(_message.Message):
     dropped: str
     explanation: str
     seconds: _containers.ScalarMap[str, float]
-    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    connector_delta: bytes
+    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ...) -> None: ...
 
 class Arrivals(_message.Message):
     __slots__ = ("arrivals",)
@@ -234,12 +238,14 @@ class Restore(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("episodes", "seed")
+    __slots__ = ("episodes", "seed", "connector_state")
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     episodes: int
     seed: int
-    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+    connector_state: bytes
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "episode_returns", "episode_lengths")

@@ -1,0 +1,91 @@
+"""That action masks leave every environment something to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import Path, path_name
+
+Space = gymnasium.Space[Any]
+
+
+class LegalActions:
+    """Finds action masks in which all is 0 for a Discrete action, or for one of MultiDiscrete ones.
+
+    Args:
+        mask_space: of the masks.
+        action_space: what they are for.
+        during: what steps are counted in, for people: "a fragment".
+
+    Raises:
+        ValueError: the masks do not fit the actions.
+    """
+
+    def __init__(self, mask_space: Space, action_space: Space, during: str) -> None:
+        self._during = during
+        actions = dict(space_leaves(action_space))
+        self._starts: dict[Path, NDArray[np.intp]] = {}  # [choices] of each in the mask
+        for path, mask in space_leaves(mask_space):
+            if path not in actions:
+                raise ValueError(
+                    f"there is an action mask for {path_name(path)}, and no such action: masks "
+                    f"must be laid out as actions are, which are in {action_space}"
+                )
+            counts = _choices(actions[path])
+            if counts is not None:
+                if mask.shape != (sum(counts),):
+                    raise ValueError(
+                        f"the action mask for {actions[path]} has shape {list(mask.shape or ())}, "
+                        f"not [{sum(counts)}]: one number, 0 or 1, for each thing to choose"
+                    )
+                self._starts[path] = np.cumsum([0, *counts[:-1]])
+
+    @classmethod
+    def of(cls, observation_space: Space, action_space: Space, during: str) -> LegalActions | None:
+        """None where observations hold no mask."""
+        if isinstance(observation_space, spaces.Dict) and ACTION_MASK in observation_space.spaces:
+            return cls(observation_space[ACTION_MASK], action_space, during)
+        return None
+
+    def require(self, masks: Any, step: int, over: NDArray[np.bool_] | None = None) -> None:
+        """
+        Args:
+            masks: [N, ...]
+            step: of the fragment, or of what else steps are counted in.
+            over: [N] whose episode has ended, so that there is nothing to do.
+
+        Raises:
+            EnvironmentFailed: a mask has no legal action.
+        """
+        for path, starts in self._starts.items():
+            mask = masks
+            for key in path:
+                mask = mask[key]
+            legal = np.logical_or.reduceat(mask, starts, axis=-1).all(-1)  # [N]
+            if over is not None:
+                legal |= over
+            if not legal.all():
+                which = f" for {path_name(path)}" if path else ""
+                raise EnvironmentFailed(
+                    f"environment {int(legal.argmin())}",
+                    "step",
+                    f"before step {step} of {self._during} its action mask has no legal action"
+                    f"{which}: an episode in which nothing can be done must end",
+                )
+
+
+def _choices(space: Space) -> list[int] | None:
+    """Among how many things each number of an action is one; None: nothing can be wrong."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()]
+    return None

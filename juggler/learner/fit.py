@@ -1,0 +1,143 @@
+"""What batches of one module must hold for its learner to train on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
+
+Space = gymnasium.Space[Any]
+
+#: By the kind of numbers in a Box: what policies act in.
+_ACTION_DTYPES: dict[str, Any] = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}
+
+
+class BatchFit:
+    """Whether a batch fits a module's spaces and the state that it carries.
+
+    Args:
+        module: its id, for people.
+        observation_space: of what its batches hold.
+        action_space: what it acts in.
+        states: a tree of arrays [...] such as `EpisodeBatch.states` has for each row; {} where
+            there is nothing to remember.
+
+    Raises:
+        UnsupportedSpace: nobody encodes one of the spaces.
+    """
+
+    def __init__(
+        self, module: str, observation_space: Space, action_space: Space, states: Tree
+    ) -> None:
+        self._module = module
+        self._observations = dict(space_leaves(observation_space))
+        self._actions = dict(space_leaves(action_space))
+        self._states = dict(flatten(states))
+
+    def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """The batch with its actions in the dtypes that policies act in, whatever they came in, so
+        that batches of several runners fit into one update.
+
+        Raises:
+            WireError: it does not fit; names the array.
+        """
+        for column, leading in (
+            ("observations", "N, T"),
+            ("last_observations", "N"),
+            ("final_observations", "K"),
+        ):
+            arrays = self._arrays(column, getattr(batch, column), self._observations)
+            for path, array in arrays.items():
+                space = self._observations[path]
+                self._check(column, path, array, space, leading, array.dtype == space.dtype)
+        actions = self._arrays("actions", batch.actions, self._actions)
+        for path, array in actions.items():
+            space = self._actions[path]
+            # A policy acts in float32 where the space says float64: only the kind must fit.
+            self._check("actions", path, array, space, "N, T", _kind(array) == _kind(space))
+        states = self._arrays("states", batch.states, self._states)
+        for path, array in states.items():
+            like = self._states[path]
+            if array.dtype != like.dtype or array.shape[1:] != like.shape:
+                raise WireError(
+                    f"{self._name('states', path)} of shape [N, *{array.shape[1:]}] and dtype "
+                    f"{array.dtype} do not fit the module's, [N, *{like.shape}] of {like.dtype}"
+                )
+        kept = [
+            (path, array.astype(_action_dtype(self._actions[path]), copy=False))
+            for path, array in actions.items()
+        ]
+        return replace(batch, actions=unflatten(kept))
+
+    def _arrays(
+        self, column: str, tree: Tree, expected: dict[Path, Any]
+    ) -> dict[Path, NDArray[Any]]:
+        arrays = dict(flatten(tree))
+        if odd := arrays.keys() ^ expected.keys():
+            odd_one = min(odd)
+            which = "have" if odd_one in arrays else "lack"
+            names = ", ".join(path_name(path) for path in expected) or "none"
+            raise WireError(
+                f"{self._name(column, ())} {which} an array at {path_name(odd_one)}; "
+                f"expected: {names}"
+            )
+        return arrays
+
+    def _check(
+        self,
+        column: str,
+        path: Path,
+        array: NDArray[Any],
+        space: Space,
+        leading: str,
+        right_dtype: bool,
+    ) -> None:
+        shape = array.shape[leading.count(",") + 1 :]
+        if not right_dtype or shape != space.shape:
+            raise WireError(
+                f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
+                f"{array.dtype} do not fit the space {space}"
+            )
+        first, last = _bounds(space)
+        # Indices: one that is out of range would break the update.
+        if first is not None and ((array < first).any() or (array > last).any()):
+            raise WireError(
+                f"{self._name(column, path)} hold a number outside "
+                f"{np.array(first).tolist()}..{np.array(last).tolist()}"
+            )
+
+    def _name(self, column: str, path: Path) -> str:
+        return f"{self._module}: {'/'.join((column, *path))}"
+
+
+def _bounds(space: Space) -> tuple[Any, Any]:
+    """The least and greatest numbers of what is counted; None for a Box."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return None, None
+
+
+def _action_dtype(space: Space) -> Any:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return np.int64
+    if isinstance(space, spaces.MultiBinary):
+        return np.int8
+    return _ACTION_DTYPES[np.dtype(space.dtype).kind]
+
+
+def _kind(of: NDArray[Any] | Space) -> str:
+    kind = np.dtype(of.dtype).kind
+    return "i" if kind == "u" else kind

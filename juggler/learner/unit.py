@@ -1,0 +1,158 @@
+"""What is trained as one: modules that share parameters, most often one module alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.rl_module import Batch, RLModule
+
+
+class Unit:
+    """The structure of some modules, and where each of their parameters lies in a vector [P].
+
+    With all parameters in one vector, an optimizer step, a norm or a reduction over learners is a
+    few operations whatever the number of layers. Parameters that need no gradient count as buffers.
+
+    A tensor's name in a unit is the one that its module has for it. In a unit of several modules it
+    is "module:name", of the first module that has it.
+
+    Attributes:
+        id: in states and checkpoints: that of its module, or all of theirs with "+" between them.
+        modules: by id, for their spaces and distributions; what they hold is not trained.
+    """
+
+    def __init__(self, modules: Mapping[str, RLModule]) -> None:
+        """Raises:
+        ValueError: one of the modules cannot be trained.
+        """
+        self.id = "+".join(modules)
+        self.modules = dict(modules)
+        self._names: dict[str, dict[str, str]] = {}  # in the unit, by module and by name there
+        self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the unit
+        found: dict[int, str] = {}
+        for module_id, module in modules.items():
+            prefix = "" if len(modules) == 1 else f"{module_id}:"
+            names = {
+                name: found.setdefault(id(tensor), prefix + name)
+                for name, tensor in chain(module.named_parameters(), module.named_buffers())
+            }
+            self._names[module_id] = names
+            for name, parameter in _trained(module).items():
+                self._shapes[names[name]] = parameter.shape
+        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self._initial_states = {
+            module_id: _InitialState(module)
+            for module_id, module in modules.items()
+            if module.get_initial_state()
+        }
+        self._acting = {module_id: acting_names(module) for module_id, module in modules.items()}
+
+    def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of the parameters [P] and buffers of modules of the same structure."""
+        tensors = {
+            self._names[module_id][name]: tensor.detach()
+            for module_id in self.modules
+            for name, tensor in chain(
+                modules[module_id].named_parameters(), modules[module_id].named_buffers()
+            )
+        }
+        flat = torch.cat([tensors.pop(name).reshape(-1) for name in self._shapes])  # [P]
+        return flat, {name: buffer.clone() for name, buffer in tensors.items()}
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a vector [P] by the parameters' names in the unit."""
+        pieces = torch.split(flat, self._sizes)  # [p] each
+        return {
+            name: piece.view(shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    def acting(
+        self, parameters: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """What acting needs of each module, by id and by its own names; no copies."""
+        tensors = {**self.named(parameters), **buffers}
+        return {
+            module_id: {name: tensors[self._names[module_id][name]] for name in names}
+            for module_id, names in self._acting.items()
+        }
+
+    def forward_train(
+        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        """The training pass of one of its modules with these parameters [P] and buffers.
+
+        Buffers that the pass updates in place (those of a normalization, say) are the ones given.
+        """
+        tensors = {**self.named(parameters), **buffers}
+        named = {name: tensors[own] for name, own in self._names[module_id].items()}
+        module = self.modules[module_id]
+        outputs: dict[str, Any] = torch.func.functional_call(module, named, (batch,))
+        return outputs
+
+    def initial_state(
+        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """What one of its modules remembers when an episode starts, which may be learned."""
+        if module_id not in self._initial_states:
+            return {}
+        tensors = {**self.named(parameters), **buffers}
+        named = {f"module.{name}": tensors[own] for name, own in self._names[module_id].items()}
+        state: dict[str, Any] = torch.func.functional_call(
+            self._initial_states[module_id], named, ()
+        )
+        return state
+
+    def concerned(self, live_steps: Mapping[str, Tensor]) -> Tensor:
+        """Which parameters a sample has something to say about -> bool [P], or [] for all.
+
+        Args:
+            live_steps: in the sample, by id of the modules that have a part in it; 0-d.
+        """
+        present = [steps > 0 for steps in live_steps.values()]  # []
+        if len(self.modules) == 1:
+            return present[0]
+        device = present[0].device
+        users = torch.tensor(
+            [[name in self._names[each].values() for each in live_steps] for name in self._shapes],
+            device=device,
+        )  # [parameters, modules]
+        sizes = torch.tensor(self._sizes, device=device)  # [parameters]
+        used = (users & torch.stack(present)).any(1)  # [parameters]
+        return used.repeat_interleave(sizes, output_size=sum(self._sizes))  # [P]
+
+
+class _InitialState(nn.Module):
+    """`get_initial_state` as a pass, which is what torch calls with other parameters."""
+
+    def __init__(self, module: RLModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self) -> dict[str, Any]:
+        return self.module.get_initial_state()
+
+
+def _trained(module: RLModule) -> dict[str, torch.nn.Parameter]:
+    """Parameters that need a gradient.
+
+    Raises:
+        ValueError: there are none, or not in float32.
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"{type(module).__name__} has no parameters to train")
+    if dtypes := {parameter.dtype for parameter in trained.values()} - {torch.float32}:
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        raise ValueError(
+            f"{type(module).__name__} has parameters in {names}: trained parameters must be "
+            "float32; a module may compute in other dtypes under torch.autocast"
+        )
+    return trained

@@ -1,0 +1,1 @@
+"""Connectors: small callables over whole batches, between environment, module and learner."""

@@ -1,0 +1,92 @@
+"""From the policy's actions to the environment's: clip_actions and rescale_actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from juggler.runtime.connectors.connector import ActionConnector, Space
+from juggler.runtime.connectors.leaves import LeafFunctions, space_with
+from juggler.runtime.wire.structures import space_leaves
+
+
+class ClipActions(ActionConnector):
+    """Numbers beyond the bounds of a Box become the bounds; everything else is left alone."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self._functions = LeafFunctions(
+            {
+                path: _Clip(leaf)
+                for path, leaf in space_leaves(action_space)
+                if isinstance(leaf, spaces.Box)
+                and (leaf.bounded_below.any() or leaf.bounded_above.any())
+            }
+        )
+        self.idle = not self._functions.functions
+        super().__init__(observation_space, action_space)
+
+    def __call__(self, actions: Any) -> Any:
+        return self._functions(actions)
+
+
+class RescaleActions(ActionConnector):
+    """The policy acts within [-1, 1], and the environment gets what lies there within its bounds.
+
+    That is for each number of a float Box that has two finite bounds; all others are left alone.
+    What the policy puts beyond [-1, 1] becomes a bound.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        rescaled = {
+            path: _Rescale(leaf)
+            for path, leaf in space_leaves(action_space)
+            if isinstance(leaf, spaces.Box)
+            and leaf.dtype.kind == "f"
+            and (leaf.bounded_below & leaf.bounded_above).any()
+        }
+        if not rescaled:
+            raise ValueError(
+                f"rescale_actions has nothing to do: no float Box in the action space "
+                f"{action_space} has two finite bounds"
+            )
+        self._functions = LeafFunctions(rescaled)
+        leaves = {path: each.space for path, each in rescaled.items()}
+        super().__init__(observation_space, space_with(action_space, leaves))
+
+    def __call__(self, actions: Any) -> Any:
+        return self._functions(actions)
+
+
+class _Clip:
+    def __init__(self, space: spaces.Box) -> None:
+        self._low, self._high = space.low, space.high
+
+    def __call__(self, actions: NDArray[Any]) -> NDArray[Any]:
+        # In the dtype of the bounds: a float64 bound, rounded to float32, may lie outside itself.
+        clipped: NDArray[Any] = np.maximum(actions, self._low, dtype=self._low.dtype)  # [N, ...]
+        np.minimum(clipped, self._high, out=clipped)  # [N, ...]
+        return clipped
+
+
+class _Rescale:
+    def __init__(self, space: spaces.Box) -> None:
+        bounded = space.bounded_below & space.bounded_above  # [...]
+        low, high = space.low, space.high  # [...] both
+        self.space = spaces.Box(
+            np.where(bounded, -1, low).astype(low.dtype),
+            np.where(bounded, 1, high).astype(low.dtype),
+            dtype=low.dtype.type,
+        )
+        # Halves first: the whole width of a dtype is beyond it.
+        half_low, half_high = np.where(bounded, low, -1) / 2, np.where(bounded, high, 1) / 2
+        self._middle = (half_high + half_low).astype(low.dtype)  # [...] 0 where not bounded
+        self._half_width = (half_high - half_low).astype(low.dtype)  # [...] 1 there
+        self._fit = _Clip(space)  # rounding may lead out of the bounds
+
+    def __call__(self, actions: NDArray[Any]) -> NDArray[Any]:
+        scaled = np.multiply(actions, self._half_width, dtype=self._half_width.dtype)  # [N, ...]
+        scaled += self._middle
+        return self._fit(scaled)

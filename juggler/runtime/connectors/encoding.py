@@ -1,0 +1,124 @@
+"""Observations as vectors of numbers: one_hot and flatten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from juggler.runtime.connectors.connector import ObservationConnector, Space
+from juggler.runtime.connectors.leaves import (
+    OBSERVATION,
+    LeafFunctions,
+    at,
+    observed_leaves,
+    space_with,
+)
+from juggler.runtime.modules.columns import ACTION_MASK
+
+Encode = Callable[[NDArray[Any]], NDArray[np.float32]]
+
+
+class OneHot(ObservationConnector):
+    """Discrete and MultiDiscrete observations as ones among zeros, float32.
+
+    Discrete(n) becomes [n], MultiDiscrete the vectors of its numbers behind each other; everything
+    else is left alone. A module encodes both by itself, from smaller batches: this is for modules
+    that take vectors alone.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        encoders = {
+            path: _OneHot(leaf)
+            for path, leaf in observed_leaves(observation_space).items()
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+        }
+        if not encoders:
+            raise ValueError(
+                f"one_hot has nothing to do: observations in {observation_space} hold neither "
+                "Discrete nor MultiDiscrete"
+            )
+        self._encoders = LeafFunctions(encoders)
+        leaves = {
+            path: spaces.Box(0, 1, (encoder.size,), np.float32)
+            for path, encoder in encoders.items()
+        }
+        super().__init__(space_with(observation_space, leaves), action_space)
+
+    def __call__(self, observations: Any) -> Any:
+        return self._encoders(observations)
+
+
+class Flatten(ObservationConnector):
+    """Everything that is observed as one vector [F] of float32, in the order of the space.
+
+    Discrete and MultiDiscrete observations are one-hot in it. An action mask stays beside it.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self._encoders = [
+            (path, _encoder(leaf)) for path, leaf in observed_leaves(observation_space).items()
+        ]
+        bounds = [_bounds(leaf) for leaf in observed_leaves(observation_space).values()]
+        low, high = (np.concatenate(each) for each in zip(*bounds, strict=True))  # [F] both
+        flat: Space = spaces.Box(low, high, dtype=np.float32)
+        self._has_mask = (
+            isinstance(observation_space, spaces.Dict) and ACTION_MASK in observation_space.spaces
+        )
+        if self._has_mask:
+            flat = spaces.Dict(
+                {OBSERVATION: flat, ACTION_MASK: at(observation_space, (ACTION_MASK,))}
+            )
+        super().__init__(flat, action_space)
+
+    def __call__(self, observations: Any) -> Any:
+        vectors = [encode(at(observations, path)) for path, encode in self._encoders]  # [B, f] each
+        flat = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, 1)  # [B, F]
+        if self._has_mask:
+            return {OBSERVATION: flat, ACTION_MASK: observations[ACTION_MASK]}
+        return flat
+
+
+class _OneHot:
+    """Numbers [B, *shape] of a Discrete or MultiDiscrete space -> float32 [B, n]."""
+
+    def __init__(self, space: Space) -> None:
+        if isinstance(space, spaces.Discrete):
+            counts, starts = np.array([space.n]), np.array([space.start])  # [1] both
+        else:
+            assert isinstance(space, spaces.MultiDiscrete)
+            counts, starts = space.nvec.reshape(-1), space.start.reshape(-1)  # [k] both
+        counts = counts.astype(np.int64)
+        self.size = int(counts.sum())
+        # Where the place of each number's 0 is.
+        self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
+
+    def __call__(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
+        places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
+        vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]
+        np.put_along_axis(vectors, places, 1, 1)
+        return vectors
+
+
+def _encoder(space: Space) -> Encode:
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _OneHot(space)
+    return _as_vectors
+
+
+def _as_vectors(array: NDArray[Any]) -> NDArray[np.float32]:
+    return array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32)  # [B, f]
+
+
+def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The least and greatest numbers [f] of the vector that a leaf becomes."""
+    if isinstance(space, spaces.Box):
+        low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
+        return low, high
+    ones = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    size = _OneHot(space).size if ones else math.prod(space.shape or ())
+    return np.zeros(size, np.float32), np.ones(size, np.float32)

@@ -1,0 +1,152 @@
+"""A runner's pipeline from the environment's observations to the module's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.runtime.connectors.connector import (
+    ContextConnector,
+    MergeableConnector,
+    ObservationConnector,
+    Space,
+)
+from juggler.runtime.connectors.mergeable_state import State
+
+
+class EnvToModule:
+    """Observation connectors, and what is needed to add context to what they make.
+
+    Attributes:
+        observation_space: of what batches hold.
+        module_observation_space: of what the module sees.
+        rewrites: whether batches hold anything other than the environment's own observations.
+        contexts: by name, in order.
+    """
+
+    def __init__(
+        self,
+        stored: Mapping[str, ObservationConnector],
+        contexts: Mapping[str, ContextConnector],
+        observation_space: Space,
+    ) -> None:
+        self._stored = list(stored.values())
+        self._mergeable = {
+            name: each for name, each in stored.items() if isinstance(each, MergeableConnector)
+        }
+        self.contexts = dict(contexts)
+        self.rewrites = bool(stored)
+        self.observation_space = self._stored[-1].observation_space if stored else observation_space
+        self.module_observation_space = self.observation_space
+        for context in contexts.values():
+            self.module_observation_space = context.observation_space
+
+    def __call__(self, observations: Any) -> Any:
+        """What batches hold of the environment's observations [B, ...]."""
+        for connector in self._stored:
+            observations = connector(observations)
+        return observations
+
+    def watch(self, observations: Any) -> Any:
+        """The same of one step of a fragment [N, ...]; remembers what there is to learn from it."""
+        for connector in self._stored:
+            if isinstance(connector, MergeableConnector):
+                connector.watch(observations)
+            observations = connector(observations)
+        return observations
+
+    def take_delta(self, live: NDArray[np.bool_]) -> State:
+        """What the connectors have learned from the fragment that was watched; {}: nothing.
+
+        Args:
+            live: [N, T]
+
+        Raises:
+            NotFinite: an observation held NaN or infinity.
+        """
+        return {name: each.take_delta(live) for name, each in self._mergeable.items()}
+
+    def forget(self) -> None:
+        """The fragment that was watched is lost."""
+        for connector in self._mergeable.values():
+            connector.forget()
+
+    def set_state(self, state: State) -> None:
+        """What all runners have learned together.
+
+        Raises:
+            ValueError: it is of other connectors.
+        """
+        if odd := state.keys() ^ self._mergeable.keys():
+            raise ValueError(
+                f"what connectors have learned is of others: only one side has {sorted(odd)}; use "
+                "those that the run began with"
+            )
+        for name, connector in self._mergeable.items():
+            connector.set_state(state[name])
+
+
+class Contexts:
+    """What context connectors know of N environments, from step to step.
+
+    For every step: `see`, then `acted`.
+
+    Args:
+        connectors: by name, in order.
+    """
+
+    def __init__(self, connectors: Mapping[str, ContextConnector]) -> None:
+        self._connectors = dict(connectors)
+        self._contexts: dict[str, Any] = {}  # [N, ...] of the step that comes next
+        self._seen: dict[str, Any] = {}  # what each connector was given
+
+    def restart(self) -> None:
+        """Every environment begins an episode."""
+        self._contexts = {}
+
+    def see(self, observations: Any, first: NDArray[np.bool_]) -> Any:
+        """What the module sees [N, ...].
+
+        Args:
+            observations: [N, ...] as batches hold them.
+            first: [N] which are the first of an episode.
+        """
+        began = np.flatnonzero(first)
+        for name, connector in self._connectors.items():
+            self._seen[name] = observations
+            if name not in self._contexts:
+                self._contexts[name] = connector.initial(observations)
+            elif len(began):
+                fresh = connector.initial(_rows(observations, began))
+                _set_rows(self._contexts[name], began, fresh)
+            observations = connector(observations, self._contexts[name])
+        return observations
+
+    def states(self) -> dict[str, Any]:
+        """Contexts [N, ...] of the step that was seen last, by name; nobody changes them again."""
+        return dict(self._contexts)
+
+    def acted(self, actions: Any, rewards: NDArray[Any]) -> None:
+        """What the policy chose at the step that was seen last, and the rewards [N] for it."""
+        rewards = rewards.astype(np.float32)  # [N] as batches hold them
+        for name, connector in self._connectors.items():
+            self._contexts[name] = connector.advance(
+                self._contexts[name], self._seen[name], actions, rewards
+            )
+
+
+def _rows(tree: Any, rows: NDArray[np.intp]) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree[rows]
+    return {key: _rows(branch, rows) for key, branch in tree.items()}
+
+
+def _set_rows(tree: Any, rows: NDArray[np.intp], new: Any) -> None:
+    if not isinstance(tree, Mapping):
+        tree[rows] = new
+        return
+    for key, branch in tree.items():
+        _set_rows(branch, rows, new[key])

@@ -1,0 +1,148 @@
+"""frame_stack: the last k observations as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.runtime.connectors.connector import Columns, ContextConnector, Space
+from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
+from juggler.runtime.connectors.rows import first_observations
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.trees import Path, unflatten
+
+
+class FrameStack(ContextConnector):
+    """The last k observations ("frames") of an episode, the oldest first.
+
+    Before an episode has k of them, its first one stands for those that are missing. Stacked is
+    every Box leaf, along its last axis; other leaves and action masks are left alone:
+
+        []         -> [k]
+        [F]        -> [k F]
+        [H, W]     -> [H, W, k]
+        [H, W, C]  -> [H, W, k C]      and so on for more dimensions
+
+    Batches hold single frames and, for each row, the k - 1 before it. Stacks are made in the
+    learner, on its device. Mnih et al. 2015, "Human-level control through deep reinforcement
+    learning", stack 4 frames.
+
+    Args:
+        k: how many.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, k: int = 4) -> None:
+        if type(k) is not int or k < 2:
+            raise ValueError(f"k = {k!r} frames to stack: must be an integer of at least 2")
+        boxes = {
+            path: leaf
+            for path, leaf in observed_leaves(observation_space).items()
+            if isinstance(leaf, spaces.Box)
+        }
+        if not boxes:
+            raise ValueError(
+                f"frame_stack has nothing to stack: observations in {observation_space} hold no Box"
+            )
+        self._k = k
+        self._paths = list(boxes)
+        leaves = {path: _stacked_box(leaf, k) for path, leaf in boxes.items()}
+        super().__init__(space_with(observation_space, leaves), action_space)
+
+    def initial(self, observations: Any) -> Any:
+        return self._context(
+            [np.repeat(at(observations, path)[:, None], self._k - 1, 1) for path in self._paths]
+        )
+
+    def __call__(self, observations: Any, context: Any) -> Any:
+        frames = self._frames(context, observations)  # [N, k, ...] each
+        stacks = [_folded(each, 1) for each in frames]  # [N, ...] each
+        return replaced(observations, dict(zip(self._paths, stacks, strict=True)))
+
+    def advance(
+        self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
+    ) -> Any:
+        return self._context([each[:, 1:] for each in self._frames(context, observations)])
+
+    def over_rows(self, columns: Columns, context: Any) -> Columns:
+        index, final_index = _frame_indices(columns, self._k)
+        stacks: dict[str, dict[Path, Tensor]] = {
+            name: {} for name in (c.OBSERVATIONS, c.LAST_OBSERVATIONS, c.FINAL_OBSERVATIONS)
+        }
+        for path in self._paths:
+            observations = at(columns[c.OBSERVATIONS], path)  # [N, T, ...]
+            last = at(columns[c.LAST_OBSERVATIONS], path)  # [N, ...]
+            final = at(columns[c.FINAL_OBSERVATIONS], path)  # [K, ...]
+            seen = torch.cat([at(context, path), observations, last[:, None]], 1)
+            seen = seen.flatten(0, 1)  # [N (k - 1 + T + 1), ...]
+            frames = _taken(seen, index)  # [N, T + 1, k, ...]
+            before = _taken(seen, final_index)  # [K, k - 1, ...]
+            stacks[c.OBSERVATIONS][path] = _folded(frames[:, :-1], 2)  # [N, T, ...]
+            stacks[c.LAST_OBSERVATIONS][path] = _folded(frames[:, -1], 1)  # [N, ...]
+            finals = torch.cat([before, final[:, None]], 1)  # [K, k, ...]
+            stacks[c.FINAL_OBSERVATIONS][path] = _folded(finals, 1)  # [K, ...]
+        return columns | {name: replaced(columns[name], by) for name, by in stacks.items()}
+
+    def _frames(self, context: Any, observations: Any) -> list[NDArray[Any]]:
+        """The last k frames [N, k, ...] of each leaf that is stacked."""
+        return [
+            np.concatenate([at(context, path), at(observations, path)[:, None]], 1)
+            for path in self._paths
+        ]
+
+    def _context(self, frames: list[NDArray[Any]]) -> Any:
+        """Frames before one that comes, [N, k - 1, ...] of each leaf that is stacked, as a tree."""
+        if self._paths == [()]:
+            return frames[0]
+        return unflatten(zip(self._paths, frames, strict=True))
+
+
+def _stacked_box(box: spaces.Box, k: int) -> spaces.Box:
+    low, high = (
+        _folded(np.repeat(bound[None], k, 0), 0) for bound in (box.low, box.high)
+    )  # as its stack
+    return spaces.Box(low, high, dtype=box.dtype.type)
+
+
+def _folded(frames: Any, axis: int) -> Any:
+    """Frames (arrays or tensors) along an axis -> one after the other along their last axis."""
+    dimensions = frames.ndim - axis - 1
+    if dimensions == 0:
+        return frames
+    move: Any = torch.movedim if isinstance(frames, Tensor) else np.moveaxis
+    if dimensions == 2:
+        return move(frames, axis, -1)  # [k, H, W] -> [H, W, k]
+    moved = move(frames, axis, -2)  # [k, H, W, C] -> [H, W, k, C], and [k, F] as it is
+    return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])
+
+
+def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:
+    """Where the frames of each stack are, among k - 1 before a row, its T and the one after it.
+
+    The observations of all rows count through: those of row n begin at n (k - 1 + T + 1).
+
+    Returns:
+        [N, T + 1, k] for observations and last observations; [K, k - 1] for final observations,
+        without themselves.
+    """
+    first = first_observations(columns)  # [N, T]
+    n, t = first.shape
+    steps = torch.arange(t + 1, device=first.device)  # [T + 1]
+    # At which step the episode began; one that began before the row has all of its k - 1 frames.
+    began = torch.where(first, steps[:-1], 1 - k).cummax(1).values  # [N, T]
+    began = torch.cat([began, began[:, -1:]], 1)  # [N, T + 1]
+    ages = torch.arange(1 - k, 1, device=first.device)  # [k] of frames, the oldest first
+    index = torch.maximum(steps[:, None] + ages, began[..., None])  # [N, T + 1, k]
+    rows, ends = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
+    final_index = torch.maximum(ends[:, None] + 1 + ages[:-1], began[rows, ends, None])  # [K, k-1]
+    offsets = torch.arange(n, device=first.device) * (k + t) + (k - 1)  # [N] of each step 0
+    return index + offsets[:, None, None], final_index + offsets[rows, None]
+
+
+def _taken(seen: Tensor, index: Tensor) -> Tensor:
+    """seen[index], by the way that copies whole frames: [M, ...], [...] -> [..., ...]."""
+    return seen.index_select(0, index.flatten()).view(index.shape + seen.shape[1:])

@@ -1,0 +1,74 @@
+"""A learner's pipeline over the batches of one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from juggler.runtime.connectors.connector import (
+    Columns,
+    ContextConnector,
+    LearnerConnector,
+    Space,
+)
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+class LearnerPipeline:
+    """The learner's half of context connectors, then learner connectors.
+
+    Attributes:
+        observation_space: of what the module sees.
+        contexts: by name, in order.
+    """
+
+    def __init__(
+        self,
+        contexts: Mapping[str, ContextConnector],
+        connectors: Mapping[str, LearnerConnector],
+        observation_space: Space,
+    ) -> None:
+        self.contexts = dict(contexts)
+        self._connectors = dict(connectors)
+        self._stored_space = observation_space
+        self.observation_space = observation_space
+        for context in contexts.values():
+            self.observation_space = context.observation_space
+
+    def __call__(self, columns: Columns) -> Columns:
+        """Columns of a batch that was collated and lies on its device, which stay as they are."""
+        for name, context in self.contexts.items():
+            columns = context.over_rows(columns, columns[c.STATES][c.CONNECTOR_STATES][name])
+        for connector in self._connectors.values():
+            columns = connector(columns)
+        return columns
+
+    def example_contexts(self) -> dict[str, Tree]:
+        """Contexts as batches hold them for one row, by name: their arrays [...] show what shapes
+        and dtypes there must be."""
+        examples: dict[str, Tree] = {}
+        space = self._stored_space
+        for name, connector in self.contexts.items():
+            context = connector.initial(zeros(space, (1,)))  # [1, ...]
+            examples[name] = tree_map(lambda array: array[0, ...], context)  # [...]
+            space = connector.observation_space
+        return examples
+
+    def get_state(self) -> dict[str, dict[str, Tensor]]:
+        """By name, of the connectors that have one."""
+        states = {name: connector.get_state() for name, connector in self._connectors.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def set_state(self, states: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: they are of other connectors.
+        """
+        if odd := states.keys() ^ self.get_state().keys():
+            raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")
+        for name, state in states.items():
+            self._connectors[name].set_state(state)

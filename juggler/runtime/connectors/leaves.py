@@ -1,0 +1,72 @@
+"""Single arrays within trees, and single spaces within spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gymnasium import Space, spaces
+
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import Path
+
+#: The key of what the environment shows, in observations that were given others beside it.
+OBSERVATION: Final = "observation"
+
+
+def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
+    """The leaves of an observation space by their paths, without those of an action mask.
+
+    Raises:
+        UnsupportedSpace: nobody encodes the space.
+    """
+    return {path: leaf for path, leaf in space_leaves(space) if path[:1] != (ACTION_MASK,)}
+
+
+def at(tree: Any, path: Path) -> Any:
+    """The array of a tree, or the leaf of a space, at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def replaced(tree: Any, leaves: Mapping[Path, Any]) -> Any:
+    """A tree with other arrays at some of its paths."""
+    if () in leaves:
+        return leaves[()]
+    changed = dict(tree)
+    for key in {path[0] for path in leaves}:
+        below = {path[1:]: leaf for path, leaf in leaves.items() if path[0] == key}
+        changed[key] = replaced(tree[key], below)
+    return changed
+
+
+def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[Any]:
+    """A space with other leaves at some of its paths."""
+    if () in leaves:
+        return leaves[()]
+    below: dict[str, dict[Path, Space[Any]]] = {}
+    for path, leaf in leaves.items():
+        below.setdefault(path[0], {})[path[1:]] = leaf
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(
+            {key: space_with(child, below.get(key, {})) for key, child in space.spaces.items()}
+        )
+    if isinstance(space, spaces.Tuple):
+        children = enumerate(space.spaces)
+        return spaces.Tuple([space_with(child, below.get(str(i), {})) for i, child in children])
+    return space
+
+
+class LeafFunctions:
+    """Functions of single arrays, each at its path of a tree; what has none is left alone."""
+
+    def __init__(self, functions: Mapping[Path, Callable[[Any], Any]]) -> None:
+        self.functions = dict(functions)
+        self._only = self.functions.get(())
+
+    def __call__(self, tree: Any) -> Any:
+        if self._only is not None:
+            return self._only(tree)
+        return replaced(tree, {path: f(at(tree, path)) for path, f in self.functions.items()})

@@ -1,0 +1,40 @@
+"""A runner's pipeline from the policy's actions to the environment's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import spaces
+
+from juggler.runtime.connectors.connector import ActionConnector, Space
+from juggler.runtime.wire.structures import from_tree
+
+
+class ModuleToEnv:
+    """Action connectors, one after the other.
+
+    Args:
+        connectors: those that have nothing to do are left out.
+        action_space: what the policy acts in.
+        env_action_space: what the environment takes.
+
+    Attributes:
+        action_space: what the policy acts in.
+        idle: the environment gets actions as they are.
+    """
+
+    def __init__(
+        self, connectors: Sequence[ActionConnector], action_space: Space, env_action_space: Space
+    ) -> None:
+        self.action_space = action_space
+        self._connectors = [connector for connector in connectors if not connector.idle]
+        self._env_action_space = env_action_space
+        self._one_array = not isinstance(env_action_space, spaces.Dict | spaces.Tuple)
+        self.idle = self._one_array and not self._connectors
+
+    def __call__(self, actions: Any) -> Any:
+        """What the environment gets, as Gymnasium wants it, for a tree of actions [N, ...]."""
+        for connector in self._connectors:
+            actions = connector(actions)
+        return actions if self._one_array else from_tree(self._env_action_space, actions)

@@ -1,0 +1,146 @@
+"""previous_actions_and_rewards: what the policy did last, and what it got for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.runtime.connectors.connector import Columns, ContextConnector, Space
+from juggler.runtime.connectors.leaves import OBSERVATION, space_with
+from juggler.runtime.connectors.rows import first_observations, per_step
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
+from juggler.runtime.wire.trees import unflatten
+
+PREVIOUS_ACTION: Final = "previous_action"
+PREVIOUS_REWARD: Final = "previous_reward"
+
+
+class PreviousActionsAndRewards(ContextConnector):
+    """Observations with the keys "previous_action" and "previous_reward" beside them.
+
+    An observation that is not a Dict comes under the key "observation". At the start of an episode
+    both are 0; of Discrete and MultiDiscrete actions, the first there is. The action is the
+    policy's own, as batches hold it, and the reward the environment's.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        acted = _as_chosen(action_space)
+        self._first_action = _first_action(acted)  # [1, ...]
+        self._is_dict = isinstance(observation_space, spaces.Dict)
+        added = {
+            PREVIOUS_ACTION: acted,
+            PREVIOUS_REWARD: spaces.Box(-np.inf, np.inf, (), np.float32),
+        }
+        children = {OBSERVATION: observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            children = dict(observation_space.spaces)
+            if taken := children.keys() & added.keys():
+                raise ValueError(f"the observations have the keys {sorted(taken)} already")
+        super().__init__(spaces.Dict({**children, **added}), action_space)
+
+    def initial(self, observations: Any) -> Any:
+        rows = _length(observations)
+        return {
+            PREVIOUS_ACTION: tree_map(lambda a: np.repeat(a, rows, 0), self._first_action),
+            PREVIOUS_REWARD: np.zeros(rows, np.float32),
+        }
+
+    def __call__(self, observations: Any, context: Any) -> Any:
+        return self._beside(observations, context[PREVIOUS_ACTION], context[PREVIOUS_REWARD])
+
+    def advance(
+        self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
+    ) -> Any:
+        return {
+            PREVIOUS_ACTION: tree_map(
+                lambda like, action: np.array(action, like.dtype), self._first_action, actions
+            ),
+            PREVIOUS_REWARD: np.array(rewards, np.float32),
+        }
+
+    def over_rows(self, columns: Columns, context: Any) -> Columns:
+        first = first_observations(columns)  # [N, T]
+        rows, steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
+        chosen = tree_map(
+            lambda action, before: action.to(before.dtype),
+            columns[c.ACTIONS],
+            context[PREVIOUS_ACTION],
+        )  # [N, T, ...]
+        actions = tree_map(
+            lambda a, before, start: _shifted(a, before, torch.from_numpy(start), first),
+            chosen,
+            context[PREVIOUS_ACTION],
+            self._first_action,
+        )  # [N, T, ...]
+        rewards = columns[c.REWARDS]  # [N, T]
+        before = _shifted(rewards, context[PREVIOUS_REWARD], rewards.new_zeros(1), first)  # [N, T]
+        return columns | {
+            c.OBSERVATIONS: self._beside(columns[c.OBSERVATIONS], actions, before),
+            c.LAST_OBSERVATIONS: self._beside(
+                columns[c.LAST_OBSERVATIONS], tree_map(lambda a: a[:, -1], chosen), rewards[:, -1]
+            ),
+            c.FINAL_OBSERVATIONS: self._beside(
+                columns[c.FINAL_OBSERVATIONS],
+                tree_map(lambda a: a[rows, steps], chosen),
+                rewards[rows, steps],
+            ),
+        }
+
+    def _beside(self, observations: Any, actions: Any, rewards: Any) -> dict[str, Any]:
+        children = observations if self._is_dict else {OBSERVATION: observations}
+        return {**children, PREVIOUS_ACTION: actions, PREVIOUS_REWARD: rewards}
+
+
+def _shifted(column: Tensor, before: Tensor, start: Tensor, first: Tensor) -> Tensor:
+    """What each step has of the step before it -> [N, T, ...].
+
+    Args:
+        column: [N, T, ...]
+        before: [N, ...] what a row's first step has.
+        start: [1, ...] what the first step of an episode has.
+        first: [N, T] which those are.
+    """
+    shifted = torch.cat([before[:, None], column[:, :-1]], 1)  # [N, T, ...]
+    return torch.where(per_step(first, column), start.to(column.device), shifted)
+
+
+def _as_chosen(space: Space) -> Space:
+    """The action space with the dtypes that policies act in."""
+    leaves: dict[tuple[str, ...], Space] = {}
+    for path, leaf in space_leaves(space):
+        if isinstance(leaf, spaces.Box):
+            leaves[path] = spaces.Box(
+                leaf.low.astype(np.float32), leaf.high.astype(np.float32), dtype=np.float32
+            )
+        elif isinstance(leaf, spaces.Discrete):
+            leaves[path] = spaces.Discrete(int(leaf.n), start=int(leaf.start))
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            leaves[path] = spaces.MultiDiscrete(
+                leaf.nvec.astype(np.int64), np.int64, start=leaf.start.astype(np.int64)
+            )
+    return space_with(space, leaves)
+
+
+def _first_action(space: Space) -> Any:
+    """What stands for an action before there is one [1, ...]."""
+    arrays = []
+    for path, leaf in space_leaves(space):
+        array: Any = zeros(leaf, (1,))
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            array = array + leaf.start
+        arrays.append((path, array))
+    return unflatten(arrays)
+
+
+def _length(tree: Any) -> int:
+    """B of a tree of arrays [B, ...]."""
+    while isinstance(tree, Mapping):
+        tree = next(iter(tree.values()))
+    return len(tree)

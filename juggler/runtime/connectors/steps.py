@@ -1,0 +1,61 @@
+"""Columns that are made of others in the learner: next_observations and returns_to_go."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from juggler.runtime.connectors.connector import Columns, LearnerConnector, Space
+from juggler.runtime.connectors.recurrence import linear_recurrence
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
+
+NEXT_OBSERVATIONS: Final = "next_observations"
+RETURNS_TO_GO: Final = "returns_to_go"
+
+
+class NextObservations(LearnerConnector):
+    """The column "next_observations" [N, T, ...]: what each step of an episode led to.
+
+    That is the final observation where the episode was truncated. Where it terminated there is
+    none, and what the column holds has no meaning.
+    """
+
+    def __call__(self, columns: Columns) -> Columns:
+        at = (columns[c.FINAL_ROWS], columns[c.FINAL_STEPS])  # [K] both
+        return columns | {
+            NEXT_OBSERVATIONS: tree_map(
+                lambda observations, last, final: torch.cat(
+                    [observations[:, 1:], last[:, None]], 1
+                ).index_put(at, final),
+                columns[c.OBSERVATIONS],
+                columns[c.LAST_OBSERVATIONS],
+                columns[c.FINAL_OBSERVATIONS],
+            )
+        }
+
+
+class ReturnsToGo(LearnerConnector):
+    """The column "returns_to_go" [N, T]: discounted rewards from each step on.
+
+    They end where the episode does, or with the row: what would have come after is not in the
+    batch, and no value stands in for it. Steps that are not live have 0, as they have no reward.
+
+    Args:
+        gamma: the discount.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, gamma: float = 0.99) -> None:
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma = {gamma}: must be at least 0 and at most 1")
+        super().__init__(observation_space, action_space)
+        self._gamma = gamma
+
+    def __call__(self, columns: Columns) -> Columns:
+        rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T] both
+        goes_on = live & ~columns[c.TERMINATED] & ~columns[c.TRUNCATED]  # [N, T]
+        after: Tensor = torch.zeros_like(rewards[:, 0])  # [N]
+        returns = linear_recurrence(self._gamma * goes_on, rewards, after)  # [N, T]
+        return columns | {RETURNS_TO_GO: returns}

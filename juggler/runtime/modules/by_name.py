@@ -1,0 +1,41 @@
+"""Custom parts by name: what "package.module:Class" leads to. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def found(name: str, what: str) -> Callable[..., Any]:
+    """What a name leads to, imported here.
+
+    Args:
+        name: "package.module:Class", or a function's name in place of the class's.
+        what: it is to be, for the error: "module", "encoder", …
+
+    Raises:
+        ValueError: the name leads nowhere, or to something that cannot be called.
+    """
+    package, colon, attribute = name.partition(":")
+    if not (package and colon and attribute):
+        raise ValueError(f"{what} {name!r} must be named as 'package.module:Class'")
+    try:
+        imported = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (package + ".").startswith(error.name + "."):
+            raise  # The package is there; something that it imports is not.
+        raise ValueError(
+            f"{what} {name!r} cannot be imported: there is no Python module {error.name!r} here; "
+            "install it, or put its directory on PYTHONPATH, wherever this run has workers"
+        ) from error
+    called = getattr(imported, attribute, None)
+    if called is None:
+        near = difflib.get_close_matches(attribute, vars(imported), n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{what} {name!r}: {package!r} is there and has no {attribute!r}{hint}")
+    if not callable(called):
+        raise ValueError(f"{what} {name!r} is of type {type(called).__name__}: it cannot be called")
+    made: Callable[..., Any] = called
+    return made

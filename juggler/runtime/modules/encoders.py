@@ -1,0 +1,199 @@
+"""Encoders: observations of a space to features [B, size]."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.modules.errors import UnsupportedSpace
+from juggler.runtime.modules.images import ImageEncoder, ImpalaResNet, NatureCNN, byte_scale
+from juggler.runtime.modules.layers import MLP
+from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import Path, path_name
+
+_CONVOLUTIONS: dict[object, type[NatureCNN | ImpalaResNet]] = {
+    "auto": NatureCNN,
+    "nature_cnn": NatureCNN,
+    "impala_resnet": ImpalaResNet,
+}
+
+# Matrices of other numbers than bytes are taken for images from this size on.
+_IMAGE_SIDE = 16
+
+
+class Numbers(nn.Module):
+    """Numbers as they are, in one row: Box and MultiBinary. Bytes are scaled to [0, 1]."""
+
+    def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
+        super().__init__()
+        self.size = math.prod(space.shape)
+        self.scale = byte_scale(space) if isinstance(space, spaces.Box) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(-1, self.size).float()  # [B, F]
+        return x if self.scale is None else x.mul_(self.scale)  # [B, F] of what were bytes
+
+
+class OneHot(nn.Module):
+    """Choices as a number for each alternative, 1 if it is chosen: Discrete, MultiDiscrete."""
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        super().__init__()
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)  # [k]
+        starts = np.ravel(space.start)  # [k]
+        self.size, self.choices = int(sizes.sum()), len(sizes)
+        self.first: Tensor
+        places = np.cumsum(sizes) - sizes - starts  # [k] what takes choices to where their 1 is
+        self.register_buffer("first", torch.from_numpy(places.astype(np.int64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.reshape(-1, self.choices).long() + self.first  # [B, k]
+        ones = torch.zeros(len(places), self.size, device=x.device)  # [B, F]
+        return ones.scatter(-1, places, 1.0)  # [B, F]
+
+
+class TreeEncoder(nn.Module):
+    """An encoder for each leaf of the observations, and hidden layers on all of their features.
+
+    The hidden layers are left out where there is nothing but one image.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], encoders: Sequence[nn.Module], config: ModelConfig
+    ) -> None:
+        """Args:
+        paths: of the leaves.
+        encoders: of the leaves, each with a `size`.
+        config: of the hidden layers.
+        """
+        super().__init__()
+        self.paths = list(paths)
+        self.encoders = nn.ModuleList(encoders)
+        self.has_images = any(isinstance(each, ImageEncoder) for each in encoders)
+        sizes = [feature_size(encoder) for encoder in encoders]
+        self.layers = None
+        self.size = sizes[0]
+        if len(encoders) > 1 or not self.has_images:
+            self.layers = MLP(sum(sizes), config)
+            self.size = self.layers.size
+
+    def forward(self, observations: Any) -> Tensor:
+        features = []  # [B, F] each
+        for path, encoder in zip(self.paths, self.encoders, strict=True):
+            leaf = observations
+            for key in path:
+                leaf = leaf[key]
+            features.append(encoder(leaf))
+        joined = torch.cat(features, -1) if len(features) > 1 else features[0]  # [B, F]
+        return joined if self.layers is None else self.layers(joined)  # [B, H]
+
+
+def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module:
+    """The encoder that a config says, with its features' number as `size`.
+
+    Args:
+        space: of one observation. Its "action_mask", if it is a Dict with one, is not encoded.
+        config: for `encoder` and, where that is not one of your own, the hidden layers.
+
+    Raises:
+        UnsupportedSpace: the space, or one within it, is nothing that can be encoded.
+        ValueError: the encoder's name leads nowhere, or it does not go with this space.
+    """
+    space = without_mask(space)
+    choice = config.encoder
+    if choice != "mlp" and choice not in _CONVOLUTIONS:
+        make = _named(choice) if isinstance(choice, str) else choice
+        encoder: nn.Module = make(space, config)
+        feature_size(encoder)
+        return encoder
+    leaves = space_leaves(space)
+    for path, leaf in leaves:
+        _check_leaf(path, leaf)
+    if choice in ("nature_cnn", "impala_resnet"):
+        if not any(_is_image(leaf, config) for _, leaf in leaves):
+            raise ValueError(
+                f"model_config.encoder = {choice!r} is for images, and there are none in {space}: "
+                "a Box of two to four dimensions is one"
+            )
+    elif leaves[0][0] == () and _is_plain(space, config):
+        return MLP(math.prod(space.shape or ()), config)
+    encoders = [_leaf_encoder(leaf, config) for _, leaf in leaves]
+    return TreeEncoder([path for path, _ in leaves], encoders, config)
+
+
+def feature_size(encoder: nn.Module) -> int:
+    """Raises:
+    ValueError: the encoder does not say.
+    """
+    size = getattr(encoder, "size", None)
+    if type(size) is not int:
+        raise ValueError(
+            f"the encoder {type(encoder).__name__} must have an attribute `size`, the number of "
+            f"features that it returns for one observation; it is {size!r}"
+        )
+    return size
+
+
+def without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """The space without its "action_mask", if it is a Dict with one: what is to be encoded."""
+    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
+        return space
+    rest = {key: each for key, each in space.spaces.items() if key != ACTION_MASK}
+    if not rest:
+        raise UnsupportedSpace(f"{space} has nothing but an action mask: nothing to decide by")
+    return spaces.Dict(rest)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    if ":" in name:
+        return found(name, "encoder")
+    known = ("auto", "mlp", "nature_cnn", "impala_resnet")
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f": did you mean {near[0]!r}?" if near else ", nor named as 'package.module:Class'"
+    raise ValueError(f"encoder {name!r} is none of {', '.join(known)}{hint}")
+
+
+def _leaf_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return OneHot(space)
+    assert isinstance(space, (spaces.Box, spaces.MultiBinary))
+    if isinstance(space, spaces.Box) and _is_image(space, config):
+        return _CONVOLUTIONS[config.encoder](space, config.initializer)
+    return Numbers(space)
+
+
+def _is_image(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
+    if config.encoder == "mlp" or not isinstance(space, spaces.Box):
+        return False
+    if not 2 <= len(space.shape) <= 4:
+        return False
+    if config.encoder != "auto" or space.dtype == np.uint8:
+        return True
+    return sum(side >= _IMAGE_SIDE for side in space.shape) >= 2
+
+
+def _is_plain(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
+    """Whether it is numbers that go into hidden layers as they are."""
+    numbers = isinstance(space, spaces.Box) and not _is_image(space, config)
+    return numbers and space.dtype != np.uint8
+
+
+def _check_leaf(path: Path, space: gymnasium.Space[Any]) -> None:
+    where = f"{space} at {path_name(path)}" if path else str(space)
+    if math.prod(space.shape or ()) == 0:
+        raise UnsupportedSpace(f"no encoder for observations in {where}: they have no elements")
+    if not any(np.issubdtype(space.dtype, kind) for kind in (np.integer, np.floating, np.bool_)):
+        raise UnsupportedSpace(
+            f"no encoder for observations in {where}: numbers are encoded, not {space.dtype}"
+        )

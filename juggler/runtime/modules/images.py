@@ -1,0 +1,158 @@
+"""Convolutional networks for images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from juggler.runtime.modules.layers import initialized
+
+_NATURE_SIDE = 36  # the least that its three convolutions leave something of
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """How the dimensions of one observation make an image [C, H, W].
+
+    Two dimensions are [H, W], three [H, W, C] or [C, H, W], and four a stack of such, whose
+    channels are put side by side. Channels are the odd one out where the two others are equal and
+    neighbours, else the smaller of the first and the last, else the last.
+    """
+
+    channels: int
+    height: int
+    width: int
+    stacked: bool  # there is a stack in front
+    channels_last: bool
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> ImageLayout:
+        stack = shape[0] if len(shape) == 4 else 1
+        if len(shape) == 2:
+            return cls(1, *shape, stacked=False, channels_last=True)
+        a, b, c = shape[-3:]
+        last = a == b if (a == b) != (b == c) else c <= a
+        channels, height, width = (c, a, b) if last else (a, b, c)
+        return cls(stack * channels, height, width, len(shape) == 4, last)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Observations [B, ...] -> [B, C, H, W], without a copy where there is no stack."""
+        if x.ndim == 3:
+            return x.unsqueeze(1)  # [B, 1, H, W]
+        if self.channels_last:
+            x = x.movedim(-1, -3)  # [B, C, H, W] or [B, K, C, H, W]
+        return x.flatten(1, 2) if self.stacked else x  # [B, C, H, W]
+
+
+class ImageEncoder(nn.Module):
+    """Images of one layout, and of any dtype, to features [B, size].
+
+    Bytes are scaled to [0, 1] here, on the device: they travel as bytes.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        convolutions: nn.Sequential,
+        size: int,
+        initializer: str,
+    ) -> None:
+        super().__init__()
+        self.layout = layout = ImageLayout.of(space.shape)
+        self.scale = byte_scale(space)
+        self.size = size
+        self.convolutions = convolutions
+        with torch.no_grad():
+            image = torch.zeros(1, layout.channels, layout.height, layout.width)  # [1, C, H, W]
+            flat = convolutions(image).numel()
+        self.linear = initialized(nn.Linear(flat, size), initializer)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        x = self.layout(observations).float()  # [B, C, H, W]
+        if self.scale is not None:
+            x.mul_(self.scale)  # [B, C, H, W] of what were bytes
+        x = self.convolutions(x).flatten(1)  # [B, F]
+        features: Tensor = self.linear(x)  # [B, size]
+        return features.relu()
+
+
+def byte_scale(space: gymnasium.spaces.Box) -> float | None:
+    """What takes the bytes of a space to [0, 1]; none: they are no bytes, and stay as they are."""
+    return 1 / max(1, int(space.high.max())) if space.dtype == np.uint8 else None
+
+
+class NatureCNN(ImageEncoder):
+    """Mnih et al. 2015, "Human-level control through deep reinforcement learning".
+
+    Its first convolutions are too large for an image with a side below 36. Such an image gets three
+    convolutions of 3 × 3 and 128 features, which halve it while it has a side above 8.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box, initializer: str = "orthogonal") -> None:
+        layout = ImageLayout.of(space.shape)
+        side = min(layout.height, layout.width)
+        # Channels, kernel, stride and padding.
+        shapes = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+        if side < _NATURE_SIDE:
+            shapes = []
+            for channels in (16, 32, 32):
+                stride = 2 if side > 8 else 1
+                side = math.ceil(side / stride)
+                shapes.append((channels, 3, stride, 1))
+        layers: list[nn.Module] = []
+        inputs = layout.channels
+        for channels, kernel, stride, padding in shapes:
+            convolution = nn.Conv2d(inputs, channels, kernel, stride, padding)
+            layers += [initialized(convolution, initializer), nn.ReLU()]
+            inputs = channels
+        size = 512 if shapes[0][1] == 8 else 128
+        super().__init__(space, nn.Sequential(*layers), size, initializer)
+
+
+class ImpalaResNet(ImageEncoder):
+    """The residual network of 15 convolutions in Espeholt et al. 2018, "IMPALA", figure 3.
+
+    Takes images of any size.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        initializer: str = "orthogonal",
+        channels: tuple[int, ...] = (16, 32, 32),
+    ) -> None:
+        """Args:
+        space: of the images.
+        initializer: as in `ModelConfig`.
+        channels: of each section; a section halves the image.
+        """
+        layers: list[nn.Module] = []
+        inputs = ImageLayout.of(space.shape).channels
+        for outputs in channels:
+            layers += [
+                initialized(nn.Conv2d(inputs, outputs, 3, padding=1), initializer, gain=1.0),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                _Residual(outputs, initializer),
+                _Residual(outputs, initializer),
+            ]
+            inputs = outputs
+        super().__init__(space, nn.Sequential(*layers, nn.ReLU()), 256, initializer)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, initializer: str) -> None:
+        super().__init__()
+        # What a block adds is at first a part of what goes past it: six in a row do not explode.
+        self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), initializer)
+        self.second = initialized(
+            nn.Conv2d(channels, channels, 3, padding=1), initializer, gain=0.5
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x.relu()).relu())  # [B, C, H, W]
+        return x + y

@@ -1,0 +1,55 @@
+"""Layers that the default modules are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from juggler.runtime.modules.activations import Tanh
+from juggler.runtime.modules.model_config import ModelConfig
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
+
+L = TypeVar("L", nn.Linear, nn.Conv2d)
+
+
+def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
+    """The layer with weights as `ModelConfig.initializer` says.
+
+    Orthogonal ones are Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks".
+    """
+    if initializer == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+        assert layer.bias is not None
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class MLP(nn.Sequential):
+    """Hidden layers on numbers [B, ...] of any shape and dtype -> [B, size]."""
+
+    def __init__(self, inputs: int, config: ModelConfig) -> None:
+        """Args:
+        inputs: F, numbers in one observation.
+        config: for hidden_sizes, activation and initializer.
+        """
+        layers: list[nn.Module] = []
+        size = inputs
+        for hidden in config.hidden_sizes:
+            layers.append(initialized(nn.Linear(size, hidden), config.initializer))
+            layers.append(_ACTIVATIONS[config.activation]())
+            size = hidden
+        super().__init__(*layers)
+        self.inputs, self.size = inputs, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            x = x.float()  # [B, ...]
+        if x.ndim != 2:
+            x = x.reshape(-1, self.inputs)  # [B, F]
+        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]  # [B, H]
+        return y

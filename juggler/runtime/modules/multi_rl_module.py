@@ -1,0 +1,198 @@
+"""MultiRLModule: modules by id, which may share parts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import gymnasium
+from torch import nn
+
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.module_spec import RLModuleSpec
+from juggler.runtime.modules.rl_module import Batch, RLModule
+
+Space = gymnasium.Space[Any]
+
+
+class MultiRLModule(nn.Module):
+    """RLModules by id, each with its own spaces and config; a mapping of them.
+
+    As it is, its modules are independent. Where they are to share a part, a subclass overrides
+    `build`, makes the part once and hands it to each of them:
+
+        class SharedEncoder(MultiRLModule):
+            def build(self, specs):
+                encoder = torch.nn.Linear(8, 64)
+                return {
+                    module_id: MyModule(spec.observation_space, spec.action_space, encoder)
+                    for module_id, spec in specs.items()
+                }
+
+    Ids are any strings.
+    """
+
+    def __init__(self, modules: Mapping[str, RLModule | RLModuleSpec]) -> None:
+        """Args:
+        modules: by id; or complete specs of them, for `build`.
+        """
+        super().__init__()
+        self._held = nn.ModuleDict()
+        self._keys: dict[str, str] = {}  # of `_held`, by id
+        specs = {
+            module_id: each.completed()
+            for module_id, each in modules.items()
+            if isinstance(each, RLModuleSpec)
+        }
+        built = self.build(specs)
+        for module_id, module in modules.items():
+            self._hold(module_id, built[module_id] if module_id in specs else module)
+
+    def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
+        """The modules that specs describe, by id; those of one call may share parts.
+
+        A part that modules added later are to share as well is kept as an attribute.
+        """
+        return {module_id: spec.build() for module_id, spec in specs.items()}
+
+    def add(self, module_id: str, module: RLModule | RLModuleSpec) -> None:
+        """One more module, under an id that is free; a spec of it is for `build`."""
+        if isinstance(module, RLModuleSpec):
+            module = self.build({module_id: module.completed()})[module_id]
+        self._hold(module_id, module)
+
+    def remove(self, module_id: str) -> RLModule:
+        """Let go of a module -> that module. What it shares with others stays with them."""
+        module = self[module_id]
+        del self._held[self._keys.pop(module_id)]
+        return module
+
+    def forward_inference(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """The pass of each module that there is a batch for, by id."""
+        return {key: self[key].forward_inference(part) for key, part in batch.items()}
+
+    def forward_exploration(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """The pass of each module that there is a batch for, by id."""
+        return {key: self[key].forward_exploration(part) for key, part in batch.items()}
+
+    def forward_train(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        """The pass of each module that there is a batch for, by id."""
+        return {key: self[key].forward_train(part) for key, part in batch.items()}
+
+    def forward(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
+        return self.forward_train(batch)
+
+    def as_multi(self) -> MultiRLModule:
+        """Itself; as an RLModule's method of that name."""
+        return self
+
+    def shared_groups(self) -> list[tuple[str, ...]]:
+        """All ids, in groups of modules that share parameters or buffers, be it by way of others.
+
+        Most groups have one id. Groups are in the order of their first ids, and ids in that of all.
+        """
+        groups: list[tuple[set[int], list[str]]] = []  # tensors, and who has them
+        for module_id, module in self.items():
+            tensors = {id(each) for each in chain(module.parameters(), module.buffers())}
+            sharing = [group for group in groups if group[0] & tensors]
+            if not sharing:
+                groups.append((tensors, [module_id]))
+                continue
+            merged, *others = sharing
+            for group in others:
+                merged[0].update(group[0])
+                merged[1].extend(group[1])
+                groups.remove(group)
+            merged[0].update(tensors)
+            merged[1].append(module_id)
+        return [tuple(sorted(ids, key=self.keys().index)) for _, ids in groups]
+
+    def keys(self) -> list[str]:
+        return list(self._keys)
+
+    def items(self) -> list[tuple[str, RLModule]]:
+        return [(module_id, self[module_id]) for module_id in self._keys]
+
+    def __getitem__(self, module_id: str) -> RLModule:
+        if module_id not in self._keys:
+            near = difflib.get_close_matches(module_id, self._keys, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {self.keys()}"
+            raise KeyError(f"no module {module_id!r}: {hint}")
+        module = self._held[self._keys[module_id]]
+        assert isinstance(module, RLModule)
+        return module
+
+    def __contains__(self, module_id: object) -> bool:
+        return module_id in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _hold(self, module_id: str, module: object) -> None:
+        if module_id in self._keys:
+            raise ValueError(f"there is a module {module_id!r} already: remove it first")
+        if not isinstance(module, RLModule):
+            raise TypeError(f"module {module_id!r} is a {type(module).__name__}, not an RLModule")
+        # Torch allows no dot in a name, nor one that is an attribute's.
+        key = f"id_{module_id.replace('%', '%25').replace('.', '%2E')}"
+        self._held[key] = module
+        self._keys[module_id] = key
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiRLModuleSpec:
+    """What a MultiRLModule is built from: a spec for each module, complete or not."""
+
+    modules: Mapping[str, RLModuleSpec]
+    """By module id."""
+
+    multi_module: str | type[MultiRLModule] = MultiRLModule
+    """The class, or its name as package.module:Class."""
+
+    def completed(
+        self,
+        observation_space: Space | Mapping[str, Space] | None = None,
+        action_space: Space | Mapping[str, Space] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+    ) -> MultiRLModuleSpec:
+        """This spec with what its modules' specs leave out filled in.
+
+        Args:
+            observation_space: one for all modules, or by module id.
+            action_space: the same.
+            model_config: for all modules; keys that a module's spec gives go before.
+        """
+        modules = {
+            module_id: spec.completed(
+                _for(module_id, observation_space), _for(module_id, action_space), model_config
+            )
+            for module_id, spec in self.modules.items()
+        }
+        return MultiRLModuleSpec(modules=modules, multi_module=self.multi_module)
+
+    def build(self) -> MultiRLModule:
+        """New modules.
+
+        Raises:
+            ValueError: a spec is not complete, and whatever `build_module` raises.
+            TypeError: the class is not one of MultiRLModules.
+        """
+        named = self.multi_module
+        make: Any = found(named, "multi_module") if isinstance(named, str) else named
+        built: object = make(self.modules)
+        if not isinstance(built, MultiRLModule):
+            raise TypeError(f"{named!r} made a {type(built).__name__}, not a MultiRLModule")
+        return built
+
+
+def _for(module_id: str, space: Space | Mapping[str, Space] | None) -> Space | None:
+    # A Dict space is a mapping too.
+    if space is None or isinstance(space, gymnasium.Space):
+        return space
+    return space.get(module_id)

@@ -1,0 +1,128 @@
+"""Gymnasium's spaces as trees: what a value of a space looks like in batches and on the wire.
+
+A Dict space is a map by its keys, a Tuple space a map with the keys "0", "1", …, and every other
+space is one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.trees import Path, Tree, path_name
+
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+_REASONS: list[tuple[type[Space[Any]], str]] = [
+    (spaces.Text, "its values are strings of varying length: give their characters as numbers"),
+    (spaces.Graph, "its values vary in size: pad nodes and edges to the most there can be"),
+    (spaces.Sequence, "its values vary in length: pad them to the longest there can be"),
+    (spaces.OneOf, "its values change their kind: give all of its spaces in a Tuple"),
+]
+
+
+def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
+    """The spaces within a space that are one array each, with their paths in its trees.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete or MultiBinary, which have one entry with the path ();
+            or a Dict or Tuple of such spaces, nested to any depth.
+
+    Raises:
+        UnsupportedSpace: nobody encodes this space, or one within it.
+    """
+    return _leaves(space, ())
+
+
+def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
+    if isinstance(space, _LEAVES):
+        return [(path, space)]
+    children = _children(space)
+    if children is None:
+        raise _unsupported(space, path)
+    if not children:
+        raise UnsupportedSpace(f"{_name(space, path)} has nothing in it: leave it out")
+    for key in children:
+        if not isinstance(key, str):
+            raise UnsupportedSpace(
+                f"{_name(space, path)} has the key {key!r}: keys must be strings"
+            )
+    return [leaf for key, child in children.items() for leaf in _leaves(child, (*path, key))]
+
+
+def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
+    """A tree [*leading_shape, ...] in the shapes and dtypes of a space: of zeros, but for Discrete
+    and MultiDiscrete spaces that count from another number, which is there in their place.
+
+    Raises:
+        UnsupportedSpace: as `space_leaves`.
+    """
+    children = _children(space)
+    if children is not None:
+        return {key: zeros(child, leading_shape) for key, child in children.items()}
+    if not isinstance(space, _LEAVES):
+        raise _unsupported(space, ())
+    array = np.zeros((*leading_shape, *(space.shape or ())), space.dtype)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        array += space.start
+    return array
+
+
+def to_tree(space: Space[Any], value: Any) -> Tree:
+    """A value of a space, or a batch of values as Gymnasium makes it, as a tree. Copies nothing."""
+    if isinstance(space, spaces.Dict):
+        return {key: to_tree(child, value[key]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(i): to_tree(child, value[i]) for i, child in enumerate(space.spaces)}
+    array: Tree = value
+    return array
+
+
+def from_tree(space: Space[Any], tree: Any) -> Any:
+    """A tree as the value of a space that Gymnasium expects. Copies nothing."""
+    if isinstance(space, spaces.Dict):
+        return {key: from_tree(child, tree[key]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(from_tree(child, tree[str(i)]) for i, child in enumerate(space.spaces))
+    return tree
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
+    """A tree of what a function makes of the leaves (arrays or tensors) of one or more trees.
+
+    Args:
+        function: called with the leaves that have the same path, one of each tree.
+        tree: whose branches and keys the result has.
+        trees: have those at least.
+    """
+    if isinstance(tree, Mapping):
+        return {
+            key: tree_map(function, child, *(other[key] for other in trees))
+            for key, child in tree.items()
+        }
+    return function(tree, *trees)
+
+
+def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
+    """The spaces directly within one by their keys in its trees; None: it has none."""
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return {str(i): child for i, child in enumerate(space.spaces)}
+    return None
+
+
+def _unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
+    reasons = (reason for kind, reason in _REASONS if isinstance(space, kind))
+    served = ", ".join(kind.__name__ for kind in _LEAVES)
+    why = next(reasons, f"express it with {served}, Dict and Tuple")
+    return UnsupportedSpace(f"nobody encodes {_name(space, path)}: {why}")
+
+
+def _name(space: Space[Any], path: Path) -> str:
+    at = f" at {path_name(path)}" if path else ""
+    return f"the space {space}{at}"

@@ -1,0 +1,225 @@
+"""Sampling with connectors between environments and policy, in every autoreset mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from recording import copied
+from scripted_environments import Scripted
+from scripted_modules import LinearPolicy
+from vectors import MODES, vector_of, vector_of_functions
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.learner.collate import collate
+from juggler.runtime.connectors.building import build_learner_pipeline, build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.structures import tree_map
+
+STEPS = 5
+SCRIPTS = [
+    ((4, "truncated"), (4, "terminated"), (4, "both")),
+    ((5, "truncated"), (3, "terminated"), (1, "both"), (1, "truncated"), (1, "terminated")),
+    ((30, "truncated"),),
+]
+ROWS = len(SCRIPTS)
+
+
+class Infinite(Scripted):
+    """So is the first number that it shows after two steps of an episode."""
+
+    def __init__(self) -> None:
+        super().__init__(((9, "both"),))
+
+    def observation(self):
+        observation = super().observation()
+        if self.steps == 2:
+            observation[0] = np.inf
+        return observation
+
+
+class Idle(RLModule):
+    """Does the same whatever it sees."""
+
+    def _forward(self, batch):
+        observations = batch["observations"]
+        rows = len(observations if isinstance(observations, torch.Tensor) else observations["x"])
+        if isinstance(self.action_space, spaces.Box):
+            return {"actions": torch.full((rows, *self.action_space.shape), 0.5)}
+        return {"actions": torch.ones(rows, dtype=torch.int64)}
+
+
+def connected(
+    env: VectorEnv[Any, Any, Any], module: Any = None, **pieces: Any
+) -> tuple[Sampler, EnvToModule, BehaviourPolicy]:
+    """A sampler with connectors, and a module of that class or the default one."""
+    config = ConnectorsConfig(**pieces)
+    spaces_ = env.single_observation_space, env.single_action_space
+    env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)
+    torch.manual_seed(0)
+    seen, acted = env_to_module.module_observation_space, module_to_env.action_space
+    built = build_module(module, seen, acted, {})
+    policy = BehaviourPolicy(built, env.num_envs, STEPS, 0, module_to_env)
+    return Sampler(env, policy, STEPS, 7, env_to_module), env_to_module, policy
+
+
+@pytest.mark.parametrize("model", [{}, {"recurrent": "lstm", "recurrent_size": 4}])
+@pytest.mark.parametrize("box", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["previous_actions_and_rewards"],
+        ["mean_std_filter", {"use": "frame_stack", "k": 3}, "previous_actions_and_rewards"],
+    ],
+)
+def test_a_learner_computes_the_log_probabilities_that_a_runner_acted_with(
+    pieces, mode: AutoresetMode, box: bool, model
+) -> None:
+    env = vector_of("in turn", mode, SCRIPTS, box)
+    config = ConnectorsConfig(env_to_module=pieces)
+    spaces_ = env.single_observation_space, env.single_action_space
+    env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)
+    learner = build_learner_pipeline(config, env_to_module.observation_space, spaces_[1])
+    torch.manual_seed(0)
+    module = build_module(None, learner.observation_space, spaces_[1], model)
+    policy = BehaviourPolicy(module, ROWS, STEPS, 0, module_to_env)
+    sampler = Sampler(env, policy, STEPS, 7, env_to_module)
+    distribution = module.action_distribution()
+    for _ in range(6):
+        batch = sampler.sample((0, 0)).batch
+        columns = learner(collate([batch]))
+        if model:
+            continue_of_rows(module, columns, batch)
+            continue
+        flat = tree_map(lambda x: x.flatten(0, 1), columns["observations"])
+        inputs = module.forward_train({"observations": flat})["action_dist_inputs"]
+        inputs = inputs.unflatten(0, (ROWS, STEPS))  # [N, T, D]
+        logp = distribution(inputs).log_prob(columns["actions"])
+        np.testing.assert_allclose(logp.detach(), batch.action_logp, rtol=1e-4, atol=1e-4)
+    env.close()
+
+
+def continue_of_rows(module: RLModule, columns: dict[str, Any], batch: Any) -> None:
+    """A recurrent module goes on from the state at each row's start, up to the first end."""
+    states = columns["states"]["module"]
+    inputs = module.forward_train({"observations": columns["observations"], "states": states})
+    logp = module.action_distribution()(inputs["action_dist_inputs"]).log_prob(columns["actions"])
+    ended = batch.terminated | batch.truncated | ~batch.live  # [N, T]
+    before = ~np.logical_or.accumulate(np.roll(ended, 1, 1) & (np.arange(STEPS) > 0), 1)  # [N, T]
+    found, expected = logp.detach().numpy()[before], batch.action_logp[before]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["in turn", "native", "async"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_column_of_observations_is_what_the_connectors_make(kind: str, mode) -> None:
+    plain_env, env = vector_of(kind, mode, SCRIPTS), vector_of(kind, mode, SCRIPTS)
+    plain, _, _ = connected(plain_env, Idle)
+    filtered, connectors, _ = connected(env, Idle, env_to_module=["mean_std_filter"])
+    for fragment in range(6):
+        expected, found = plain.sample((0, 0)), filtered.sample((0, 0))
+        for name in ("observations", "last_observations", "final_observations"):
+            raw, made = getattr(expected.batch, name), getattr(found.batch, name)
+            np.testing.assert_array_equal(made, connectors(raw))
+            assert made.dtype == np.float32
+        assert expected.connector_delta == {}
+        delta = Moments.from_tree(found.connector_delta["mean_std_filter"])
+        seen = Moments.of(expected.batch.observations[expected.batch.live])
+        assert delta.count == expected.batch.live_steps
+        np.testing.assert_allclose(delta.mean, seen.mean)
+        np.testing.assert_allclose(delta.m2, seen.m2)
+        if fragment == 2:
+            connectors.set_state(found.connector_delta)
+    assert not np.array_equal(expected.batch.observations, found.batch.observations)
+    plain_env.close()
+    env.close()
+
+
+def test_batches_hold_what_the_policy_chose_and_environments_get_what_connectors_make() -> None:
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS, box=True)
+    got: list[np.ndarray] = []
+    step = env.step
+    env.step = lambda actions: (got.append(actions), step(actions))[1]
+    sampler, _, policy = connected(env, Idle, module_to_env=["rescale_actions"])
+    batch = sampler.sample((0, 0)).batch
+    assert (batch.actions == 0.5).all()
+    assert len(got) == STEPS
+    assert all((actions == 0.25).all() for actions in got)  # the bounds are -0.5 and 0.5
+    got.clear()
+    evaluate(env, policy, ROWS, 0)
+    assert all((actions == 0.25).all() for actions in got)
+    env.close()
+
+
+def test_an_evaluation_shows_the_policy_what_sampling_does_and_learns_nothing() -> None:
+    env = vector_of("in turn", AutoresetMode.NEXT_STEP, SCRIPTS)
+    pieces = ["mean_std_filter", {"use": "frame_stack", "k": 2}]
+    sampler, connectors, policy = connected(env, env_to_module=pieces)
+    connectors.set_state(sampler.sample((0, 0)).connector_delta)
+    seen: list[np.ndarray] = []
+    act = policy.act_deterministically
+    policy.act_deterministically = lambda observations, first: (
+        seen.append((observations.copy(), first.copy())),
+        act(observations, first),
+    )[1]
+    evaluate(env, policy, 6, 3, connectors)
+    env.close()
+    assert connectors.take_delta(np.zeros((ROWS, 0), np.bool_))["mean_std_filter"]["count"] == 0
+    last = np.zeros((ROWS, 3), np.float32)
+    for stacks, first in seen:
+        before, now = stacks[:, :3], stacks[:, 3:]
+        np.testing.assert_array_equal(before, np.where(first[:, None], now, last))
+        last = now
+    assert max(stacks.max() for stacks, _ in seen) == 10  # as the filter clips; steps count to 30
+
+
+def test_an_infinite_observation_is_found_though_the_filter_clips_it() -> None:
+    env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Scripted, Infinite])
+    sampler, _, _ = connected(env, Idle, env_to_module=["mean_std_filter"])
+    with pytest.raises(NonFinite) as found:
+        sampler.sample((0, 0))
+    error = found.value
+    assert (error.environment, error.step, error.column) == (1, 2, "observations")
+    assert error.live_steps == 2 * STEPS
+    sampler.reset(0)
+    env.close()
+
+
+def test_a_reset_starts_with_contexts_and_watches_of_its_own() -> None:
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS)
+    pieces = ["mean_std_filter", {"use": "frame_stack", "k": 2}]
+    sampler, _, _ = connected(env, Idle, env_to_module=pieces)
+    first = copied(sampler.sample((0, 0)))
+    step = env.step
+    env.step = lambda actions: 1 / 0  # it fails in the middle of a fragment
+    with pytest.raises(ZeroDivisionError):
+        sampler.sample((0, 0))
+    env.step = step
+    sampler.reset(7)
+    fragment = sampler.sample((0, 0))
+    count = fragment.connector_delta["mean_std_filter"]["count"]
+    assert count == ROWS * STEPS == fragment.batch.live_steps
+    context = fragment.batch.states["connectors"]["frame_stack"]
+    np.testing.assert_array_equal(context[:, 0], fragment.batch.observations[:, 0])
+    assert first.batch.states["connectors"]["frame_stack"].shape == (ROWS, 1, 3)
+    env.close()
+
+
+def test_without_connectors_a_batch_has_no_contexts() -> None:
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS)
+    sampler, _, _ = connected(env, LinearPolicy)
+    fragment = sampler.sample((0, 0))
+    assert fragment.batch.states == {}
+    assert fragment.connector_delta == {}
+    env.close()

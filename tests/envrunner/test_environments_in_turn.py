@@ -1,0 +1,135 @@
+"""EnvironmentsInTurn gives what Gymnasium's SyncVectorEnv gives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from scripted_environments import AsTrees, Failing, Masked, Scripted
+
+from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.failures import EnvironmentFailed
+
+SCRIPTS = [
+    ((3, "terminated"), (1, "truncated"), (2, "both")),
+    ((2, "truncated"),),
+    ((9, "terminated"),),
+]
+MODES = list(AutoresetMode)
+
+
+class Counted(Scripted):
+    """A single number as its observation."""
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.observation_space = spaces.Discrete(100)
+
+    def observation(self):
+        return np.int64(self.steps)
+
+
+def trees(script) -> gymnasium.Env[Any, Any]:
+    return AsTrees(Scripted(script, box=True))
+
+
+def masked(script) -> gymnasium.Env[Any, Any]:
+    return Masked(Scripted(script), mask=lambda _: np.array([1, 1, 1], np.int8))
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif expected is None:
+        assert found is None
+    elif isinstance(expected, tuple) or np.asarray(expected).dtype.kind == "O":
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours, theirs)
+    else:
+        np.testing.assert_array_equal(found, expected)
+        assert np.asarray(found).dtype == np.asarray(expected).dtype
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [Scripted, Counted, trees, masked])
+def test_steps_and_resets_are_those_of_gymnasium(make: Any, mode: AutoresetMode) -> None:
+    functions = [functools.partial(make, script) for script in SCRIPTS]
+    ours = EnvironmentsInTurn(functions, mode, "scripted")
+    theirs = SyncVectorEnv(functions, autoreset_mode=mode)
+    assert ours.metadata["autoreset_mode"] is mode
+    assert_same(ours.reset(seed=[3, 4, 5]), theirs.reset(seed=[3, 4, 5]))
+    theirs.action_space.seed(0)
+    for _ in range(20):
+        actions = theirs.action_space.sample()
+        found, expected = ours.step(actions), theirs.step(actions)
+        assert_same(found, expected)
+        over = expected[2] | expected[3]
+        if mode is AutoresetMode.DISABLED and over.any():
+            again = [env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs)]
+            assert_same(*again)
+
+
+def test_a_seed_for_all_gives_each_its_own() -> None:
+    functions = [functools.partial(Scripted, script) for script in SCRIPTS]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "scripted")
+    assert_same(ours.reset(seed=7)[0], SyncVectorEnv(functions).reset(seed=7)[0])
+
+
+def test_options_reach_the_environments_that_are_reset() -> None:
+    class Listening(Scripted):
+        def reset(self, *, seed=None, options=None):
+            self.heard = options
+            return super().reset(seed=seed)
+
+    ours = EnvironmentsInTurn([Listening] * 3, AutoresetMode.DISABLED, "listening")
+    ours.reset(options={"level": 2})
+    assert [env.heard for env in ours.envs] == [{"level": 2}] * 3
+    ours.reset(options={"level": 3, "reset_mask": np.array([False, True, False])})
+    assert [env.heard["level"] for env in ours.envs] == [2, 3, 2]
+    assert "reset_mask" not in ours.envs[1].heard
+
+
+def test_infos_that_nobody_reads_are_not_gathered() -> None:
+    class Talkative(Scripted):
+        def step(self, action):
+            return (*super().step(action)[:4], {"speed": 3.0, "name": "x"})
+
+    ours = EnvironmentsInTurn([Talkative] * 2, AutoresetMode.SAME_STEP, "talkative")
+    ours.reset(seed=0)
+    assert ours.step(np.zeros(2, int))[-1] == {}
+
+
+def test_an_observation_of_the_wrong_length_is_an_error() -> None:
+    class Long(Scripted):
+        def observation(self):
+            return np.zeros(4, np.float32)
+
+    ours = EnvironmentsInTurn([Scripted, Long], AutoresetMode.SAME_STEP, "long")
+    with pytest.raises(ValueError, match="wrong shape"):
+        ours.reset(seed=0)
+
+
+def steps(env: EnvironmentsInTurn, count: int) -> None:
+    for _ in range(count):
+        env.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(("call", "at"), [("reset", 1), ("step", 2)])
+def test_a_failure_says_which_environment_failed_in_what(
+    mode: AutoresetMode, call: str, at: int
+) -> None:
+    functions = [Scripted, functools.partial(Failing, call, at=at)]
+    ours = EnvironmentsInTurn(functions, mode, "toy")
+    ours.reset(seed=0)
+    expected = rf"environment 1 \(toy\) failed in {call}: RuntimeError: the cube"
+    with pytest.raises(EnvironmentFailed, match=expected) as caught:
+        steps(ours, 4)
+    assert "in the_guilty_line" in caught.value.traceback

@@ -1,0 +1,111 @@
+"""What batches go through between a learner's door and its algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.learner.algorithms import build_learner
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.state import StateMismatch
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def make_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) -> Learner:
+    config = ImpalaConfig(reward_scale=reward_scale)
+    model = {"hidden_sizes": [8]}
+    pieces = ConnectorsConfig(**connectors)
+    return build_learner(config, None, VECTOR, TWO, model, connectors=pieces, seed=seed)
+
+
+def with_context(batch: EpisodeBatch, **contexts: Any) -> EpisodeBatch:
+    return replace(batch, states={"connectors": contexts})
+
+
+def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
+    make_batch: MakeBatch,
+) -> None:
+    piped = make_learner(learner=[{"use": "scale_rewards", "factor": 0.5}])
+    expected = fetch_metrics(make_learner(reward_scale=0.5).update_from_episodes([make_batch()]))
+    sample = piped.sample_from_episodes([make_batch()])
+    np.testing.assert_array_equal(sample["default"]["rewards"], make_batch().rewards * 0.5)
+    assert fetch_metrics(piped.step(sample)) == expected
+
+    class OfBatches(Impala):
+        trains_on = frozenset({"batch"})
+
+    core = OfBatches(piped.core._factories, piped.config)
+    of_batches = Learner(core, pipelines=piped.pipelines)
+    found = of_batches.update_from_batch({"default": collate([make_batch()])})
+    assert fetch_metrics(found) == expected
+
+
+def test_the_module_sees_what_context_connectors_add(make_batch: MakeBatch) -> None:
+    learner = make_learner(env_to_module=[{"use": "frame_stack", "k": 3}])
+    batch = with_context(make_batch(2, 4, ends=0.0), frame_stack=np.zeros((2, 2, 4), np.float32))
+    sample = learner.sample_from_episodes([batch])["default"]
+    assert sample["observations"].shape == (2, 4, 12)
+    np.testing.assert_array_equal(sample["observations"][:, 2, :4], batch.observations[:, 0])
+    np.testing.assert_array_equal(sample["observations"][:, 2, 8:], batch.observations[:, 2])
+    before = learner.state
+    learner.step({"default": sample})
+    assert learner.state is not before
+    (weight,) = [
+        array
+        for name, array in learner.get_weights()["default"].items()
+        if array.ndim == 2 and array.shape[1] == 12
+    ]
+    assert weight.shape == (8, 12)
+
+
+def test_what_a_pipeline_has_learned_is_saved_and_restored(make_batch: MakeBatch) -> None:
+    learner = make_learner(learner=["normalize_rewards"])
+    batches = [
+        with_context(make_batch(seed=seed), discounted_returns=np.zeros(3, np.float32))
+        for seed in range(4)
+    ]
+    for batch in batches[:2]:
+        learner.update_from_episodes([batch])
+    tree, extras = learner.save()
+    kept = {
+        name: array.copy()
+        for name, array in tree["learner_pipelines"]["default"]["normalize_rewards"].items()
+    }
+    assert kept["count"] == sum(batch.live_steps for batch in batches[:2])
+    expected = [fetch_metrics(learner.update_from_episodes([batch])) for batch in batches[2:]]
+    assert tree["learner_pipelines"]["default"]["normalize_rewards"] == kept
+
+    restored = make_learner(seed=7, learner=["normalize_rewards"])
+    restored.restore(tree, extras)
+    found = [fetch_metrics(restored.update_from_episodes([batch])) for batch in batches[2:]]
+    assert found == expected
+
+
+def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
+    make_batch: MakeBatch,
+) -> None:
+    plain, normalizing = make_learner(), make_learner(learner=["normalize_rewards"])
+    before = normalizing.state
+    with pytest.raises(StateMismatch, match="'learner_pipelines/default' is not part of this one"):
+        plain.restore(*normalizing.save())
+    with pytest.raises(StateMismatch, match="'learner_pipelines/default' is missing"):
+        normalizing.restore(*plain.save())
+    assert normalizing.state is before
+    assert torch.equal(
+        normalizing.pipelines["default"].get_state()["normalize_rewards"]["count"],
+        torch.zeros((), dtype=torch.float64),
+    )

@@ -1,0 +1,241 @@
+"""Encoders: from observations of every space to features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.runtime.modules.encoders import Numbers, OneHot, TreeEncoder, build_encoder
+from juggler.runtime.modules.images import ImageLayout, ImpalaResNet, NatureCNN
+from juggler.runtime.modules.layers import MLP
+from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.wire.structures import to_tree, tree_map
+
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+
+
+def image(*shape: int, dtype: Any = np.uint8) -> spaces.Box:
+    return spaces.Box(0, 255, shape, dtype)
+
+
+def batch_of(space: gymnasium.Space[Any], rows: int = 3) -> Any:
+    """Samples of a space as the batch that a module gets."""
+    space.seed(0)
+    batched = gymnasium.vector.utils.batch_space(space, rows)
+    batched.seed(0)
+    return tree_map(
+        lambda array: torch.from_numpy(np.asarray(array)), to_tree(space, batched.sample())
+    )
+
+
+def first(rows: int, observations: Any) -> Any:
+    return tree_map(lambda leaf: leaf[:rows], observations)
+
+
+def test_choices_become_ones_among_zeros() -> None:
+    one_hot = OneHot(spaces.Discrete(3, start=5))
+    expected = torch.tensor([[0.0, 0, 1], [1, 0, 0]])
+    assert torch.equal(one_hot(torch.tensor([7, 5])), expected)
+    several = OneHot(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, 4], [9, -1]]))
+    chosen = torch.tensor([[[1, 4], [9, 0]]])
+    assert torch.equal(several(chosen), torch.tensor([[0.0, 1, 1, 0, 0, 1, 0, 1]]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16, np.bool_], ids=str)
+def test_numbers_stay_as_they_are_in_one_row(dtype: Any) -> None:
+    numbers = Numbers(spaces.Box(0, 1, (2, 3), dtype))
+    x = torch.ones(5, 2, 3, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)
+    assert torch.equal(numbers(x), torch.ones(5, 6))
+
+
+def test_bytes_are_scaled_by_what_bounds_them() -> None:
+    full, few = Numbers(image(2)), Numbers(spaces.Box(0, 4, (2,), np.uint8))
+    x = torch.tensor([[0, 255], [51, 4]], dtype=torch.uint8)
+    torch.testing.assert_close(full(x), torch.tensor([[0.0, 1.0], [0.2, 4 / 255]]))
+    torch.testing.assert_close(few(x)[1, 1], torch.tensor(1.0))
+    assert x.dtype == torch.uint8
+    assert x[0, 1] == 255  # the batch itself is left alone
+
+
+def test_a_byte_image_is_scaled_and_its_batch_left_alone() -> None:
+    cnn = NatureCNN(image(8, 8, 3))
+    seen: list[torch.Tensor] = []
+    cnn.convolutions.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    x = torch.full((2, 8, 8, 3), 255, dtype=torch.uint8)
+    cnn(x)
+    torch.testing.assert_close(seen[0], torch.ones(2, 3, 8, 8))
+    floats = NatureCNN(image(16, 16, 3, dtype=np.float32))
+    y = torch.full((2, 16, 16, 3), 255.0)
+    floats(y)
+    assert torch.equal(y, torch.full((2, 16, 16, 3), 255.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "height", "width"),
+    [
+        ((8, 9), 1, 8, 9),
+        ((84, 84, 3), 3, 84, 84),
+        ((4, 84, 84), 4, 84, 84),
+        ((210, 160, 3), 3, 210, 160),
+        ((3, 210, 160), 3, 210, 160),
+        ((7, 7, 20), 20, 7, 7),  # many planes on a small board
+        ((20, 7, 7), 20, 7, 7),
+        ((5, 5, 5), 5, 5, 5),
+        ((4, 84, 84, 3), 12, 84, 84),  # stacks
+        ((4, 3, 84, 84), 12, 84, 84),
+        ((4, 84, 84, 1), 4, 84, 84),
+    ],
+)
+def test_channels_are_found_first_or_last_and_stacks_folded(
+    shape: tuple[int, ...], channels: int, height: int, width: int
+) -> None:
+    layout = ImageLayout.of(shape)
+    assert (layout.channels, layout.height, layout.width) == (channels, height, width)
+    assert layout(torch.zeros(2, *shape)).shape == (2, channels, height, width)
+
+
+def test_every_pixel_of_a_stack_gets_to_its_place() -> None:
+    x = torch.arange(2 * 3 * 4 * 5 * 2).reshape(2, 3, 4, 5, 2)  # [B, K, H, W, C]
+    folded = ImageLayout.of((3, 4, 5, 2))(x)  # [B, K C, H, W]
+    for k in range(3):
+        for channel in range(2):
+            assert torch.equal(folded[:, 2 * k + channel], x[:, k, :, :, channel])
+
+
+@pytest.mark.parametrize("network", [NatureCNN, ImpalaResNet])
+@pytest.mark.parametrize("side", [1, 2, 5, 8, 9, 20, 35, 36, 84])
+@pytest.mark.parametrize("initializer", ["orthogonal", "default"])
+def test_convolutions_take_images_of_any_size(network: Any, side: int, initializer: str) -> None:
+    cnn = network(image(side, side + 3, 3), initializer)
+    assert cnn(torch.zeros(2, side, side + 3, 3, dtype=torch.uint8)).shape == (2, cnn.size)
+
+
+def test_the_nature_network_is_that_of_the_paper_where_images_are_large_enough() -> None:
+    shapes = {name: tuple(p.shape) for name, p in NatureCNN(image(84, 84, 4)).named_parameters()}
+    assert shapes["convolutions.0.weight"] == (32, 4, 8, 8)
+    assert shapes["convolutions.2.weight"] == (64, 32, 4, 4)
+    assert shapes["convolutions.4.weight"] == (64, 64, 3, 3)
+    assert shapes["linear.weight"] == (512, 64 * 7 * 7)
+
+
+def test_the_residual_network_has_the_fifteen_convolutions_of_the_paper() -> None:
+    resnet = ImpalaResNet(image(72, 96, 3))
+    weights = [tuple(p.shape) for name, p in resnet.named_parameters() if p.ndim == 4]
+    assert len(weights) == 15
+    assert weights[0] == (16, 3, 3, 3)
+    assert weights[-1] == (32, 32, 3, 3)
+    assert tuple(resnet.linear.weight.shape) == (256, 32 * 9 * 12)
+
+
+def test_what_a_residual_network_puts_out_at_first_neither_explodes_nor_vanishes() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (8, 64, 64, 3), dtype=torch.uint8)
+    assert 0.05 < ImpalaResNet(image(64, 64, 3))(x).std() < 5
+
+
+LEAVES: list[gymnasium.Space[Any]] = [
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([[2, 3], [3, 4]]),
+    spaces.MultiBinary((2, 3)),
+    spaces.Box(0, 1, ()),
+    spaces.Box(0, 1, (5,), np.float64),
+    spaces.Box(0, 9, (2, 3), np.int32),
+    spaces.Box(0, 1, (2, 3, 4)),
+    spaces.Box(0, 1, (2, 3, 4, 5)),
+    image(10),
+    image(10, 11),
+    image(10, 10, 3),
+    image(3, 10, 10),
+    image(2, 10, 10, 3),
+    image(24, 24, 3, dtype=np.float32),
+]
+NESTED = spaces.Dict(
+    a=spaces.Tuple([*LEAVES[:4], spaces.Dict({"b.c": image(10, 10, 3), "keys": VECTOR})]),
+    z=image(9, 9),
+)
+
+
+@pytest.mark.parametrize("encoder", ["auto", "mlp"])
+@pytest.mark.parametrize("space", [*LEAVES, NESTED, spaces.Tuple(LEAVES)], ids=str)
+def test_every_space_has_an_encoder(space: gymnasium.Space[Any], encoder: str) -> None:
+    built = build_encoder(space, ModelConfig(hidden_sizes=(16,), encoder=encoder))
+    observations = batch_of(space)
+    for rows in (3, 1, 0):
+        features = built(first(rows, observations))
+        assert features.shape == (rows, built.size)
+        assert features.dtype == torch.float32
+        assert features.isfinite().all()
+
+
+def test_every_leaf_has_a_say_in_the_features() -> None:
+    built = build_encoder(NESTED, ModelConfig())
+    observations = tree_map(lambda leaf: leaf.double().requires_grad_(), batch_of(NESTED))
+    # Choices have no gradients: what their ones are multiplied by has.
+    built(observations).sum().backward()
+    assert observations["z"].grad.abs().sum() > 0
+    assert observations["a"]["4"]["b.c"].grad.abs().sum() > 0
+    assert observations["a"]["4"]["keys"].grad.abs().sum() > 0
+    assert observations["a"]["2"].grad.abs().sum() > 0
+    assert isinstance(built, TreeEncoder)
+    assert built.layers is not None
+    weight = built.layers[0].weight.grad
+    assert (weight.abs().sum(0) > 0).float().mean() > 0.5
+
+
+def test_the_mask_is_not_encoded() -> None:
+    masked = spaces.Dict(observation=VECTOR, action_mask=spaces.MultiBinary(2))
+    built = build_encoder(masked, ModelConfig())
+    observations = batch_of(masked)
+    other = {**observations, "action_mask": 1 - observations["action_mask"]}
+    assert torch.equal(built(observations), built(other))
+    inner = spaces.Dict(deep=masked)  # not where a mask must be: an observation like any other
+    assert build_encoder(inner, ModelConfig()).layers.inputs == 6  # type: ignore[union-attr]
+
+
+def test_what_counts_as_an_image_depends_on_dtype_size_and_the_config() -> None:
+    def kind(space: gymnasium.Space[Any], encoder: str) -> type[Any]:
+        built = build_encoder(space, ModelConfig(encoder=encoder))
+        return type(built) if isinstance(built, MLP) else type(built.encoders[0])  # type: ignore
+
+    board, photo = image(8, 8, 12, dtype=np.float32), image(24, 24, 3, dtype=np.float32)
+    assert kind(board, "auto") is MLP
+    assert kind(board, "nature_cnn") is NatureCNN
+    assert kind(photo, "auto") is NatureCNN
+    assert kind(photo, "impala_resnet") is ImpalaResNet
+    assert kind(image(8, 8), "auto") is NatureCNN
+    assert kind(image(8, 8), "mlp") is Numbers
+    assert kind(VECTOR, "auto") is MLP
+
+
+def test_hidden_layers_join_an_image_with_the_rest_and_an_image_alone_goes_without() -> None:
+    config = ModelConfig(hidden_sizes=(16,))
+    assert build_encoder(image(10, 10), config).size == 128
+    assert build_encoder(spaces.Dict(only=image(10, 10)), config).size == 128
+    assert build_encoder(spaces.Tuple([image(10, 10), VECTOR]), config).size == 16
+
+
+@pytest.mark.parametrize("encoder", ["nature_cnn", "impala_resnet"])
+def test_convolutions_for_what_has_no_image_are_refused(encoder: str) -> None:
+    with pytest.raises(ValueError, match="is for images, and there are none in Box"):
+        build_encoder(VECTOR, ModelConfig(encoder=encoder))
+
+
+def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -> None:
+    class Sums(torch.nn.Module):
+        def __init__(self, space: Any, config: ModelConfig) -> None:
+            super().__init__()
+            assert list(space.spaces) == ["observation"]
+            self.size = config.hidden_sizes[-1]
+
+        def forward(self, observations: Any) -> torch.Tensor:
+            return observations["observation"].sum(1, keepdim=True).expand(-1, self.size)
+
+    masked = spaces.Dict(observation=VECTOR, action_mask=spaces.MultiBinary(2))
+    assert build_encoder(masked, ModelConfig(encoder=Sums))(batch_of(masked)).shape == (3, 64)
+    with pytest.raises(ValueError, match="Identity must have an attribute `size`"):
+        build_encoder(VECTOR, ModelConfig(encoder=lambda space, config: torch.nn.Identity()))

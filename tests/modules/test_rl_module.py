@@ -1,0 +1,248 @@
+"""RLModule: the passes around those of a subclass, their specs, masks and distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.runtime.modules.distributions import CategoricalSpec
+from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.modules.specs import Spec, SpecError, TensorSpec
+
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+TWO = spaces.Discrete(2)
+PASSES = ("inference", "exploration", "train")
+
+
+class Scripted(RLModule):
+    """Returns what a function makes of the batch."""
+
+    def __init__(
+        self,
+        outputs: Callable[[Batch], dict[str, Any]],
+        observation_space: gymnasium.Space[Any] = VECTOR,
+        action_space: gymnasium.Space[Any] = TWO,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space, {})
+        self.outputs, self.state = outputs, state or {}
+
+    def get_initial_state(self) -> dict[str, Any]:
+        return self.state
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        return self.outputs(batch)
+
+
+def good(batch: Batch) -> dict[str, Any]:
+    return {"action_dist_inputs": torch.zeros(len(batch["observations"]), 2)}
+
+
+def observations(*shape: int) -> dict[str, Any]:
+    return {"observations": torch.zeros(*shape)}
+
+
+@pytest.mark.parametrize("use", PASSES)
+def test_every_pass_falls_back_on_forward(use: str) -> None:
+    forward = getattr(Scripted(good), f"forward_{use}")
+    assert forward(observations(3, 4))["action_dist_inputs"].shape == (3, 2)
+
+
+def test_the_module_called_is_its_training_pass() -> None:
+    class OnlyTrains(RLModule):
+        def _forward_train(self, batch: Batch) -> dict[str, Any]:
+            return good(batch)
+
+    assert OnlyTrains(VECTOR, TWO, {})(observations(3, 4)).keys() == {"action_dist_inputs"}
+
+
+def test_a_module_without_a_forward_pass_says_what_to_define() -> None:
+    with pytest.raises(NotImplementedError, match="RLModule must define _forward"):
+        RLModule(VECTOR, TWO, {}).forward_train(observations(1, 4))
+
+
+@pytest.mark.parametrize("use", PASSES)
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({}, "'observations', a tensor [b, 4] of dtype float32; it has nothing"),
+        (observations(3, 5), "'observations' in the input of"),
+        (
+            {"observations": torch.zeros(3, 4, dtype=torch.float64)},
+            "must be a tensor [b, 4] of dtype float32, but is a tensor [3, 4] of dtype float64",
+        ),
+        ({"observations": np.zeros((3, 4))}, "but is a NumPy array [3, 4]"),
+    ],
+)
+def test_a_wrong_input_is_named_in_the_first_call(use: str, batch: Batch, said: str) -> None:
+    forward = getattr(Scripted(good), f"forward_{use}")
+    with pytest.raises(SpecError) as caught:
+        forward(batch)
+    assert said in str(caught.value)
+    assert f"the input of Scripted.forward_{use}" in str(caught.value)
+
+
+@pytest.mark.parametrize("use", PASSES)
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        (
+            {"action_dist_inputs": torch.zeros(3, 5)},
+            "must be a tensor [b, 2] of dtype floating, but is a tensor [3, 5] of dtype float32",
+        ),
+        ({"action_dist_inputs": torch.zeros(4, 2)}, "b is 3 in 'observations' in the input of"),
+        (
+            {"action_dist_inputs": torch.zeros(3, 2, dtype=torch.int64)},
+            "but is a tensor [3, 2] of dtype int64",
+        ),
+        ({"actions": torch.zeros(3, 1)}, "'actions' in the output of"),
+    ],
+)
+def test_a_wrong_output_is_named_in_the_first_call(
+    use: str, outputs: dict[str, Any], said: str
+) -> None:
+    forward = getattr(Scripted(lambda batch: outputs), f"forward_{use}")
+    with pytest.raises(SpecError) as caught:
+        forward(observations(3, 4))
+    assert said in str(caught.value)
+    assert f"the output of Scripted.forward_{use}" in str(caught.value)
+
+
+@pytest.mark.parametrize("use", ["inference", "exploration"])
+def test_who_acts_must_return_actions_or_their_distribution(use: str) -> None:
+    module = Scripted(lambda batch: {"logits": torch.zeros(3, 2)})
+    with pytest.raises(SpecError) as caught:
+        getattr(module, f"forward_{use}")(observations(3, 4))
+    assert str(caught.value) == (
+        f"the output of Scripted.forward_{use} must have 'action_dist_inputs', a tensor [b, 2] of "
+        "dtype floating or 'actions', a tensor [b]; it has 'logits'"
+    )
+
+
+def test_what_training_must_return_is_the_algorithms_to_say() -> None:
+    module = Scripted(lambda batch: {"q_values": torch.zeros(3, 2)})
+    assert module.forward_train(observations(3, 4)).keys() == {"q_values"}
+    wrong = Scripted(lambda batch: {"values": torch.zeros(3, 1)})
+    with pytest.raises(SpecError, match=r"'values' in .* must be a tensor \[b\] of dtype floating"):
+        wrong.forward_train(observations(3, 4))
+
+
+def test_actions_alone_do_where_no_distribution_is_there_for_the_space() -> None:
+    whole = spaces.Box(-3, 3, (2,), np.int64)
+    module = Scripted(lambda batch: {"actions": torch.zeros(3, 2)}, action_space=whole)
+    assert module.forward_exploration(observations(3, 4))["actions"].shape == (3, 2)
+
+
+def test_after_the_first_call_of_a_pass_nothing_is_checked_unless_asked() -> None:
+    module = Scripted(good)
+    wrong = observations(3, 5)
+    module.forward_train(observations(3, 4))
+    assert module.forward_train(wrong)["action_dist_inputs"].shape == (3, 2)
+    with pytest.raises(SpecError):
+        module.forward_inference(wrong)  # its first
+    module.check_specs = True
+    with pytest.raises(SpecError):
+        module.forward_train(wrong)
+    module.check_specs = False
+    module.forward_train(wrong)
+
+
+def test_a_first_call_that_failed_does_not_count() -> None:
+    module = Scripted(good)
+    for _ in range(2):
+        with pytest.raises(SpecError):
+            module.forward_train(observations(3, 5))
+
+
+def test_specs_can_be_overridden() -> None:
+    class Own(Scripted):
+        def input_specs_train(self) -> Spec:
+            return {"observations": TensorSpec("b, 4"), "goals": TensorSpec("b, g", g=2)}
+
+        def output_specs_train(self) -> Spec:
+            return ["q_values"]
+
+    module = Own(lambda batch: {"q_values": 0} if batch["goals"].sum() else {})
+    with pytest.raises(SpecError, match=r"must have 'goals', a tensor \[b, g=2\]"):
+        module.forward_train(observations(3, 4))
+    goals = {**observations(3, 4), "goals": torch.zeros(3, 2)}
+    with pytest.raises(SpecError, match="must have 'q_values'; it has nothing"):
+        module.forward_train(goals)
+    module.forward_train({**goals, "goals": torch.ones(3, 2)})
+
+
+def test_nested_observations_and_actions_are_checked_leaf_by_leaf() -> None:
+    nested = spaces.Dict(pair=spaces.Tuple([VECTOR, TWO]))
+    acts = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))])
+    actions = {"0": torch.zeros(3, dtype=torch.int64), "1": torch.zeros(3, 2)}
+    module = Scripted(lambda batch: {"actions": actions}, nested, acts)
+    pair = {"0": torch.zeros(3, 4), "1": torch.zeros(3, dtype=torch.int64)}
+    module.forward_exploration({"observations": {"pair": pair}})
+    with pytest.raises(SpecError, match=r"'observations/pair' in .* must have '1'"):
+        module.forward_train({"observations": {"pair": {"0": torch.zeros(3, 4)}}})
+    del actions["1"]
+    with pytest.raises(SpecError, match=r"'actions' in .* must have '1'"):
+        module.forward_inference({"observations": {"pair": pair}})
+
+
+def test_a_module_with_a_state_has_a_dimension_of_time_and_returns_its_state() -> None:
+    def remember(batch: Batch) -> dict[str, Any]:
+        seen = batch["states"]["sum"] + batch["observations"].sum(1)  # [B, 4]
+        return {"action_dist_inputs": torch.zeros(3, 5, 2), "states": {"sum": seen}}
+
+    module = Scripted(remember, state={"sum": torch.zeros(4)})
+    batch = {**observations(3, 5, 4), "states": {"sum": torch.zeros(3, 4)}}
+    assert module.forward_exploration(batch)["states"]["sum"].shape == (3, 4)
+    with pytest.raises(SpecError, match="must have 'states'; it has 'observations'"):
+        module.forward_train(observations(3, 5, 4))
+    with pytest.raises(SpecError, match=r"must be a tensor \[b, t, 4\]"):
+        module.forward_train(observations(3, 4))
+    forgets = Scripted(
+        lambda batch: {"action_dist_inputs": torch.zeros(3, 5, 2)}, state={"sum": torch.zeros(4)}
+    )
+    with pytest.raises(SpecError, match=r"the output of .* must have 'states'"):
+        forgets.forward_exploration(batch)
+
+
+MASKED = spaces.Dict(observation=VECTOR, action_mask=spaces.Box(0, 1, (2,), np.int8))
+
+
+@pytest.mark.parametrize("use", PASSES)
+def test_illegal_actions_get_no_probability_in_any_pass_and_any_call(use: str) -> None:
+    module = Scripted(
+        lambda batch: {"action_dist_inputs": torch.zeros(2, 2), "values": torch.zeros(2)}, MASKED
+    )
+    mask = torch.tensor([[1, 0], [1, 1]], dtype=torch.int8)
+    batch = {"observations": {"observation": torch.zeros(2, 4), "action_mask": mask}}
+    for _ in range(3):
+        outputs = getattr(module, f"forward_{use}")(batch)
+        probabilities = outputs["action_dist_inputs"].softmax(-1)
+        assert torch.equal(probabilities, torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+        assert outputs["values"].shape == (2,)
+
+
+def three_of_two(action_space: Any, squash: bool = False) -> CategoricalSpec:
+    assert isinstance(action_space, spaces.Discrete)
+    return CategoricalSpec(3 + squash)
+
+
+@pytest.mark.parametrize("make", [three_of_two, "test_rl_module:three_of_two"])
+def test_a_distribution_of_ones_own_comes_with_the_model_config(make: object) -> None:
+    assert RLModule(VECTOR, TWO, {"distribution": make}).action_distribution().inputs_size == 3
+    squashed = RLModule(VECTOR, TWO, {"distribution": make, "squash": True})
+    assert squashed.action_distribution().inputs_size == 4
+
+
+def test_what_makes_no_distribution_is_refused() -> None:
+    module = RLModule(VECTOR, TWO, {"distribution": lambda space: "Laplace"})
+    with pytest.raises(TypeError, match="made a str: it must make a DistributionSpec"):
+        module.action_distribution()
+    nowhere = RLModule(VECTOR, TWO, {"distribution": "test_rl_module:three_of_too"})
+    with pytest.raises(ValueError, match="did you mean 'three_of_two'"):
+        nowhere.action_distribution()

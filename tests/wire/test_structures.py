@@ -1,0 +1,104 @@
+"""Gymnasium's spaces as trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space
+
+from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import flatten
+
+BOX = spaces.Box(-1, 1, (2, 3), np.float32)
+COUNT = spaces.Discrete(4, start=-2)
+CHOICES = spaces.MultiDiscrete([2, 3], start=[5, 6])
+BITS = spaces.MultiBinary((2, 2))
+NESTED = spaces.Dict(
+    {
+        "a": BOX,
+        "b": spaces.Tuple([COUNT, spaces.Dict({"c": CHOICES})]),
+        "d": spaces.Tuple([BITS]),
+    }
+)
+LEAVES = [(("a",), BOX), (("b", "0"), COUNT), (("b", "1", "c"), CHOICES), (("d", "0"), BITS)]
+
+
+@pytest.mark.parametrize("space", [BOX, COUNT, CHOICES, BITS], ids=str)
+def test_a_space_of_single_arrays_is_its_own_only_leaf(space: Space[Any]) -> None:
+    assert space_leaves(space) == [((), space)]
+
+
+def test_leaves_of_dicts_and_tuples_have_paths() -> None:
+    assert space_leaves(NESTED) == LEAVES
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Text(3), "characters as numbers"),
+        (spaces.Graph(BOX, None), "pad nodes"),
+        (spaces.Sequence(COUNT), "pad them"),
+        (spaces.OneOf([COUNT, BITS]), "in a Tuple"),
+        (spaces.Dict({}), "nothing in it"),
+        (spaces.Tuple([]), "nothing in it"),
+        (spaces.Dict({1: COUNT}), "the key 1: keys must be strings"),
+    ],
+    ids=str,
+)
+def test_a_space_that_nobody_encodes_is_refused_with_what_to_do(
+    space: Space[Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedSpace, match=message):
+        space_leaves(space)
+    with pytest.raises(UnsupportedSpace, match=r"at 'x/1'"):
+        space_leaves(spaces.Dict({"x": spaces.Tuple([BOX, space])}))
+
+
+def test_a_space_of_another_library_is_refused() -> None:
+    with pytest.raises(UnsupportedSpace, match="express it with Box, Discrete"):
+        space_leaves(Space((3,), np.float32))
+
+
+def test_zeros_have_shapes_and_dtypes_of_the_space_and_are_in_it() -> None:
+    tree = zeros(NESTED, (5, 7))
+    found = dict(flatten(tree))
+    assert list(found) == [path for path, _ in LEAVES]
+    for path, space in LEAVES:
+        assert found[path].shape == (5, 7, *space.shape)
+        assert found[path].dtype == space.dtype
+    assert NESTED.contains(from_tree(NESTED, tree_map(lambda leaf: leaf[2, 3], tree)))
+    assert zeros(COUNT) == -2
+
+
+def test_a_batched_value_becomes_a_tree_and_comes_back_without_copies() -> None:
+    batched = batch_space(NESTED, 3)
+    value = batched.sample()
+    tree = to_tree(NESTED, value)
+    assert [path for path, _ in flatten(tree)] == [path for path, _ in LEAVES]
+    assert tree["b"]["1"]["c"] is value["b"][1]["c"]
+    back = from_tree(NESTED, tree)
+    assert batched.contains(back)
+    assert isinstance(back["b"], tuple)
+    assert back["d"][0] is value["d"][0]
+
+
+def test_single_arrays_are_trees_as_they_are() -> None:
+    array = np.zeros(3)
+    assert to_tree(BOX, array) is array
+    assert from_tree(COUNT, array) is array
+
+
+def test_functions_are_mapped_over_several_trees_of_arrays_or_tensors() -> None:
+    one = {"a": np.ones(2), "b": {"c": np.ones(3)}}
+    both = tree_map(np.add, one, {"b": {"c": np.full(3, 4)}, "a": np.full(2, 5), "more": 1})
+    assert both["a"].tolist() == [6, 6]
+    assert both["b"]["c"].tolist() == [5, 5, 5]
+    tensors = tree_map(torch.from_numpy, one)
+    assert tree_map(torch.Tensor.sum, tensors) == {"a": 2, "b": {"c": 3}}
+    assert tree_map(np.negative, np.ones(1)) == -1
+    assert tree_map(np.negative, {}) == {}
