@@ -22,6 +22,7 @@ from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.stream import EpisodeSender
@@ -43,6 +44,7 @@ class LearnerOutOfReach(ValueError):
 
 def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
+    keep_freed_memory()
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
     env, module = cloudpickle.loads(program.own_code) if program.own_code else (None, None)
