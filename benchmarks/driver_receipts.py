@@ -7,52 +7,68 @@ line: receipts booked per second, and the driver's CPU time for each.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import tempfile
-import threading
 import time
 from typing import Any
+
+import grpc
 
 from juggler.driver.core import events
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.state import CoreSettings
-from juggler.runtime.actors.attachment import Attachment, Command, new_incarnation
-from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.attachment import new_incarnation
+from juggler.runtime.actors.endpoints import CHANNEL_OPTIONS, PROTOCOL_VERSION
+from juggler.runtime.actors.hub import ATTACH_METHOD, Hub, HubSettings, Joined
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 STEPS = 2048
 
 
 def answer_at_once(address: str, first: int, count: int) -> None:
-    """Many runners in one process, a thread for each."""
-    threads = [
-        threading.Thread(target=_runner, args=(address, first + n), daemon=True)
-        for n in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Many runners in one process and thread: they must cost less than the driver does."""
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(_runner(address, first + n) for n in range(count)))
+
+    asyncio.run(all_of_them())
 
 
-def _runner(address: str, index: int) -> None:
-    inbox: Mailbox[Any] = Mailbox()
-    attachment = Attachment(address, "envrunner", index, new_incarnation(), inbox, timeout=60)
-    while True:
-        for item in inbox.gather(timeout=60.0):
-            if not isinstance(item, Command):
-                return
-            request = training_pb2.SampleRequest()
-            item.body.Unpack(request)
-            receipt = training_pb2.Receipt(
-                batch_id=request.batch_id, learner=request.learner, live_steps=STEPS
-            )
-            receipt.version.CopyFrom(request.at_least)
-            attachment.reply(item.command_id, receipt)
+async def _runner(address: str, index: int) -> None:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        call = channel.stream_stream(
+            ATTACH_METHOD,
+            request_serializer=attach_pb2.FromWorker.SerializeToString,
+            response_deserializer=attach_pb2.ToWorker.FromString,
+        )()
+        hello = attach_pb2.Hello(
+            role="envrunner",
+            index=index,
+            incarnation=new_incarnation(),
+            protocol_version=PROTOCOL_VERSION,
+        )
+        await call.write(attach_pb2.FromWorker(hello=hello))
+        while message := await call.read():
+            replies = [_receipt(command) for command in message.commands]
+            if replies:
+                await call.write(attach_pb2.FromWorker(replies=replies))
+
+
+def _receipt(command: attach_pb2.Command) -> attach_pb2.Reply:
+    request = training_pb2.SampleRequest()
+    command.body.Unpack(request)
+    receipt = training_pb2.Receipt(
+        batch_id=request.batch_id, learner=request.learner, live_steps=STEPS
+    )
+    receipt.version.CopyFrom(request.at_least)
+    reply = attach_pb2.Reply(id=command.id, last=True)
+    reply.body.Pack(receipt)
+    return reply
 
 
 class Bench:

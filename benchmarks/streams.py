@@ -18,9 +18,10 @@ import grpc
 import numpy as np
 
 from juggler.runtime.actors.endpoints import bind, dial, make_server
+from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.stream import EpisodeReceiver, EpisodeSender
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.modules.weights import Weights, WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -28,12 +29,13 @@ IN_FLIGHT = 4  # messages, as many as a runner has requests
 
 
 def _tree(size: int) -> dict[str, Any]:
-    """Columns that together have so many bytes."""
+    """Eight columns that together have so many bytes."""
     columns = {f"column_{n}": np.random.bytes(size // 8) for n in range(8)}
     return {"default": {k: np.frombuffer(v, np.uint8) for k, v in columns.items()}}
 
 
 def _serve(handlers: list[grpc.GenericRpcHandler], address: str) -> grpc.Server:
+    keep_freed_memory()  # as runners and learners do
     server = make_server(8)
     server.add_generic_rpc_handlers(tuple(handlers))
     bind(server, address)
@@ -87,52 +89,66 @@ def episodes_server(address: str, ready: Any, _: int) -> None:
     server.wait_for_termination()
 
 
+class Pushing:
+    """Sends the next batch as soon as one has been acknowledged, in the thread that hears of it."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self._tree = _tree(size)
+        self._sender = EpisodeSender(address, (), lambda *_: self.send())
+        self.sent = 0
+        self.over = False
+
+    def send(self) -> None:
+        if not self.over:
+            self.sent += 1
+            self._sender.send(episodes_pb2.BatchHeader(batch_id=self.sent), self._tree)
+
+    def close(self) -> None:
+        self.over = True
+        self._sender.close()
+
+
 def episodes_client(address: str, size: int, seconds: float) -> float:
-    tree = _tree(size)
-    settled = threading.Semaphore(0)
-    sender = EpisodeSender(address, (), lambda *_: settled.release())
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        sent += 1
-        sender.send(episodes_pb2.BatchHeader(batch_id=sent), tree)
-
+    pushing = Pushing(address, size)
     for _ in range(IN_FLIGHT):
-        send()
-
-    def one() -> None:
-        settled.acquire()
-        send()
-
-    rate = _rate(one, size, seconds)
-    sender.close()
+        pushing.send()
+    rate = _rate_beside(lambda: pushing.sent, size, seconds)
+    pushing.close()
     return rate
 
 
-# Weights: published as fast as the subscriber takes them.
+# Weights: the next version is made when the last one has been taken, so that none is in vain.
+
+
+class PublishingOnDemand(WeightsPublisher):
+    def __init__(self, size: int) -> None:
+        super().__init__(lambda metadata: None)
+        self._tree = _tree(size)
+        self._made = 0
+
+    def _newer_than(self, sent: Version, context: Any) -> Any:
+        self._made += 1
+        self.publish(Version(1, self._made), self._tree)
+        return super()._newer_than(sent, context)
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:
-    publisher = WeightsPublisher(lambda metadata: None)
-    server = _serve([publisher.handler()], address)
-    tree = _tree(size)
-    version = 0
+    server = _serve([PublishingOnDemand(size).handler()], address)
     ready.set()
-    while server is not None:
-        version += 1
-        publisher.publish(Version(1, version), tree)
+    server.wait_for_termination()
+
+
+class CountingSubscription(WeightsSubscription):
+    received = 0
+
+    def _take(self, weights: Weights) -> None:
+        super()._take(weights)
+        self.received += 1
 
 
 def weights_client(address: str, size: int, seconds: float) -> float:
-    subscription = WeightsSubscription(address, (), "bench", Limits())
-    seen = Version(0, 0)
-
-    def one() -> None:
-        nonlocal seen
-        seen = subscription.wait_for(Version(seen.generation, seen.update + 1), 30.0).version
-
-    rate = _rate(one, size, seconds)
+    subscription = CountingSubscription(address, (), "bench", Limits())
+    rate = _rate_beside(lambda: subscription.received, size, seconds)
     subscription.close()
     return rate
 
@@ -172,6 +188,14 @@ def _rate(one: Callable[[], object], size: int, seconds: float) -> float:
     return count * size / (time.perf_counter() - begin) / 1e6
 
 
+def _rate_beside(count: Callable[[], int], size: int, seconds: float) -> float:
+    """The same for what other threads count."""
+    time.sleep(seconds / 5)
+    before, begin = count(), time.perf_counter()
+    time.sleep(seconds)
+    return (count() - before) * size / (time.perf_counter() - begin) / 1e6
+
+
 KINDS = {
     "raw": (raw_server, raw_client),
     "episodes": (episodes_server, episodes_client),
@@ -186,6 +210,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=256 << 10)
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args()
+    keep_freed_memory()
     serve, client = KINDS[given.kind]
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:

@@ -139,4 +139,4 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def _new_reader() -> FrameReader[training_pb2.StateHeader]:
-    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT))
+    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +23,7 @@ from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -47,6 +49,9 @@ class LearnerOutOfReach(ValueError):
 
 def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
+    keep_freed_memory()
+    # All runners wait for the learner when it waits for a processor: it goes first on a full host.
+    os.nice(10)
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
     own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)

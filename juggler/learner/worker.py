@@ -13,12 +13,12 @@ from google.protobuf import any_pb2
 
 from juggler.learner.algorithms import build_learner
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.memory import keep_freed_memory
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
+from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
@@ -161,7 +161,7 @@ class LearnerWorker:
         )
         if setup.state_bytes:
             limits = Limits(payload_bytes=setup.state_bytes)
-            self._restoring = FrameReader(training_pb2.StateHeader, limits)
+            self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
         receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
         self._server.add_generic_rpc_handlers((receiver.handler(), self._publisher.handler()))
         self._server.start()

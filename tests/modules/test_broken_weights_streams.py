@@ -129,7 +129,7 @@ def test_damaged_weights_are_not_taken_and_asked_for_again(
     served = Scripted([damaged])
     learner.start(served.handler())
     subscription = subscribe()
-    _waits_in_vain(subscription, "does not match its SHA-256")
+    _waits_in_vain(subscription, "does not match its digest")
     learner.stop()
     learner.start(Scripted([damaged], [good]).handler())
     assert same(subscription.wait_for(version, PATIENCE), version)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections.abc import Callable
 
 import pytest
+import xxhash
 from weights_learner import (
     LARGE,
     PATIENCE,
@@ -122,8 +122,10 @@ def test_every_reader_sees_versions_in_order_and_the_last_one(learner: Learner) 
         assert versions == sorted(set(versions))
 
 
-def test_weights_carry_the_digest_of_their_payload(learner: Learner) -> None:
-    learner.publish(1, 0)
+def test_every_chunk_of_weights_carries_the_digest_of_its_payload(learner: Learner) -> None:
+    learner.publish(1, 0, LARGE)
     with dial(learner.address) as channel:
-        chunk = episodes_pb2.WeightsChunk.FromString(next(subscribe_by_hand(channel)))
-    assert chunk.tree.sha256 == hashlib.sha256(chunk.payload).digest()
+        call = subscribe_by_hand(channel)
+        chunks = [episodes_pb2.WeightsChunk.FromString(next(call)) for _ in range(4)]
+    for chunk in chunks:
+        assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)

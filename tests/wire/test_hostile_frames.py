@@ -104,7 +104,7 @@ def odd(draw: st.DrawFn, plausible: st.SearchStrategy[Any], odd: st.SearchStrate
 @st.composite
 def chunks_with_odd_trees(draw: st.DrawFn) -> list[bytes]:
     payload = draw(st.binary(min_size=8, max_size=32))
-    info = TreeInfo(sha256=draw(odd(st.just(b""), st.sampled_from([bytes(32), b"short"]))))
+    info = TreeInfo()
     info.payload_size = draw(odd(st.just(len(payload)), huge))
     for offset in range(0, draw(st.integers(0, 4)) * 8, 8):
         info.arrays.add(
@@ -158,6 +158,7 @@ def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> No
     assert BatchHeader.FromString(chunk.header or b"") == expected.header
     assert TreeInfo.FromString(chunk.tree or b"") == expected.tree
     assert chunk.offset == expected.offset
+    assert chunk.digest == (expected.digest if expected.HasField("digest") else None)
     assert message[chunk.start : chunk.start + chunk.size] == expected.payload
 
 
@@ -197,8 +198,6 @@ BAD_TREES: dict[str, TreeInfo] = {
     "'a' twice": two_arrays(array("a"), array("a", offset=1)),
     "'a' both": two_arrays(array("a", "b"), array("a", offset=1)),
     "neither": TreeInfo(payload_size=8),
-    "32 bytes, not 31": TreeInfo(arrays=[array("a")], payload_size=8, sha256=bytes(31)),
-    "does not match": TreeInfo(arrays=[array("a")], payload_size=8, sha256=bytes(32)),
     "other than 0 and 1": one_array(dtype=DType.DTYPE_BOOL),
 }
 
@@ -215,6 +214,10 @@ def test_a_tree_that_cannot_be_is_refused(complaint: str, cut: int) -> None:
     frame = reader.feed(ONE_CHUNK[0])  # the reader goes on with the next frame
     assert frame is not None
     assert_same(TREE, frame.tree)
+
+
+def payload_of(message: bytes) -> bytes:
+    return EpisodeChunk.FromString(message).payload
 
 
 def without(*names: str) -> bytes:
@@ -244,6 +247,10 @@ BAD_STREAMS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "over 4096 bytes": lambda chunks: [b"\x0a\x82\x20\x12\xff\x1f" + b"x" * 4095 + chunks[0]],
     "groups are not closed in order": lambda chunks: [b"\xa3\x06\xac\x06" + chunks[0]],
     "truncated": lambda chunks: [chunks[0] + b"\xa3\x06"],
+    "does not match its digest": lambda chunks: [
+        chunks[0],
+        chunks[1] + EpisodeChunk(digest=5).SerializeToString(),
+    ],
 }
 
 
@@ -265,11 +272,28 @@ def test_a_frame_whose_last_chunk_is_missing_is_never_complete() -> None:
 def test_a_digest_finds_a_flipped_bit_of_the_payload(chunk_bytes: int) -> None:
     messages = list(encode_frame(HEADER, TREE, digest=True, chunk_bytes=chunk_bytes))
     assert feed_all(messages) is not None
-    for at in range(len(messages[-1]) - 16, len(messages[-1])):
-        damaged = bytearray(messages[-1])
-        damaged[at] ^= 4
-        with pytest.raises(WireError, match="SHA-256"):
-            feed_all([*messages[:-1], bytes(damaged)])
+    for number, message in enumerate(messages):
+        for at in range(message.index(payload_of(message)), len(message)):
+            damaged = message[:at] + bytes([message[at] ^ 4]) + message[at + 1 :]
+            with pytest.raises(WireError, match="does not match its digest"):
+                feed_all([*messages[:number], damaged])
+
+
+def test_a_reader_that_needs_digests_refuses_a_chunk_without_one() -> None:
+    reader = FrameReader(BatchHeader, digests=True)
+    assert reader.feed(next(encode_frame(HEADER, TREE, digest=True))) is not None
+    with pytest.raises(WireError, match="without its digest"):
+        reader.feed(next(encode_frame(HEADER, TREE)))
+
+
+def test_two_frames_of_the_same_form_are_checked_alike() -> None:
+    reader = FrameReader(BatchHeader, LIMITS)
+    for _ in range(2):
+        assert_same(TREE, feed_all(ONE_CHUNK, reader=reader).tree)  # type: ignore[union-attr]
+    bad = EpisodeChunk(header=HEADER, tree=one_array(shape=[9]), payload=bytes(8))
+    for _ in range(2):
+        with pytest.raises(WireError, match="ends at byte 9"):
+            reader.feed(bad.SerializeToString())
 
 
 def peak_bytes(limits: Limits, info: TreeInfo, share: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +105,8 @@ class Hub:
         self._settings = settings
         self._events = events
         self._connections: dict[str, _Connection] = {}  # by worker id
+        self._to_wake: deque[_Connection] = deque()
+        self._waking = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
         self._server: grpc.aio.Server | None = None
@@ -153,11 +156,21 @@ class Hub:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
     def _wake(self, connection: _Connection) -> None:
-        if not connection.wake_pending:
-            connection.wake_pending = True
-            self._loop.call_soon_threadsafe(connection.wake.set)
+        if connection.wake_pending:
+            return
+        connection.wake_pending = True
+        self._to_wake.append(connection)
+        # Waking the loop is a system call: one for all commands until it has come round.
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake_writers)
 
     # -- on the hub's loop ----------------------------------------------------------------------
+
+    def _wake_writers(self) -> None:
+        self._waking = False  # before they are taken: a later one is never left behind
+        while self._to_wake:
+            self._to_wake.popleft().wake.set()
 
     async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import grpc
 
@@ -83,7 +83,7 @@ class EpisodeSender:
         self._metadata = metadata
         self._settled = settled
         self._channel = dial(address)
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._stream: _Stream | None = None
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
@@ -112,10 +112,9 @@ class _Stream:
         settled: Callable[[int, str, str], None],
     ) -> None:
         self._settled = settled
-        self._chunks: deque[bytes] = deque()
+        self._chunks: SimpleQueue[bytes | None] = SimpleQueue()  # None: there are no more
         self._open: set[int] = set()
-        self._condition = threading.Condition()
-        self._ended = False
+        self._lock = threading.Lock()
         self.broken = ""  # why, once it is
         push: grpc.StreamStreamMultiCallable[bytes, episodes_pb2.Acknowledgement]
         push = channel.stream_stream(
@@ -127,35 +126,28 @@ class _Stream:
         threading.Thread(target=self._acknowledge, name="episodes-acks", daemon=True).start()
 
     def put(self, batch_id: int, chunks: list[bytes]) -> None:
-        with self._condition:
+        with self._lock:
             reason = self.broken
             if not reason:
                 self._open.add(batch_id)
-                self._chunks.extend(chunks)
-                self._condition.notify()
         if reason:
             self._settled(batch_id, "learner_lost", reason)
+            return
+        for chunk in chunks:
+            self._chunks.put(chunk)
 
     def end(self) -> None:
-        with self._condition:
-            self._ended = True
-            self._condition.notify()
+        self._chunks.put(None)
 
     def _messages(self) -> Iterator[bytes]:
-        while True:
-            with self._condition:
-                while not self._chunks:
-                    if self._ended or self.broken:
-                        return
-                    self._condition.wait()
-                chunk = self._chunks.popleft()
+        while not self.broken and (chunk := self._chunks.get()) is not None:
             yield chunk
 
     def _acknowledge(self) -> None:
         reason = "the learner ended the stream"
         try:
             for ack in self._call:
-                with self._condition:
+                with self._lock:
                     known = ack.batch_id in self._open
                     self._open.discard(ack.batch_id)
                 if known:
@@ -165,10 +157,9 @@ class _Stream:
         except ValueError:
             reason = "the channel was closed"
         finally:  # whatever happened: nobody would read what is acknowledged from here on
-            with self._condition:
+            with self._lock:
                 self.broken = reason or "the stream to the learner broke"
                 lost, self._open = self._open, set()
-                self._chunks.clear()
-                self._condition.notify()
+            self._chunks.put(None)
             for batch_id in lost:
                 self._settled(batch_id, "learner_lost", reason)

@@ -70,14 +70,20 @@ class WeightsPublisher:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         context.add_callback(self._wake)  # a subscriber that goes frees its thread
         sent = Version(-1, -1)
-        while True:
-            with self._condition:
-                while not self._chunks or self._version == sent:
-                    if self._closed or not context.is_active():
-                        return
-                    self._condition.wait()
-                sent, chunks = self._version, self._chunks
+        while newer := self._newer_than(sent, context):
+            sent, chunks = newer
             yield from chunks
+
+    def _newer_than(
+        self, sent: Version, context: grpc.ServicerContext
+    ) -> tuple[Version, list[bytes]] | None:
+        """Waits for other weights than those sent last; None when the stream is to end."""
+        with self._condition:
+            while not self._chunks or self._version == sent:
+                if self._closed or not context.is_active():
+                    return None
+                self._condition.wait()
+            return self._version, self._chunks
 
     def _wake(self) -> None:
         with self._condition:
@@ -107,7 +113,7 @@ class WeightsSubscription:
         self._newest: Weights | None = None
         self._closed = threading.Event()
         self._error = ""
-        self._channel = dial(address)
+        self._channel = dial(address, one_thread=True)
         threading.Thread(target=self._receive, name="weights", daemon=True).start()
 
     @property
@@ -144,7 +150,7 @@ class WeightsSubscription:
             response_deserializer=None,
         )
         while not self._closed.is_set():
-            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits)
+            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=True)
             try:
                 request = episodes_pb2.Subscription(subscriber=self._subscriber)
                 for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):

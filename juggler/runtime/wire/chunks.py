@@ -6,8 +6,11 @@ them all. The classes that protobuf generates would copy the payload once or twi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import xxhash
 
 from juggler.runtime.wire.errors import WireError
 
@@ -19,6 +22,7 @@ ALIGNMENT = 16
 _HEADER = b"\x0a"
 _TREE = b"\x12"
 _OFFSET = b"\x18"
+_DIGEST = b"\x21"
 _PADDING = b"\x72"
 _PAYLOAD = b"\x7a"
 
@@ -33,17 +37,27 @@ class Chunk(NamedTuple):
     header: bytes | None
     tree: bytes | None
     offset: int  # of the chunk's share in the payload
+    digest: int | None
     start: int  # of the chunk's share in the message
     size: int  # of the chunk's share
 
 
+def digest_of(share: Iterable[memoryview]) -> int:
+    """XXH3 with 64 bits of a chunk's payload: it finds damage, and proves no origin."""
+    digest = xxhash.xxh3_64()
+    for piece in share:
+        digest.update(piece)
+    return digest.intdigest()
+
+
 def write_chunk(
-    share: Iterable[memoryview],
+    share: Sequence[memoryview],
     size: int,
     *,
     offset: int = 0,
     header: bytes | None = None,
     tree: bytes | None = None,
+    digest: bool = False,
 ) -> bytes:
     """A serialized chunk.
 
@@ -51,10 +65,13 @@ def write_chunk(
         share: pieces of the payload, `size` bytes in all; they are copied once.
         offset: of the share in the payload.
         header: serialized, on the first chunk of a frame, as is `tree`.
+        digest: whether the chunk says what `digest_of` gives for its share.
     """
     fields = b"" if header is None else _bytes_field(_HEADER, header)
     fields += b"" if tree is None else _bytes_field(_TREE, tree)
     fields += _OFFSET + _varint(offset) if offset else b""
+    if digest:
+        fields += _DIGEST + struct.pack("<Q", digest_of(share))
     last = _PAYLOAD + _varint(size)
     pad = -len(fields + last) % ALIGNMENT
     if pad == 1:  # too few for a field
@@ -78,6 +95,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     """
     embedded: dict[int, bytearray] = {}
     offset = start = size = at = 0
+    digest: int | None = None
     groups: list[int] = []  # numbers of those that are open, innermost last; none is known
     while at < len(message):
         key, at = _read_varint(message, at)
@@ -104,13 +122,15 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
         elif wire_type == _END_GROUP and groups and groups[-1] == number:
             groups.pop()
         elif wire_type in (_FIXED32, _FIXED64):
-            at += 4 if wire_type == _FIXED32 else 8
+            begin, at = at, at + (4 if wire_type == _FIXED32 else 8)
+            if known and number == 4 and wire_type == _FIXED64:
+                digest = int.from_bytes(message[begin:at], "little")
         else:
             raise WireError("the chunk is not protobuf: its groups are not closed in order")
     if at > len(message) or groups:
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
     header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
-    return Chunk(header, tree, offset, start, size)
+    return Chunk(header, tree, offset, digest, start, size)
 
 
 def _bytes_field(tag: bytes, content: bytes) -> bytes:

@@ -6,10 +6,10 @@ on its way out of a frame that has one chunk alone.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,7 +17,13 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.chunks import ALIGNMENT, Chunk, read_chunk, write_chunk
+from juggler.runtime.wire.chunks import (
+    ALIGNMENT,
+    Chunk,
+    digest_of,
+    read_chunk,
+    write_chunk,
+)
 from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import (
@@ -32,7 +38,7 @@ from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
 
 #: Payload bytes in one chunk: enough to make the cost of a message small, few enough that memory
 #: for messages stays small.
-DEFAULT_CHUNK_BYTES = 2 << 20
+DEFAULT_CHUNK_BYTES = 4 << 20
 
 #: What to set as gRPC's limit on a message: a chunk of 4 MiB, header and tree information fit.
 MAX_MESSAGE_BYTES = 8 << 20
@@ -78,7 +84,7 @@ def encode_frame(
 
     Args:
         header: of the type that the chunk's field 1 has.
-        digest: whether the frame carries the SHA-256 of its payload.
+        digest: whether every chunk carries one.
         chunk_bytes: payload bytes in each chunk but the last.
 
     Raises:
@@ -86,45 +92,70 @@ def encode_frame(
     """
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
-    info, pieces = _lay_out(tree)
-    if digest:
-        sha256 = hashlib.sha256()
-        for piece in pieces:
-            sha256.update(piece)
-        info.sha256 = sha256.digest()
-    first = {"header": header.SerializeToString(), "tree": info.SerializeToString()}
+    info, pieces, size = _lay_out(tree)
+    first = {"header": header.SerializeToString(), "tree": info}
     fields = sum(map(len, first.values())) + 64  # their tags and the padding included
-    if fields + min(chunk_bytes, info.payload_size) > MAX_MESSAGE_BYTES:
+    if fields + min(chunk_bytes, size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
             f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
         )
-    return _chunks(first, pieces, info.payload_size, chunk_bytes)
+    return _chunks(first, pieces, size, chunk_bytes, digest)
 
 
-def _lay_out(tree: Tree) -> tuple[TreeInfo, list[memoryview]]:
-    """Where each array goes, and the payload in pieces: arrays and the zeros between them."""
-    arrays: list[ArrayInfo] = []
+class _Form(NamedTuple):
+    """Where each array of a tree goes: the same for most frames of a stream."""
+
+    tree_info: bytes  # serialized
+    gaps: list[memoryview]  # zeros before each array
+    little: list[np.dtype[Any] | None]  # what an array has to be converted to
+    size: int  # of the payload
+
+
+def _lay_out(tree: Tree) -> tuple[bytes, list[memoryview], int]:
+    """A serialized TreeInfo; the payload in pieces, arrays and the zeros between them; its size."""
+    found = list(leaves(tree))
+    form = _form(tuple((path, a.dtype, a.shape) if a is not None else path for path, a in found))
     pieces: list[memoryview] = []
+    arrays = (array for _, array in found if array is not None)
+    for array, gap, little in zip(arrays, form.gaps, form.little, strict=True):
+        if gap:
+            pieces.append(gap)
+        if little is not None:
+            array = array.astype(little)
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        pieces.append(array.reshape(-1).view(np.uint8).data)
+    return form.tree_info, pieces, form.size
+
+
+@lru_cache(maxsize=1024)
+def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]) -> _Form:
+    """Args:
+    leaves: path, dtype and shape of each array, and the path alone of an empty branch.
+    """
+    info = TreeInfo()
+    gaps: list[memoryview] = []
+    converted: list[np.dtype[Any] | None] = []
     size = 0
-    empty: list[dict[str, Path]] = []
-    for path, array in leaves(tree):
-        if array is None:
-            empty.append({"keys": path})
+    for leaf in leaves:
+        if len(leaf) != 3 or not isinstance(leaf[1], np.dtype):
+            info.empty_branches.add(keys=leaf)
             continue
-        if gap := -size % ALIGNMENT:
-            pieces.append(_ZEROS[:gap])
-            size += gap
-        number = dtype_to_number(array.dtype)
-        arrays.append(ArrayInfo(path=path, dtype=number, shape=array.shape, offset=size))
-        little = array.astype(dtype_from_number(number), order="C", copy=False)
-        pieces.append(little.reshape(-1).view(np.uint8).data)
-        size += array.nbytes
-    return TreeInfo(arrays=arrays, empty_branches=empty, payload_size=size), pieces
+        path, dtype, shape = leaf
+        gaps.append(_ZEROS[: -size % ALIGNMENT])
+        size += len(gaps[-1])
+        number = dtype_to_number(dtype)
+        info.arrays.add(path=path, dtype=number, shape=shape, offset=size)
+        little = dtype_from_number(number)
+        converted.append(None if little == dtype else little)
+        size += math.prod(shape) * dtype.itemsize
+    info.payload_size = size
+    return _Form(info.SerializeToString(), gaps, converted, size)
 
 
 def _chunks(
-    first: dict[str, bytes], pieces: list[memoryview], size: int, chunk_bytes: int
+    first: dict[str, bytes], pieces: list[memoryview], size: int, chunk_bytes: int, digest: bool
 ) -> Iterator[bytes]:
     fields = first
     share: list[memoryview] = []
@@ -133,12 +164,12 @@ def _chunks(
         while len(piece) > room:
             share.append(piece[:room])
             piece = piece[room:]
-            yield write_chunk(share, chunk_bytes, offset=sent, **fields)
+            yield write_chunk(share, chunk_bytes, offset=sent, digest=digest, **fields)
             fields, share = {}, []
             sent, room = sent + chunk_bytes, chunk_bytes
         share.append(piece)
         room -= len(piece)
-    yield write_chunk(share, size - sent, offset=sent, **fields)
+    yield write_chunk(share, size - sent, offset=sent, digest=digest, **fields)
 
 
 class FrameReader(Generic[H]):
@@ -147,11 +178,16 @@ class FrameReader(Generic[H]):
     Args:
         header_type: of field 1 of the chunks.
         limits: what to accept of one frame.
+        digests: whether a chunk without one is an error; those that are there are always checked.
     """
 
-    def __init__(self, header_type: type[H], limits: Limits = _DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, header_type: type[H], limits: Limits = _DEFAULT_LIMITS, *, digests: bool = False
+    ) -> None:
         self._header_type = header_type
         self._limits = limits
+        self._digests = digests
+        self._last: tuple[bytes, _Layout] | None = None  # many frames look like the one before
         self._partial: _Partial[H] | None = None
 
     def feed(self, message: bytes) -> Frame[H] | None:
@@ -165,6 +201,7 @@ class FrameReader(Generic[H]):
         """
         partial, self._partial = self._partial, None
         chunk = read_chunk(message, self._limits.header_bytes)
+        self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
             if chunk.offset == 0 and chunk.size == layout.payload_size:
@@ -188,7 +225,20 @@ class FrameReader(Generic[H]):
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
-        return header, _read_layout(chunk.tree, self._limits)
+        if self._last is None or self._last[0] != chunk.tree:
+            self._last = chunk.tree, _read_layout(chunk.tree, self._limits)
+        return header, self._last[1]
+
+    def _check_digest(self, chunk: Chunk, message: bytes) -> None:
+        if chunk.digest is None:
+            if self._digests:
+                raise WireError("a chunk came without its digest")
+            return
+        share = memoryview(message)[chunk.start : chunk.start + chunk.size]
+        if chunk.digest != digest_of([share]):
+            raise WireError(
+                "a chunk's payload does not match its digest: it was damaged on its way"
+            )
 
 
 class _Spec(NamedTuple):
@@ -207,7 +257,6 @@ class _Layout(NamedTuple):
     specs: list[_Spec]
     empty_branches: list[Path]
     payload_size: int
-    sha256: bytes
 
 
 class _Partial(Generic[H]):
@@ -249,8 +298,6 @@ def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
         raise WireError(f"a payload of {size} bytes is over the limit, {limits.payload_bytes}")
     if count > limits.arrays:
         raise WireError(f"a tree of {count} arrays is over the limit, {limits.arrays}")
-    if len(info.sha256) not in (0, 32):
-        raise WireError(f"a SHA-256 has 32 bytes, not {len(info.sha256)}")
     specs = [_read_spec(array, size, limits) for array in info.arrays]
     empty = [tuple(branch.keys) for branch in info.empty_branches]
     paths = [*(spec.path for spec in specs), *empty]
@@ -262,7 +309,7 @@ def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
-    return _Layout(specs, empty, size, info.sha256)
+    return _Layout(specs, empty, size)
 
 
 def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
@@ -283,8 +330,6 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
 
 def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
     """The tree that the payload holds, as read-only views of it."""
-    if layout.sha256 and hashlib.sha256(payload).digest() != layout.sha256:
-        raise WireError("the payload does not match its SHA-256: it was damaged on its way")
     arrays: list[tuple[Path, NDArray[Any]]] = []
     for path, dtype, shape, offset, size in layout.specs:
         array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset if size else 0)

@@ -57,13 +57,11 @@ class Path(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TreeInfo(_message.Message):
-    __slots__ = ("arrays", "empty_branches", "payload_size", "sha256")
+    __slots__ = ("arrays", "empty_branches", "payload_size")
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     EMPTY_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
     arrays: _containers.RepeatedCompositeFieldContainer[ArrayInfo]
     empty_branches: _containers.RepeatedCompositeFieldContainer[Path]
     payload_size: int
-    sha256: bytes
-    def __init__(self, arrays: _Optional[_Iterable[_Union[ArrayInfo, _Mapping]]] = ..., empty_branches: _Optional[_Iterable[_Union[Path, _Mapping]]] = ..., payload_size: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, arrays: _Optional[_Iterable[_Union[ArrayInfo, _Mapping]]] = ..., empty_branches: _Optional[_Iterable[_Union[Path, _Mapping]]] = ..., payload_size: _Optional[int] = ...) -> None: ...

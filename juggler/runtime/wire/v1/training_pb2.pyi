@@ -208,18 +208,20 @@ class Snapshot(_message.Message):
     def __init__(self) -> None: ...
 
 class StateChunk(_message.Message):
-    __slots__ = ("header", "tree", "offset", "padding", "payload")
+    __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     header: StateHeader
     tree: _tensors_pb2.TreeInfo
     offset: int
+    digest: int
     padding: bytes
     payload: bytes
-    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class StateHeader(_message.Message):
     __slots__ = ("version", "extra")
