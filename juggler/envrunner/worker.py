@@ -175,7 +175,7 @@ class EnvRunner:
             receipt.dropped, receipt.explanation = "nonfinite", str(error)
             self._attachment.reply(command_id, receipt)
             raise
-        sending = time.perf_counter()
+        encoding = time.perf_counter()
         receipt.live_steps = fragment.batch.live_steps
         receipt.version.CopyFrom(self._version.message())
         receipt.episode_returns.extend(fragment.episode_returns)
@@ -194,7 +194,7 @@ class EnvRunner:
         sender.send(header, {DEFAULT_MODULE: fragment.batch.to_tree()})
         self._idle_since = time.perf_counter()
         self._spent({"waiting": sampling - started, **fragment.seconds})
-        self._spent({"sending": self._idle_since - sending})
+        self._spent({"frames": self._idle_since - encoding})
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._env is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class Learner:
         self.pipelines = dict(pipelines or {})
         self.state = to_device(core.init(seed), self.device)
         self.updates = 0
+        self.collate_seconds = 0.0  # spent on turning episodes into samples
 
     def step(self, sample: Sample | None = None) -> Metrics:
         """One update on the sample given, else on the next one of the source, as it is.
@@ -93,12 +95,15 @@ class Learner:
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
         """What `step` takes, on its way to the device: can be made while another step runs."""
         by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
+        started = time.perf_counter()
         pin_memory = self.device.type == "cuda"
         sample = {
             module_id: collate(batches, pin_memory=pin_memory)
             for module_id, batches in self.preprocess_episodes(by_module).items()
         }
-        return self._prepared(sample)
+        prepared = self._prepared(sample)
+        self.collate_seconds += time.perf_counter() - started
+        return prepared
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """For a subclass to change episodes before anything is computed from them."""

@@ -123,7 +123,7 @@ class LearnerWorker:
         self._pending: list[dict[str, dict[str, torch.Tensor]]] = []  # metrics not yet fetched
         self._skipped_in_a_row = 0
         self._metrics_at = 0.0
-        self._seconds = {"waiting": 0.0, "updating": 0.0, "publishing": 0.0}
+        self._seconds = dict.fromkeys(("waiting", "collate", "update", "publish"), 0.0)
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
@@ -162,8 +162,8 @@ class LearnerWorker:
         if setup.state_bytes:
             limits = Limits(payload_bytes=setup.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
-        receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
-        self._server.add_generic_rpc_handlers((receiver.handler(), self._publisher.handler()))
+        self._receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
+        self._server.add_generic_rpc_handlers((self._receiver.handler(), self._publisher.handler()))
         self._server.start()
         return training_pb2.Ready(description=str(self._learner.device))
 
@@ -187,7 +187,7 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
-        started = time.perf_counter()
+        started, collated = time.perf_counter(), self._learner.collate_seconds
         self._seconds["waiting"] += started - self._idle_since
         batches, missing = self._store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(update_id=update.update_id)
@@ -203,8 +203,10 @@ class LearnerWorker:
         done.version.CopyFrom(self._version.message())
         done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
         self._idle_since = time.perf_counter()
-        self._seconds["updating"] += updated - started
-        self._seconds["publishing"] += self._idle_since - updated
+        collated = self._learner.collate_seconds - collated
+        self._seconds["collate"] += collated
+        self._seconds["update"] += updated - started - collated
+        self._seconds["publish"] += self._idle_since - updated
         return done
 
     def _discard(self, _: int, command: training_pb2.Discard) -> attach_pb2.Done:
@@ -271,7 +273,8 @@ class LearnerWorker:
             done.metrics[module_id].values.update(values)
             skipped = torch.stack([each[module_id]["skipped"] for each in pending])  # [updates]
             self._notice_skips(module_id, skipped.tolist())
-        done.seconds.update(self._seconds)
+        # Batches are received in other threads, beside all the rest.
+        done.seconds.update(self._seconds, receive=self._receiver.seconds)
 
     def _notice_skips(self, module_id: str, skipped: list[float]) -> None:
         for skip in skipped:

@@ -26,7 +26,8 @@ def _garbage(kind: str) -> any_pb2.Any:
 
 def _chunks(tree: Any, extra: str = "{}") -> list[any_pb2.Any]:
     header = training_pb2.StateHeader(extra=extra)
-    return [any_pb2.Any(value=chunk) for chunk in encode_frame(header, tree, chunk_bytes=1000)]
+    chunks = encode_frame(header, tree, digest=True, chunk_bytes=1000)
+    return [any_pb2.Any(value=chunk) for chunk in chunks]
 
 
 def _update(world: ConversationWorld) -> tuple[int, training_pb2.Update]:

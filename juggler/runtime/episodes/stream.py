@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
@@ -39,6 +40,13 @@ class EpisodeReceiver:
         self._take = take
         self._why_refused = why_refused
         self._limits = limits
+        self._lock = threading.Lock()
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What reading frames and taking batches has cost so far, over all streams."""
+        return self._seconds
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
@@ -58,10 +66,14 @@ class EpisodeReceiver:
         reader = FrameReader(episodes_pb2.BatchHeader, self._limits)
         try:
             for message in messages:
+                started = time.perf_counter()
                 frame = reader.feed(message)
+                refused = self._take(frame) if frame is not None else ""
+                with self._lock:
+                    self._seconds += time.perf_counter() - started
                 if frame is not None:
                     yield episodes_pb2.Acknowledgement(
-                        batch_id=frame.header.batch_id, refused=self._take(frame)
+                        batch_id=frame.header.batch_id, refused=refused
                     )
         except WireError as error:
             # What follows on this stream cannot be trusted either.
