@@ -43,13 +43,14 @@ def _serve(handlers: list[grpc.GenericRpcHandler], address: str) -> grpc.Server:
     return server
 
 
-# Raw: a stream of bytes up, a byte down for each.
+# Raw: a stream of bytes up, a byte down for each. The bytes are made anew from an array for every
+# message, as they are by whoever has something to send.
 
 
 def raw_server(address: str, ready: Any, _: int) -> None:
     def take(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for _ in messages:
-            yield b"k"
+        for newest in messages:
+            yield newest[:1]
 
     handler = grpc.stream_stream_rpc_method_handler(take)
     server = _serve([grpc.method_handlers_generic_handler("raw", {"Push": handler})], address)
@@ -58,14 +59,14 @@ def raw_server(address: str, ready: Any, _: int) -> None:
 
 
 def raw_client(address: str, size: int, seconds: float) -> float:
-    payload = np.random.bytes(size)
+    payload = np.frombuffer(np.random.bytes(size), np.uint8)
     slots = threading.Semaphore(IN_FLIGHT)
     over = threading.Event()
 
     def messages() -> Iterator[bytes]:
         while not over.is_set():
             slots.acquire()
-            yield payload
+            yield payload.tobytes()
 
     call = dial(address).stream_stream("/raw/Push")(messages())
 
@@ -157,11 +158,11 @@ def weights_client(address: str, size: int, seconds: float) -> float:
 
 
 def raw_down_server(address: str, ready: Any, size: int) -> None:
-    payload = np.random.bytes(size)
+    payload = np.frombuffer(np.random.bytes(size), np.uint8)
 
     def give(request: bytes, context: Any) -> Iterator[bytes]:
         while context.is_active():
-            yield payload
+            yield payload.tobytes()
 
     handler = grpc.unary_stream_rpc_method_handler(give)
     server = _serve([grpc.method_handlers_generic_handler("raw", {"Pull": handler})], address)

@@ -82,7 +82,8 @@ def test_observations_and_actions_may_have_any_shape_and_dtype(
 
 def test_a_batch_without_an_end_and_without_a_segment_is_a_batch() -> None:
     empty = {name: c[:0] for name, c in columns().items() if name[:6] in ("final_", "segmen")}
-    batch = EpisodeBatch.from_tree(columns(**empty, truncated=np.zeros((4, 4), np.bool_)))
+    dead = dict.fromkeys(("live", "terminated", "truncated"), np.zeros((4, 4), np.bool_))
+    batch = EpisodeBatch.from_tree(columns(**empty, **dead))
     assert list(batch.episodes()) == []
 
 
@@ -176,6 +177,25 @@ def test_an_index_out_of_range_is_named(name: str, value: int) -> None:
 def test_a_segment_that_goes_beyond_its_row_is_refused(name: str) -> None:
     said = _refusal(**_changed(name, (1,), 3))
     assert "column 'segment_starts + segment_lengths' holds an index outside 0..4" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("segment_lengths", (0,), 1),  # a live step that is in none
+        ("segment_starts", (1,), 1),  # one that is in two
+        ("segment_lengths", (2,), 4),  # a step that is not live
+        ("live", (3, 3), False),
+    ],
+)
+def test_segments_that_do_not_cover_each_live_step_once_are_refused(
+    name: str, at: tuple[int, ...], value: int
+) -> None:
+    assert "cover each live step once" in _refusal(**_changed(name, at, value))
+
+
+def test_an_episode_that_ends_within_a_segment_is_refused() -> None:
+    assert "ends within a segment" in _refusal(**_changed("terminated", (0, 0), True))
 
 
 def test_the_greatest_start_and_length_do_not_overflow() -> None:

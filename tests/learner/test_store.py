@@ -26,8 +26,7 @@ def _store(
 
 
 def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
-    none = {"rows": np.int32, "starts": np.int32, "lengths": np.int32, "offsets": np.int32}
-    none |= {"episodes": np.uint64, "generations": np.uint64, "updates": np.uint64}
+    numbers = np.zeros(N, np.uint64)
     batch = EpisodeBatch(
         observations=np.zeros((N, T, 3), np.float32),
         actions=actions,
@@ -41,7 +40,13 @@ def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
         final_observations=np.zeros((0, 3), np.float32),
         final_rows=np.zeros(0, np.int32),
         final_steps=np.zeros(0, np.int32),
-        **{f"segment_{name}": np.zeros(0, dtype) for name, dtype in none.items()},
+        segment_episodes=np.arange(N, dtype=np.uint64),
+        segment_rows=np.arange(N, dtype=np.int32),
+        segment_starts=np.zeros(N, np.int32),
+        segment_lengths=np.full(N, T, np.int32),
+        segment_offsets=np.zeros(N, np.int32),
+        segment_generations=numbers,
+        segment_updates=numbers,
     )
     header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=N * T)
     return Frame(header, {"default": {**batch.to_tree(), **columns}})

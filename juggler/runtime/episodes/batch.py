@@ -151,6 +151,21 @@ class EpisodeBatch:
         named = np.unique(self.final_rows.astype(np.int64) * t + self.final_steps)
         if not np.count_nonzero(self.truncated) == len(named) == len(self.final_rows):
             raise WireError("a truncated step lacks its final observation")
+        self._check_segments(n, t)
+
+    def _check_segments(self, n: int, t: int) -> None:
+        """Each live step is in one segment: a sequence model learns from segments alone."""
+        lengths = self.segment_lengths.astype(np.int64)  # [S]
+        firsts = self.segment_rows.astype(np.int64) * t + self.segment_starts  # [S]
+        skipped = firsts - np.cumsum(lengths) + lengths  # [S]
+        covered = np.zeros(n * t, np.bool_)
+        covered[np.repeat(skipped, lengths) + np.arange(int(lengths.sum()))] = True
+        once = np.count_nonzero(covered) == lengths.sum()
+        if not once or not np.array_equal(covered.reshape(n, t), self.live):
+            raise WireError("the segments do not cover each live step once, and no other")
+        done = (self.terminated | self.truncated).ravel()  # [N T]
+        if np.count_nonzero(done) != np.count_nonzero(done[firsts + lengths - 1]):
+            raise WireError("an episode ends within a segment, or in a step that is not live")
 
     def episodes(self) -> Iterator[Episode]:
         """Views of the batch's segments, in no particular order."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
+from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
 
@@ -31,6 +32,10 @@ _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_DEPTH = 100  # of groups within groups, as in protobuf's own readers
 
 
+#: Bytes in memory, in the order of their addresses.
+Piece: TypeAlias = "memoryview | NDArray[Any]"
+
+
 class Chunk(NamedTuple):
     """Where to find what in a message."""
 
@@ -42,16 +47,17 @@ class Chunk(NamedTuple):
     size: int  # of the chunk's share
 
 
-def digest_of(share: Iterable[memoryview]) -> int:
+def digest_of(share: Iterable[Piece]) -> int:
     """XXH3 with 64 bits of a chunk's payload: it finds damage, and proves no origin."""
     digest = xxhash.xxh3_64()
+    piece: Any
     for piece in share:
         digest.update(piece)
     return digest.intdigest()
 
 
 def write_chunk(
-    share: Sequence[memoryview],
+    share: Sequence[Piece],
     size: int,
     *,
     offset: int = 0,
@@ -78,7 +84,8 @@ def write_chunk(
         pad += ALIGNMENT
     if pad:
         fields += _bytes_field(_PADDING, bytes(pad - 2))
-    return b"".join([fields, last, *share])
+    parts: list[Any] = [fields, last, *share]
+    return b"".join(parts)
 
 
 def read_chunk(message: bytes, header_bytes: int) -> Chunk:

@@ -7,7 +7,7 @@ on its way out of a frame that has one chunk alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.chunks import (
     ALIGNMENT,
     Chunk,
+    Piece,
     digest_of,
     read_chunk,
     write_chunk,
@@ -109,23 +110,24 @@ class _Form(NamedTuple):
     tree_info: bytes  # serialized
     gaps: list[memoryview]  # zeros before each array
     little: list[np.dtype[Any] | None]  # what an array has to be converted to
+    plain: list[bool]  # whether an array's memory can be read as it is
     size: int  # of the payload
 
 
-def _lay_out(tree: Tree) -> tuple[bytes, list[memoryview], int]:
+def _lay_out(tree: Tree) -> tuple[bytes, list[Piece], int]:
     """A serialized TreeInfo; the payload in pieces, arrays and the zeros between them; its size."""
     found = list(leaves(tree))
     form = _form(tuple((path, a.dtype, a.shape) if a is not None else path for path, a in found))
-    pieces: list[memoryview] = []
-    arrays = (array for _, array in found if array is not None)
-    for array, gap, little in zip(arrays, form.gaps, form.little, strict=True):
+    pieces: list[Piece] = []
+    arrays = [array for _, array in found if array is not None]
+    for array, gap, little, plain in zip(arrays, form.gaps, form.little, form.plain, strict=True):
         if gap:
             pieces.append(gap)
         if little is not None:
             array = array.astype(little)
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        pieces.append(array.reshape(-1).view(np.uint8).data)
+        pieces.append(array if plain else _bytes_of(array))
     return form.tree_info, pieces, form.size
 
 
@@ -137,6 +139,7 @@ def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]
     info = TreeInfo()
     gaps: list[memoryview] = []
     converted: list[np.dtype[Any] | None] = []
+    plain: list[bool] = []
     size = 0
     for leaf in leaves:
         if len(leaf) != 3 or not isinstance(leaf[1], np.dtype):
@@ -149,18 +152,27 @@ def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]
         info.arrays.add(path=path, dtype=number, shape=shape, offset=size)
         little = dtype_from_number(number)
         converted.append(None if little == dtype else little)
+        plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
         size += math.prod(shape) * dtype.itemsize
     info.payload_size = size
-    return _Form(info.SerializeToString(), gaps, converted, size)
+    return _Form(info.SerializeToString(), gaps, converted, plain, size)
+
+
+def _bytes_of(piece: Piece) -> memoryview:
+    array = np.asarray(piece)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _chunks(
-    first: dict[str, bytes], pieces: list[memoryview], size: int, chunk_bytes: int, digest: bool
+    first: Mapping[str, Any], pieces: list[Piece], size: int, chunk_bytes: int, digest: bool
 ) -> Iterator[bytes]:
-    fields = first
-    share: list[memoryview] = []
+    if size <= chunk_bytes:
+        yield write_chunk(pieces, size, digest=digest, **first)
+        return
+    fields: Mapping[str, Any] = first
+    share: list[Piece] = []
     sent, room = 0, chunk_bytes
-    for piece in pieces:
+    for piece in map(_bytes_of, pieces):
         while len(piece) > room:
             share.append(piece[:room])
             piece = piece[room:]
