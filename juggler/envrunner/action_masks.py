@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.legal_actions import LegalActions
-from juggler.runtime.connectors.leaves import OBSERVATION
+from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros
 
@@ -30,8 +30,7 @@ def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     Raises:
         EnvironmentFailed: an environment could not be reset, or its mask does not fit its actions.
     """
-    space = env.single_observation_space
-    if isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces:
+    if holds_masks(env.single_observation_space):
         return env
     _, infos = env.reset()
     return ObservedMasks(env, infos) if ACTION_MASK in infos else env

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
+from juggler.runtime.wire.trees import flatten, path_name
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
@@ -65,7 +67,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 raise self._failure(i, "reset", error) from None
             self._over[i] = False
             infos = self._add_info(infos, _kept(info), i)
-        return self._together(), infos
+        return self._together("reset"), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
@@ -98,14 +100,21 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     infos = self._add_info(infos, _kept(info), i)
         except Exception as error:
             raise self._failure(i, call, error) from None
-        return self._together(), rewards, terminated, truncated, infos
+        return self._together("step"), rewards, terminated, truncated, infos
 
-    def _together(self) -> Any:
+    def _together(self, call: str) -> Any:
         """The observations of all environments."""
-        if self._one_by_one is None:
-            return concatenate(self.single_observation_space, self._env_obs, self._observations)
         observations: list[Any] = self._env_obs
-        np.concatenate(observations, out=self._one_by_one)
+        try:
+            if self._one_by_one is None:
+                return concatenate(self.single_observation_space, observations, self._observations)
+            np.concatenate(observations, out=self._one_by_one)
+        except Exception as error:
+            for i, observation in enumerate(observations):
+                if why := _misfit(self.single_observation_space, observation):
+                    where = f"environment {i} ({self._name})"
+                    raise EnvironmentFailed(where, call, why) from error
+            raise
         return self._observations
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
@@ -114,3 +123,20 @@ class EnvironmentsInTurn(SyncVectorEnv):
 
 def _kept(info: dict[str, Any]) -> dict[str, Any]:
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
+
+
+def _misfit(space: gymnasium.Space[Any], observation: Any) -> str:
+    """For people: why an observation cannot be one of the space; empty: nothing is to be seen."""
+    try:
+        arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
+    except Exception as error:
+        return f"its observation has not the parts of {space}: {type(error).__name__}: {error}"
+    for path, leaf in space_leaves(space):
+        array, dtype = arrays[path], np.dtype(leaf.dtype)
+        if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            part = f" at {path_name(path)}" if path else ""
+            return (
+                f"its observation{part} is {array.dtype} of shape {list(array.shape)}, where its "
+                f"observation_space says {leaf}"
+            )
+    return ""

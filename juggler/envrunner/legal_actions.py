@@ -10,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, path_name
@@ -51,9 +52,9 @@ class LegalActions:
     @classmethod
     def of(cls, observation_space: Space, action_space: Space, during: str) -> LegalActions | None:
         """None where observations hold no mask."""
-        if isinstance(observation_space, spaces.Dict) and ACTION_MASK in observation_space.spaces:
-            return cls(observation_space[ACTION_MASK], action_space, during)
-        return None
+        if not holds_masks(observation_space):
+            return None
+        return cls(at(observation_space, (ACTION_MASK,)), action_space, during)
 
     def require(self, masks: Any, step: int, over: NDArray[np.bool_] | None = None) -> None:
         """

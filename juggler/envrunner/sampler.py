@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from juggler.envrunner.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments import reset_environments
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.legal_actions import LegalActions
 from juggler.envrunner.running_episodes import RunningEpisodes
 from juggler.envrunner.seeding import noise_seed
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import ACTION_MASK, CONNECTOR_STATES
@@ -94,6 +96,7 @@ class Sampler:
         self._seen: list[Any] = [_step(self._observations, t) for t in range(steps)]  # T x [N, ...]
         self._policy_observations = [tree_map(torch.from_numpy, seen) for seen in self._seen]
         self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
+        self._masked = holds_masks(self._space)
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -214,6 +217,9 @@ class Sampler:
                 if self._autoreset is AutoresetMode.DISABLED:
                     mask = terminated | truncated  # [N]
                     observation, _ = env.reset(options={"reset_mask": mask})
+        if not self._masked and ACTION_MASK in infos:
+            reason = "it gives an action mask in its info, and gave none at its first reset"
+            raise EnvironmentFailed("one of the environments", "step", reason)
         _write(self._last_observations, connectors(to_tree(self._space, observation)))
         self._observation = observation
         if first is not None:

@@ -10,15 +10,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 
 Space = gymnasium.Space[Any]
-
-#: By the kind of numbers in a Box: what policies act in.
-_ACTION_DTYPES: dict[str, Any] = {"i": np.int64, "u": np.int64, "f": np.float32, "b": np.bool_}
 
 
 class BatchFit:
@@ -73,7 +71,7 @@ class BatchFit:
                     f"{array.dtype} do not fit the module's, [N, *{like.shape}] of {like.dtype}"
                 )
         kept = [
-            (path, array.astype(_action_dtype(self._actions[path]), copy=False))
+            (path, array.astype(acted_dtype(self._actions[path]), copy=False))
             for path, array in actions.items()
         ]
         return replace(batch, actions=unflatten(kept))
@@ -128,14 +126,6 @@ def _bounds(space: Space) -> tuple[Any, Any]:
     if isinstance(space, spaces.MultiBinary):
         return 0, 1
     return None, None
-
-
-def _action_dtype(space: Space) -> Any:
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return np.int64
-    if isinstance(space, spaces.MultiBinary):
-        return np.int8
-    return _ACTION_DTYPES[np.dtype(space.dtype).kind]
 
 
 def _kind(of: NDArray[Any] | Space) -> str:

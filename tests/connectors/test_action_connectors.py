@@ -116,3 +116,27 @@ def test_trees_of_actions_are_clipped_and_rescaled_leaf_by_leaf() -> None:
     assert sent["push"].tolist() == [[2, 5]]
     assert sent["turn"][0] is turn  # as Gymnasium has it
     assert sent["turn"][1].tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_the_environment_gets_actions_in_its_own_dtypes(clip: bool) -> None:
+    space = spaces.Dict(
+        {
+            "many": spaces.MultiDiscrete([3, 2], np.uint8),
+            "free": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "half": spaces.Box(-1, 1, (), np.float16),
+            "bits": spaces.MultiBinary(2),
+        }
+    )
+    config = ConnectorsConfig(module_to_env=[] if clip else [{"remove": "clip_actions"}])
+    pipeline = build_module_to_env(config, spaces.Discrete(2), space)
+    chosen = {
+        "many": np.array([[2, 1]]),
+        "free": np.array([[0.5, 1]], np.float32),
+        "half": np.array([0.25], np.float32),
+        "bits": np.array([[1, 0]], np.int8),
+    }
+    given = pipeline(chosen)
+    assert space.contains({key: array[0] for key, array in given.items()})
+    assert not build_module_to_env(config, spaces.Discrete(2), space["many"]).idle
+    assert chosen["many"].dtype == np.int64

@@ -19,6 +19,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import Contexts
 from juggler.runtime.connectors.frame_stack import FrameStack
 from juggler.runtime.connectors.previous_actions import PreviousActionsAndRewards
+from juggler.runtime.modules.images import ImageLayout
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import flatten
 
@@ -28,7 +29,8 @@ OBSERVED = {
     "vector": spaces.Box(-1, 1, (2,), np.float32),
     "number": spaces.Box(-1, 1, (), np.float32),
     "grey image": IMAGE,
-    "colours": spaces.Box(0, 255, (3, 2, 2), np.uint8),
+    "colours": spaces.Box(0, 255, (3, 3, 2), np.uint8),
+    "colours first": spaces.Box(0, 255, (2, 3, 3), np.uint8),
     "dict": spaces.Dict(
         {
             "image": IMAGE,
@@ -190,16 +192,15 @@ def stack_of(observations: list[Any], paths: set[tuple[str, ...]], k: int) -> An
 def stack(frames: list[Any]) -> Any:
     if frames[0].ndim in (0, 2):
         return np.stack(frames, -1)
-    return np.concatenate(frames, -1)
+    colours_first = frames[0].shape == (2, 3, 3)
+    return np.concatenate(frames, 0 if colours_first else -1)
 
 
 def previous_of(past: Past, i: int, acted: Any, observation: Any) -> Any:
     if i:
         action, reward = past.actions[i - 1], past.rewards[i - 1]
     else:
-        action, reward = zeros(acted), 0.0
-        if isinstance(acted, spaces.Discrete):
-            action = np.asarray(action + acted.start)
+        action, reward = zeros(acted), 0.0  # the first action there is
     branch = observation if isinstance(observation, dict) else {"observation": observation}
     return {**branch, "previous_action": action, "previous_reward": np.array(reward, np.float32)}
 
@@ -228,12 +229,38 @@ def test_frames_are_stacked_oldest_first_along_the_last_axis() -> None:
     assert stack(first + 1, context)[0, 1, 2].tolist() == [1, 1, 1, 2]
 
 
-def test_shapes_of_stacks() -> None:
-    shapes = {(): (2,), (3,): (6,), (4, 5): (4, 5, 2), (4, 5, 3): (4, 5, 6), (1, 2, 3, 4): None}
-    shapes[1, 2, 3, 4] = (1, 2, 3, 8)
-    for before, after in shapes.items():
-        stack = FrameStack(spaces.Box(-1, 1, before), spaces.Discrete(2), k=2)
-        assert stack.observation_space.shape == after
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), (2,)),
+        ((3,), (6,)),
+        ((4, 5), (4, 5, 2)),
+        ((5, 4, 3), (5, 4, 6)),
+        ((1, 5, 5), (2, 5, 5)),  # as Atari's own vector of environments shows it
+        ((3, 84, 84), (6, 84, 84)),
+        ((7, 5, 5, 3), (7, 5, 5, 6)),
+        ((7, 3, 5, 5), (7, 6, 5, 5)),
+        ((6, 1, 7, 5, 5), (6, 1, 7, 5, 10)),
+    ],
+)
+def test_shapes_of_stacks(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    stack = FrameStack(spaces.Box(-1, 1, before), spaces.Discrete(2), k=2)
+    assert stack.observation_space.shape == after
+
+
+@pytest.mark.parametrize("frame", [(84, 84), (84, 84, 1), (1, 84, 84), (60, 80)])
+def test_an_encoder_sees_a_stack_of_images_as_channels(frame: tuple[int, ...]) -> None:
+    stack = FrameStack(spaces.Box(0, 255, frame, np.uint8), spaces.Discrete(2), k=4)
+    layout = ImageLayout.of(stack.observation_space.shape or ())
+    height, width = (side for side in frame if side > 1)
+    assert (layout.channels, layout.height, layout.width) == (4, height, width)
+
+
+def test_frames_whose_channels_come_first_are_stacked_there() -> None:
+    stack = FrameStack(spaces.Box(0, 9, (1, 4, 4), np.uint8), spaces.Discrete(2), k=3)
+    first = np.full((1, 1, 4, 4), 1, np.uint8)
+    context = stack.advance(stack.initial(first), first, None, np.zeros(1, np.float32))
+    assert stack(first + 1, context)[0, :, 2, 3].tolist() == [1, 1, 2]
 
 
 def test_the_bounds_of_a_stack_are_those_of_its_frames() -> None:

@@ -77,6 +77,17 @@ def test_an_action_mask_stays_beside_the_vector() -> None:
     assert flatten.observation_space["observation"].shape == (2,)
 
 
+def test_what_is_not_in_the_space_is_said() -> None:
+    one_hot = OneHot(spaces.Discrete(3), spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"not in Discrete\(3\)"):
+        one_hot(np.array([1, 7]))
+
+
+def test_an_action_mask_alone_cannot_be_flattened() -> None:
+    with pytest.raises(ValueError, match="nothing to do"):
+        Flatten(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), spaces.Discrete(2))
+
+
 @given(st.integers(0, 3), st.integers(0, 1 << 20))
 def test_what_is_observed_lies_within_the_new_space(rows, seed) -> None:
     TREE.seed(seed)

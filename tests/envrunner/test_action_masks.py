@@ -193,6 +193,17 @@ def test_a_mask_that_is_there_at_first_and_then_is_not_is_an_error(mode) -> None
         sampler_of(env).sample((0, 0))
 
 
+def test_masks_that_begin_after_the_first_reset_are_an_error() -> None:
+    class Late(Scripted):
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {"action_mask": np.ones(3, np.int8)}
+
+    env = observe_masks(vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Late] * 2))
+    with pytest.raises(EnvironmentFailed, match="gave none at its first reset"):
+        sampler_of(env).sample((0, 0))
+
+
 def test_a_mask_that_some_environments_give_and_others_do_not_is_an_error() -> None:
     env = vector_of_functions("in turn", MODES[1], [lambda: masked(SCRIPTS[2]), Scripted])
     with pytest.raises(EnvironmentFailed, match="environment 1 failed in reset"):

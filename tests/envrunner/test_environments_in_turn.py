@@ -106,14 +106,54 @@ def test_infos_that_nobody_reads_are_not_gathered() -> None:
     assert ours.step(np.zeros(2, int))[-1] == {}
 
 
-def test_an_observation_of_the_wrong_length_is_an_error() -> None:
+class Parts(Scripted):
+    """Shows what it is told to, of a space that is a Dict."""
+
+    def __init__(self, shown: Any) -> None:
+        super().__init__()
+        box = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"a": box, "b": gymnasium.spaces.Discrete(3)}
+        )
+        self.shown = shown
+
+    def observation(self):
+        return self.shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ({"a": np.zeros(2), "b": 1, "c": 0}, ""),
+        ({"a": np.zeros(3, np.float32), "b": 1}, r"at 'a' is float32 of shape \[3\], where its"),
+        ({"a": np.zeros(2), "b": 0.5}, r"at 'b' is float64 of shape \[\], .* says Discrete\(3\)"),
+        ({"a": None, "b": 1}, "at 'a' is object"),
+        ({"b": 1}, "has not the parts of Dict.*: KeyError: 'a'"),
+        (None, "has not the parts of Dict"),
+    ],
+)
+def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str) -> None:
+    good = {"a": np.zeros(2, np.float32), "b": 1}
+    functions = [lambda: Parts(good), lambda: Parts(shown)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "parts")
+    if not words:
+        ours.reset(seed=0)
+        return
+    with pytest.raises(EnvironmentFailed, match=rf"1 \(parts\) failed in reset: its obs.* {words}"):
+        ours.reset(seed=0)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_observation_of_the_wrong_length_is_named_with_its_environment(call: str) -> None:
     class Long(Scripted):
         def observation(self):
-            return np.zeros(4, np.float32)
+            return np.zeros(3 if call == "step" and not self.steps else 4, np.float32)
 
     ours = EnvironmentsInTurn([Scripted, Long], AutoresetMode.SAME_STEP, "long")
-    with pytest.raises(ValueError, match="wrong shape"):
+    words = rf"environment 1 \(long\) failed in {call}: its observation is float32 of shape \[4\]"
+    with pytest.raises(EnvironmentFailed, match=words):
         ours.reset(seed=0)
+        ours.step(np.zeros(2, int))
 
 
 def steps(env: EnvironmentsInTurn, count: int) -> None:

@@ -46,6 +46,11 @@ def test_choices_become_ones_among_zeros() -> None:
     assert torch.equal(several(chosen), torch.tensor([[0.0, 1, 1, 0, 0, 1, 0, 1]]))
 
 
+def test_a_choice_that_is_not_in_the_space_is_said() -> None:
+    with pytest.raises(ValueError, match=r"not in Discrete\(3\)"):
+        OneHot(spaces.Discrete(3))(torch.tensor([1, 7]))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16, np.bool_], ids=str)
 def test_numbers_stay_as_they_are_in_one_row(dtype: Any) -> None:
     numbers = Numbers(spaces.Box(0, 1, (2, 3), dtype))

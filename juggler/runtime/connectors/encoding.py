@@ -15,6 +15,7 @@ from juggler.runtime.connectors.leaves import (
     OBSERVATION,
     LeafFunctions,
     at,
+    holds_masks,
     observed_leaves,
     space_with,
 )
@@ -60,15 +61,16 @@ class Flatten(ObservationConnector):
     """
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
-        self._encoders = [
-            (path, _encoder(leaf)) for path, leaf in observed_leaves(observation_space).items()
-        ]
-        bounds = [_bounds(leaf) for leaf in observed_leaves(observation_space).values()]
+        leaves = observed_leaves(observation_space)
+        if not leaves:
+            raise ValueError(
+                f"flatten has nothing to do: {observation_space} is an action mask alone"
+            )
+        self._encoders = [(path, _encoder(leaf)) for path, leaf in leaves.items()]
+        bounds = [_bounds(leaf) for leaf in leaves.values()]
         low, high = (np.concatenate(each) for each in zip(*bounds, strict=True))  # [F] both
         flat: Space = spaces.Box(low, high, dtype=np.float32)
-        self._has_mask = (
-            isinstance(observation_space, spaces.Dict) and ACTION_MASK in observation_space.spaces
-        )
+        self._has_mask = holds_masks(observation_space)
         if self._has_mask:
             flat = spaces.Dict(
                 {OBSERVATION: flat, ACTION_MASK: at(observation_space, (ACTION_MASK,))}
@@ -93,6 +95,7 @@ class _OneHot:
             assert isinstance(space, spaces.MultiDiscrete)
             counts, starts = space.nvec.reshape(-1), space.start.reshape(-1)  # [k] both
         counts = counts.astype(np.int64)
+        self._space = space
         self.size = int(counts.sum())
         # Where the place of each number's 0 is.
         self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
@@ -100,7 +103,10 @@ class _OneHot:
     def __call__(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
         places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
         vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]
-        np.put_along_axis(vectors, places, 1, 1)
+        try:
+            np.put_along_axis(vectors, places, 1, 1)
+        except IndexError as error:
+            raise ValueError(f"observations hold what is not in {self._space}: {error}") from error
         return vectors
 
 

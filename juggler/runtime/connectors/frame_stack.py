@@ -14,6 +14,7 @@ from juggler.runtime.connectors.connector import Columns, ContextConnector, Spac
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
 from juggler.runtime.connectors.rows import first_observations
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.images import ImageLayout
 from juggler.runtime.wire.trees import Path, unflatten
 
 
@@ -21,12 +22,14 @@ class FrameStack(ContextConnector):
     """The last k observations ("frames") of an episode, the oldest first.
 
     Before an episode has k of them, its first one stands for those that are missing. Stacked is
-    every Box leaf, along its last axis; other leaves and action masks are left alone:
+    every Box leaf, along its last axis, or that of its channels where `ImageLayout` says that these
+    come first; other leaves and action masks are left alone:
 
         []         -> [k]
         [F]        -> [k F]
         [H, W]     -> [H, W, k]
-        [H, W, C]  -> [H, W, k C]      and so on for more dimensions
+        [H, W, C]  -> [H, W, k C]
+        [C, H, W]  -> [k C, H, W]      and so on for more dimensions
 
     Batches hold single frames and, for each row, the k - 1 before it. Stacks are made in the
     learner, on its device. Mnih et al. 2015, "Human-level control through deep reinforcement
@@ -50,7 +53,8 @@ class FrameStack(ContextConnector):
             )
         self._k = k
         self._paths = list(boxes)
-        leaves = {path: _stacked_box(leaf, k) for path, leaf in boxes.items()}
+        self._channels = {path: _channel_axis(leaf.shape) for path, leaf in boxes.items()}
+        leaves = {path: _stacked_box(leaf, k, self._channels[path]) for path, leaf in boxes.items()}
         super().__init__(space_with(observation_space, leaves), action_space)
 
     def initial(self, observations: Any) -> Any:
@@ -60,8 +64,11 @@ class FrameStack(ContextConnector):
 
     def __call__(self, observations: Any, context: Any) -> Any:
         frames = self._frames(context, observations)  # [N, k, ...] each
-        stacks = [_folded(each, 1) for each in frames]  # [N, ...] each
-        return replaced(observations, dict(zip(self._paths, stacks, strict=True)))
+        stacks = {
+            path: _folded(each, 1, self._channels[path])
+            for path, each in zip(self._paths, frames, strict=True)
+        }  # [N, ...] each
+        return replaced(observations, stacks)
 
     def advance(
         self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
@@ -81,10 +88,11 @@ class FrameStack(ContextConnector):
             seen = seen.flatten(0, 1)  # [N (k - 1 + T + 1), ...]
             frames = _taken(seen, index)  # [N, T + 1, k, ...]
             before = _taken(seen, final_index)  # [K, k - 1, ...]
-            stacks[c.OBSERVATIONS][path] = _folded(frames[:, :-1], 2)  # [N, T, ...]
-            stacks[c.LAST_OBSERVATIONS][path] = _folded(frames[:, -1], 1)  # [N, ...]
             finals = torch.cat([before, final[:, None]], 1)  # [K, k, ...]
-            stacks[c.FINAL_OBSERVATIONS][path] = _folded(finals, 1)  # [K, ...]
+            channels = self._channels[path]
+            stacks[c.OBSERVATIONS][path] = _folded(frames[:, :-1], 2, channels)  # [N, T, ...]
+            stacks[c.LAST_OBSERVATIONS][path] = _folded(frames[:, -1], 1, channels)  # [N, ...]
+            stacks[c.FINAL_OBSERVATIONS][path] = _folded(finals, 1, channels)  # [K, ...]
         return columns | {name: replaced(columns[name], by) for name, by in stacks.items()}
 
     def _frames(self, context: Any, observations: Any) -> list[NDArray[Any]]:
@@ -101,23 +109,33 @@ class FrameStack(ContextConnector):
         return unflatten(zip(self._paths, frames, strict=True))
 
 
-def _stacked_box(box: spaces.Box, k: int) -> spaces.Box:
+def _channel_axis(shape: tuple[int, ...]) -> int:
+    """The axis of an observation, counted from its end, along which frames are put."""
+    image = len(shape) in (3, 4)
+    return -3 if image and not ImageLayout.of(shape).channels_last else -1
+
+
+def _stacked_box(box: spaces.Box, k: int, channels: int) -> spaces.Box:
     low, high = (
-        _folded(np.repeat(bound[None], k, 0), 0) for bound in (box.low, box.high)
+        _folded(np.repeat(bound[None], k, 0), 0, channels) for bound in (box.low, box.high)
     )  # as its stack
     return spaces.Box(low, high, dtype=box.dtype.type)
 
 
-def _folded(frames: Any, axis: int) -> Any:
-    """Frames (arrays or tensors) along an axis -> one after the other along their last axis."""
+def _folded(frames: Any, axis: int, channels: int) -> Any:
+    """Frames (arrays or tensors) along an axis -> one after the other along that of their channels,
+    counted from the end."""
     dimensions = frames.ndim - axis - 1
     if dimensions == 0:
         return frames
     move: Any = torch.movedim if isinstance(frames, Tensor) else np.moveaxis
     if dimensions == 2:
         return move(frames, axis, -1)  # [k, H, W] -> [H, W, k]
-    moved = move(frames, axis, -2)  # [k, H, W, C] -> [H, W, k, C], and [k, F] as it is
-    return moved.reshape(*moved.shape[:-2], moved.shape[-2] * moved.shape[-1])
+    # [k, H, W, C] -> [H, W, k, C]; [k, F] and [k, C, H, W] as they are
+    moved = move(frames, axis, channels - 1)
+    shape = list(moved.shape)
+    shape[channels - 1 :] = [shape[channels - 1] * shape[channels], *shape[channels:][1:]]
+    return moved.reshape(shape)
 
 
 def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:

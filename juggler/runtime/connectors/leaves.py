@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
 from gymnasium import Space, spaces
 
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -14,6 +15,21 @@ from juggler.runtime.wire.trees import Path
 #: The key of what the environment shows, in observations that were given others beside it.
 OBSERVATION: Final = "observation"
 
+#: What policies act in, by the kind of numbers in an action space.
+_ACTED: Final[dict[str, type[np.generic]]] = {
+    "i": np.int64,
+    "u": np.int64,
+    "f": np.float32,
+    "b": np.bool_,
+}
+
+
+def acted_dtype(space: Space[Any]) -> type[np.generic]:
+    """What policies act in for a leaf of an action space, whose own dtype may be another."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.int8
+    return _ACTED[np.dtype(space.dtype).kind]
+
 
 def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
     """The leaves of an observation space by their paths, without those of an action mask.
@@ -22,6 +38,11 @@ def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
         UnsupportedSpace: nobody encodes the space.
     """
     return {path: leaf for path, leaf in space_leaves(space) if path[:1] != (ACTION_MASK,)}
+
+
+def holds_masks(space: Space[Any]) -> bool:
+    """Whether an observation space has an action mask."""
+    return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def at(tree: Any, path: Path) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
-from juggler.runtime.wire.structures import from_tree
+from juggler.runtime.connectors.leaves import LeafFunctions, acted_dtype
+from juggler.runtime.wire.structures import from_tree, space_leaves
 
 
 class ModuleToEnv:
     """Action connectors, one after the other.
 
     Args:
-        connectors: those that have nothing to do are left out.
+        connectors: those that have nothing to do are left out. Behind the others, the actions are
+            put into the dtypes of the environment's space.
         action_space: what the policy acts in.
         env_action_space: what the environment takes.
 
@@ -31,10 +35,19 @@ class ModuleToEnv:
         self._connectors = [connector for connector in connectors if not connector.idle]
         self._env_action_space = env_action_space
         self._one_array = not isinstance(env_action_space, spaces.Dict | spaces.Tuple)
-        self.idle = self._one_array and not self._connectors
+        self._casts = LeafFunctions(
+            {
+                path: partial(np.asarray, dtype=leaf.dtype)
+                for path, leaf in space_leaves(env_action_space)
+                if leaf.dtype != acted_dtype(leaf)
+            }
+        )
+        self.idle = self._one_array and not self._connectors and not self._casts.functions
 
     def __call__(self, actions: Any) -> Any:
         """What the environment gets, as Gymnasium wants it, for a tree of actions [N, ...]."""
         for connector in self._connectors:
             actions = connector(actions)
+        if self._casts.functions:
+            actions = self._casts(actions)
         return actions if self._one_array else from_tree(self._env_action_space, actions)

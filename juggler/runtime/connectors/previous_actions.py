@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import Columns, ContextConnector, Space
-from juggler.runtime.connectors.leaves import OBSERVATION, space_with
+from juggler.runtime.connectors.leaves import OBSERVATION, acted_dtype, space_with
 from juggler.runtime.connectors.rows import first_observations, per_step
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
-from juggler.runtime.wire.trees import unflatten
 
 PREVIOUS_ACTION: Final = "previous_action"
 PREVIOUS_REWARD: Final = "previous_reward"
@@ -32,7 +31,7 @@ class PreviousActionsAndRewards(ContextConnector):
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         acted = _as_chosen(action_space)
-        self._first_action = _first_action(acted)  # [1, ...]
+        self._first_action: Any = zeros(acted, (1,))  # [1, ...]
         self._is_dict = isinstance(observation_space, spaces.Dict)
         added = {
             PREVIOUS_ACTION: acted,
@@ -115,28 +114,15 @@ def _as_chosen(space: Space) -> Space:
     """The action space with the dtypes that policies act in."""
     leaves: dict[tuple[str, ...], Space] = {}
     for path, leaf in space_leaves(space):
+        dtype: Any = acted_dtype(leaf)
         if isinstance(leaf, spaces.Box):
-            leaves[path] = spaces.Box(
-                leaf.low.astype(np.float32), leaf.high.astype(np.float32), dtype=np.float32
-            )
+            leaves[path] = spaces.Box(leaf.low.astype(dtype), leaf.high.astype(dtype), dtype=dtype)
         elif isinstance(leaf, spaces.Discrete):
             leaves[path] = spaces.Discrete(int(leaf.n), start=int(leaf.start))
         elif isinstance(leaf, spaces.MultiDiscrete):
-            leaves[path] = spaces.MultiDiscrete(
-                leaf.nvec.astype(np.int64), np.int64, start=leaf.start.astype(np.int64)
-            )
+            nvec, start = leaf.nvec.astype(dtype), leaf.start.astype(dtype)
+            leaves[path] = spaces.MultiDiscrete(nvec, dtype, start=start)
     return space_with(space, leaves)
-
-
-def _first_action(space: Space) -> Any:
-    """What stands for an action before there is one [1, ...]."""
-    arrays = []
-    for path, leaf in space_leaves(space):
-        array: Any = zeros(leaf, (1,))
-        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-            array = array + leaf.start
-        arrays.append((path, array))
-    return unflatten(arrays)
 
 
 def _length(tree: Any) -> int:

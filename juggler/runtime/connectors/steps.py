@@ -24,12 +24,16 @@ class NextObservations(LearnerConnector):
     """
 
     def __call__(self, columns: Columns) -> Columns:
-        at = (columns[c.FINAL_ROWS], columns[c.FINAL_STEPS])  # [K] both
+        n, t = columns[c.LIVE].shape
+        final_rows, final_steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
+        # Of all observations one behind the other: those before each step, last and final ones.
+        index = torch.arange(1, n * t + 1, device=final_rows.device).view(n, t)  # [N, T]
+        index[:, -1] = torch.arange(n * t, n * t + n, device=index.device)
+        finals = torch.arange(len(final_rows), device=index.device) + n * t + n  # [K]
+        index[final_rows, final_steps] = finals
         return columns | {
             NEXT_OBSERVATIONS: tree_map(
-                lambda observations, last, final: torch.cat(
-                    [observations[:, 1:], last[:, None]], 1
-                ).index_put(at, final),
+                lambda before, last, final: torch.cat([before.flatten(0, 1), last, final])[index],
                 columns[c.OBSERVATIONS],
                 columns[c.LAST_OBSERVATIONS],
                 columns[c.FINAL_OBSERVATIONS],

@@ -52,7 +52,7 @@ class OneHot(nn.Module):
         super().__init__()
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)  # [k]
         starts = np.ravel(space.start)  # [k]
-        self.size, self.choices = int(sizes.sum()), len(sizes)
+        self.size, self.choices, self.space = int(sizes.sum()), len(sizes), space
         self.first: Tensor
         places = np.cumsum(sizes) - sizes - starts  # [k] what takes choices to where their 1 is
         self.register_buffer("first", torch.from_numpy(places.astype(np.int64)))
@@ -60,7 +60,10 @@ class OneHot(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = x.reshape(-1, self.choices).long() + self.first  # [B, k]
         ones = torch.zeros(len(places), self.size, device=x.device)  # [B, F]
-        return ones.scatter(-1, places, 1.0)  # [B, F]
+        try:
+            return ones.scatter(-1, places, 1.0)  # [B, F]
+        except RuntimeError as error:
+            raise ValueError(f"observations hold what is not in {self.space}: {error}") from error
 
 
 class TreeEncoder(nn.Module):

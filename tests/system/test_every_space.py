@@ -1,0 +1,357 @@
+"""Every kind of space, with memory and connectors: from an environment to an update.
+
+No processes here: what a runner samples goes through a frame into a store, and from there to a
+learner, which must find the log-probabilities that the runner acted with.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.sampler import Sampler
+from juggler.learner.algorithms import build_learner
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.store import BatchStore, HeldBatch
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_bytes
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.v1 import episodes_pb2
+
+Space = gymnasium.Space[Any]
+
+ROWS, STEPS = 3, 5
+# Weights are not small ones: another observation or state makes another policy.
+SMALL = {"hidden_sizes": [8], "recurrent_size": 6, "initializer": "default"}
+NUMBERS = spaces.Box(-3, 3, (3,), np.float32)
+OBSERVED: dict[str, Space] = {
+    "discrete": spaces.Discrete(4, start=-2),
+    "small discrete": spaces.Discrete(3, dtype=np.int32),
+    "multi-discrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-3, 5]]),
+    "bytes of choices": spaces.MultiDiscrete([3, 2], dtype=np.uint8),
+    "multi-binary": spaces.MultiBinary((2, 3)),
+    "number": spaces.Box(-1, 1, (), np.float32),
+    "vector": NUMBERS,
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+    "half": spaces.Box(-1, 1, (2,), np.float16),
+    "integers": spaces.Box(-9, 9, (2,), np.int64),
+    "unsigned integers": spaces.Dict(
+        {str(bits): spaces.Box(0, 9, (2,), f"uint{bits}") for bits in (16, 32, 64)}
+    ),
+    "truths": spaces.Box(0, 1, (3,), np.bool_),
+    "matrix": spaces.Box(-1, 1, (4, 3), np.float32),
+    "cube": spaces.Box(-1, 1, (2, 3, 4), np.float32),
+    "four dimensions": spaces.Box(-1, 1, (2, 3, 2, 2), np.float32),
+    "bytes": spaces.Box(0, 255, (5,), np.uint8),
+    "grey image": spaces.Box(0, 255, (17, 9), np.uint8),
+    "image": spaces.Box(0, 255, (36, 41, 3), np.uint8),
+    "image of one line": spaces.Box(0, 255, (1, 7, 3), np.uint8),
+    "channels first": spaces.Box(0, 255, (3, 11, 13), np.uint8),
+    "stacked images": spaces.Box(0, 255, (2, 10, 10, 1), np.uint8),
+    "dict": spaces.Dict({"image": spaces.Box(0, 255, (9, 9, 1), np.uint8), "at": NUMBERS}),
+    "tuple": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)]),
+    "nested": spaces.Dict(
+        {
+            "b": spaces.Tuple([NUMBERS, spaces.Dict({"deep/er": spaces.Discrete(2)})]),
+            "a": spaces.MultiDiscrete([2, 2]),
+        }
+    ),
+}
+CHOSEN: dict[str, Space] = {
+    "discrete": spaces.Discrete(3, start=5),
+    "multi-discrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-3, 5]]),
+    "bytes of choices": spaces.MultiDiscrete([3, 2], dtype=np.uint8),
+    "multi-binary": spaces.MultiBinary((2, 2)),
+    "bounded": spaces.Box(-0.1, 0.2, (2,), np.float32),
+    "unbounded": spaces.Box(-np.inf, np.inf, (), np.float32),
+    "half bounded": spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 1]), dtype=np.float64),
+    "doubles": spaces.Box(-0.1, 1 / 3, (2, 1), np.float64),
+    "dict": spaces.Dict({"move": spaces.Discrete(3), "arm": spaces.Box(-1, 1, (2,), np.float64)}),
+    "tuple": spaces.Tuple(
+        [spaces.MultiBinary(2), spaces.Dict({"x": spaces.Discrete(2, start=1)}), NUMBERS]
+    ),
+}
+PIPELINES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "flat": {"env_to_module": ["flatten"]},
+    "filtered": {"env_to_module": ["mean_std_filter"]},
+    "stacked": {
+        "env_to_module": [{"use": "frame_stack", "k": 3}],
+        "learner": ["normalize_rewards", "next_observations"],
+    },
+    "previous": {
+        "env_to_module": ["previous_actions_and_rewards"],
+        "learner": ["next_observations", "returns_to_go", "clip_rewards"],
+    },
+    "all": {
+        "env_to_module": [
+            "mean_std_filter",
+            {"use": "frame_stack", "k": 2},
+            "previous_actions_and_rewards",
+        ],
+        "learner": ["normalize_rewards"],
+    },
+}
+AUTORESETS = ("same_step", "next_step", "disabled")
+
+
+class Anything(gymnasium.Env[Any, Any]):
+    """Shows anything of a space, and takes nothing but actions of another.
+
+    Args:
+        observed: the observation space.
+        chosen: the action space.
+        masks: gives action masks: in "observation", in "info", or in neither ("").
+    """
+
+    def __init__(self, observed: Space, chosen: Space, masks: str = "") -> None:
+        self._observed, self.action_space, self._masks = observed, chosen, masks
+        self.observation_space = observed
+        if masks == "observation":
+            self.observation_space = spaces.Dict(
+                {"seen": observed, "action_mask": spaces.MultiBinary(_mask_size(chosen))}
+            )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._observed.seed(seed)
+        self._left = int(self.np_random.integers(1, 8))
+        return self._shown()
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        if self._masks:
+            self._require_legal(action)
+        self._left -= 1
+        over, terminates = self._left == 0, bool(self.np_random.integers(2))
+        observation, info = self._shown()
+        reward = float(self.np_random.normal())
+        return observation, reward, over and terminates, over and not terminates, info
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        observation = self._observed.sample()
+        if not self._masks:
+            return observation, {}
+        mask = np.concatenate(
+            [self.np_random.permutation(n) < self.np_random.integers(1, n + 1) for n in self._ns]
+        ).astype(np.int8)
+        self._mask = mask
+        if self._masks == "info":
+            return observation, {"action_mask": mask}
+        return {"seen": observation, "action_mask": mask}, {}
+
+    @property
+    def _ns(self) -> list[int]:
+        return _choices(self.action_space)
+
+    def _require_legal(self, action: Any) -> None:
+        start: Any = self.action_space.start  # type: ignore[attr-defined]
+        first = np.cumsum([0, *self._ns[:-1]])
+        assert self._mask[first + np.ravel(action - start)].all(), "an illegal action"
+
+
+def _pipelines(name: str, observed: Space) -> dict[str, Any]:
+    """Pipelines for observations of a space, which are flattened first where it holds nothing that
+    could be filtered or stacked."""
+    leaves = [leaf for _, leaf in space_leaves(observed)]
+    boxes = [leaf.dtype for leaf in leaves if isinstance(leaf, spaces.Box)]
+    serves = {"filtered": boxes and boxes != [np.uint8] and boxes != [np.bool_], "stacked": boxes}
+    pipelines = PIPELINES[name]
+    if serves.get("filtered" if name == "all" else name, True):
+        return pipelines
+    return {**pipelines, "env_to_module": ["flatten", *pipelines["env_to_module"]]}
+
+
+def _choices(space: Space) -> list[int]:
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    assert isinstance(space, spaces.MultiDiscrete)
+    return [int(n) for n in space.nvec.ravel()]
+
+
+def _mask_size(space: Space) -> int:
+    return sum(_choices(space))
+
+
+class World:
+    """A runner's and a learner's parts around environments."""
+
+    def __init__(
+        self,
+        make: Any,
+        recurrent: str = "none",
+        pipelines: dict[str, Any] | None = None,
+        autoreset: Any = "auto",
+        burn_in: int = 0,
+        **model: Any,
+    ) -> None:
+        config = EnvRunnerConfig(
+            envs_per_runner=ROWS, fragment_steps=STEPS, autoreset=autoreset, vectorize="sync"
+        )
+        self.env = make_vector_env(config, make)
+        connectors = ConnectorsConfig(**(pipelines or {}))
+        connectors.validate()
+        self.connectors, module_to_env = build_runner_pipelines(
+            connectors, self.env.single_observation_space, self.env.single_action_space
+        )
+        model = {**SMALL, "recurrent": recurrent, **model}
+        module = build_module(
+            None,
+            self.connectors.module_observation_space,
+            module_to_env.action_space,
+            model,
+            check_specs=True,
+        )
+        strip_to_acting(module)
+        self.policy = BehaviourPolicy(module, ROWS, STEPS, 0, module_to_env)
+        self.sampler = Sampler(self.env, self.policy, STEPS, 0, self.connectors)
+        stored = self.connectors.observation_space, module_to_env.action_space
+        self._new_learner = functools.partial(
+            build_learner,
+            {"algorithm": "impala", "burn_in": burn_in, "lr": 1e-2},
+            None,
+            *stored,
+            model,
+            connectors=connectors,
+            check_specs=True,
+        )
+        self.learner = self._new_learner(seed=1)
+        states = self.learner.example_states()
+        self._arrived: list[HeldBatch] = []
+        self.store = BatchStore({DEFAULT_MODULE: stored}, self._arrived.append, states=states)
+        self._learned: Any = None
+        self.publish()
+
+    def publish(self) -> None:
+        self.policy.load(self.learner.get_weights()[DEFAULT_MODULE])
+
+    def sampled(self, batch_id: int) -> HeldBatch:
+        """A fragment, as the learner has it behind the network."""
+        fragment = self.sampler.sample((0, 0))
+        header = episodes_pb2.BatchHeader(
+            batch_id=batch_id, envrunner="envrunner-0", live_steps=fragment.batch.live_steps
+        )
+        reader = FrameReader(episodes_pb2.BatchHeader, Limits())
+        tree = {DEFAULT_MODULE: fragment.batch.to_tree()}
+        (frame,) = filter(None, map(reader.feed, encode_frame(header, tree)))
+        assert self.store.take(frame) == ""
+        if fragment.connector_delta:
+            delta = from_bytes(to_bytes(fragment.connector_delta))
+            self._learned = merge(self._learned, delta) if self._learned else delta
+            self.connectors.set_state(self._learned)
+        ((held,), missing) = self.store.pop([batch_id])
+        assert not missing
+        return held
+
+    def again(self) -> Learner:
+        """Another learner, from what this one saves."""
+        learner = self._new_learner(seed=2)
+        learner.restore(*self.learner.save())
+        return learner
+
+    def train(self, updates: int = 3) -> None:
+        """Updates, each on one batch that the newest weights acted in."""
+        for batch_id in range(updates):
+            self.publish()
+            batch = self.sampled(batch_id).modules[DEFAULT_MODULE]
+            metrics = fetch_metrics(self.learner.update_from_episodes([batch]))[DEFAULT_MODULE]
+            assert all(np.isfinite(value) for value in metrics.values()), metrics
+            assert metrics["skipped"] == 0
+            assert metrics["grad_norm"] > 0
+            # Each of its terms is at least 0, and 0 for equal log-probabilities alone.
+            assert metrics["kl"] == pytest.approx(0, abs=1e-5)
+
+    def check(self) -> None:
+        """Train, play, save and go on."""
+        self.train()
+        returns, lengths = evaluate(self.env, self.policy, 4, 3, self.connectors)
+        assert len(returns) == 4
+        assert 1 <= min(lengths) <= max(lengths) <= 7
+        other = self.again()
+        self.sampler.reset(9)
+        batch = self.sampled(100).modules[DEFAULT_MODULE]
+        ours, theirs = (
+            fetch_metrics(each.update_from_episodes([batch])) for each in (self.learner, other)
+        )
+        assert ours == theirs
+        self.env.close()
+
+
+@pytest.fixture(autouse=True)
+def one_seed() -> None:
+    torch.manual_seed(0)
+
+
+def _cases() -> list[Any]:
+    """Every observation space with every sort of memory; action spaces, autoreset modes and
+    pipelines go round with them."""
+    cases = []
+    chosen, autoresets, pipelines = list(CHOSEN), list(AUTORESETS), list(PIPELINES)
+    for i, observed in enumerate(OBSERVED):
+        for j, recurrent in enumerate(("none", "lstm", "gru")):
+            k = 3 * i + j
+            case = (
+                observed,
+                chosen[k % len(chosen)],
+                recurrent,
+                pipelines[(i + 2 * j) % len(pipelines)],
+                autoresets[(i + j) % 3],
+            )
+            cases.append(pytest.param(*case, id=", ".join(case)))
+    return cases
+
+
+@pytest.mark.parametrize(("observed", "chosen", "recurrent", "pipeline", "autoreset"), _cases())
+def test_a_learner_learns_from_every_space_what_a_runner_sampled(
+    observed: str, chosen: str, recurrent: str, pipeline: str, autoreset: str
+) -> None:
+    make = functools.partial(Anything, OBSERVED[observed], CHOSEN[chosen])
+    World(make, recurrent, _pipelines(pipeline, OBSERVED[observed]), autoreset).check()
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("chosen", CHOSEN)
+def test_every_action_goes_with_every_pipeline(chosen: str, pipeline: str) -> None:
+    make = functools.partial(Anything, OBSERVED["nested"], CHOSEN[chosen])
+    World(make, "gru", PIPELINES[pipeline], "next_step").check()
+
+
+@pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("pipeline", ["none", "filtered", "all"])
+@pytest.mark.parametrize("masks", ["observation", "info"])
+@pytest.mark.parametrize("chosen", ["discrete", "multi-discrete", "bytes of choices"])
+def test_no_illegal_action_is_taken(
+    chosen: str, masks: str, pipeline: str, recurrent: str, autoreset: str
+) -> None:
+    make = functools.partial(Anything, OBSERVED["vector"], CHOSEN[chosen], masks)
+    World(make, recurrent, PIPELINES[pipeline], autoreset).check()
+
+
+@pytest.mark.parametrize("chosen", ["bounded", "doubles", "dict"])
+@pytest.mark.parametrize("model", [{"squash": True}, {"free_log_std": False}])
+def test_rescaled_actions_stay_within_their_bounds(chosen: str, model: dict[str, Any]) -> None:
+    make = functools.partial(Anything, OBSERVED["vector"], CHOSEN[chosen])
+    World(make, pipelines={"module_to_env": ["rescale_actions"]}, **model).check()
+
+
+@pytest.mark.parametrize("autoreset", AUTORESETS)
+def test_burn_in_goes_with_connectors_that_remember(autoreset: str) -> None:
+    make = functools.partial(Anything, OBSERVED["dict"], CHOSEN["tuple"])
+    World(make, "lstm", PIPELINES["all"], autoreset, burn_in=2).check()
