@@ -17,8 +17,8 @@ SECONDS = 8
 
 
 def _juggler(envs: int, runners: int = 1, *options: object) -> float:
-    # As many live steps an update as one batch of a runner has, whatever resets take of it.
-    batch_size = int(envs * 32 * 0.92)
+    # As many live steps an update as one batch of each runner has, whatever resets take of it.
+    batch_size = int(envs * runners * 32 * 0.92)
     _, lines = train(
         *("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4),
         *("--num-env-runners", runners, "--envs-per-runner", envs),
@@ -133,6 +133,13 @@ def lag() -> str:
     return measure(Path(__file__).with_name("lag.png"))
 
 
+def atari() -> str:
+    """Pong from single frames against stacked ones."""
+    from atari import measure
+
+    return measure()
+
+
 TABLES = {
     "throughput": throughput,
     "solved": solved,
@@ -141,6 +148,7 @@ TABLES = {
     "receipts": receipts,
     "streams": streams,
     "lag": lag,
+    "atari": atari,
 }
 
 

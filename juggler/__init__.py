@@ -22,18 +22,46 @@ if TYPE_CHECKING:
     from juggler.driver.training import resume as resume
     from juggler.driver.training import shipped_configs as shipped_configs
     from juggler.driver.training import train as train
+    from juggler.runtime.connectors.connector import ActionConnector as ActionConnector
+    from juggler.runtime.connectors.connector import ContextConnector as ContextConnector
+    from juggler.runtime.connectors.connector import LearnerConnector as LearnerConnector
+    from juggler.runtime.connectors.connector import MergeableConnector as MergeableConnector
+    from juggler.runtime.connectors.connector import ObservationConnector as ObservationConnector
+    from juggler.runtime.connectors.per_episode import PerEpisode as PerEpisode
+    from juggler.runtime.modules.catalog import Catalog as Catalog
+    from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
+    from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
+    from juggler.runtime.modules.models import ActorCritic as ActorCritic
+    from juggler.runtime.modules.module_spec import RLModuleSpec as RLModuleSpec
+    from juggler.runtime.modules.multi_rl_module import MultiRLModule as MultiRLModule
+    from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
     from juggler.runtime.modules.rl_module import RLModule as RLModule
+    from juggler.runtime.modules.specs import TensorSpec as TensorSpec
 
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.
 _PUBLIC = {
+    "ActionConnector": "juggler.runtime.connectors.connector",
+    "ActionDistribution": "juggler.runtime.modules.distributions",
+    "ActorCritic": "juggler.runtime.modules.models",
+    "Catalog": "juggler.runtime.modules.catalog",
     "CheckpointError": "juggler.driver.record.checkpoints",
     "ConfigError": "juggler.driver.config",
+    "ContextConnector": "juggler.runtime.connectors.connector",
+    "DistributionSpec": "juggler.runtime.modules.distributions",
     "Evaluated": "juggler.driver.evaluating",
+    "LearnerConnector": "juggler.runtime.connectors.connector",
+    "MergeableConnector": "juggler.runtime.connectors.connector",
+    "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
+    "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
+    "ObservationConnector": "juggler.runtime.connectors.connector",
+    "PerEpisode": "juggler.runtime.connectors.per_episode",
     "RLModule": "juggler.runtime.modules.rl_module",
+    "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.training",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
+    "TensorSpec": "juggler.runtime.modules.specs",
     "evaluate": "juggler.driver.evaluating",
     "resume": "juggler.driver.training",
     "shipped_configs": "juggler.driver.training",

@@ -82,7 +82,8 @@ def train(
     Args:
         config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`.
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
-        module: "package.module:Class", or an RLModule class of this script or notebook.
+        module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
+            an `RLModuleSpec` with the module's config, where parts of it are such classes.
         keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`. Where
             `connectors` names a class, that may be a class of this script or notebook.
 
@@ -181,9 +182,12 @@ def _own_code(
     for key, value in (("env", env), ("module", module)):
         factories.append(value if callable(value) else None)
         if callable(value):
-            # What config.toml says of it: where it would be found if its script were a module.
-            name = getattr(value, "__qualname__", type(value).__qualname__)
-            keys[key] = f"{getattr(value, '__module__', None)}:{name}"
+            # What config.toml says of it: where it would be found if its script were a module. An
+            # object, such as an RLModuleSpec, is to be found nowhere but in the script.
+            if hasattr(value, "__qualname__"):
+                keys[key] = f"{value.__module__}:{value.__qualname__}"
+            else:
+                keys[key] = f"__main__:{type(value).__qualname__}"
         elif isinstance(value, str):
             keys[key] = value
         elif value is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from juggler.driver.record import checkpoints
 
@@ -58,6 +59,41 @@ def test_a_module_of_ones_own_is_trained(tmp_path: Path) -> None:
     trained = state["parameters"]["normalize.weight"]
     assert trained.shape == (64,)
     assert not np.allclose(trained, 1), "as it was drawn"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("custom_encoder", "encoder.waves.weight"),
+        ("custom_distribution", "policy_head.weight"),
+        ("custom_connector", "policy_head.weight"),
+        ("extended_module", "encoder.1.layers.1.weight"),
+    ],
+)
+def test_a_part_of_ones_own_is_trained_with(tmp_path: Path, name: str, parameter: str) -> None:
+    output = run(tmp_path, EXAMPLES / f"{name}.py")
+    summary, run_dir = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
+    state: Any = checkpoints.read(run_dir).tree["default"]
+    assert parameter in state["parameters"]
+
+
+def test_a_language_model_learns_to_repeat_words(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "language_model.py")
+    summary, _ = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > 2.8, "guessing gets 0.75 of 3"
+
+
+def test_two_modules_with_one_encoder_learn_in_one_run(tmp_path: Path) -> None:
+    *updates, last, shared = run(tmp_path, EXAMPLES / "shared_encoder.py").splitlines()
+    first = updates[0].split()
+    assert first[:2] == ["update", "0"]
+    assert max(float(first[3]), float(first[5])) < 0.6, updates
+    end = last.split()
+    assert min(float(end[3]), float(end[5])) > 0.95, last
+    assert shared == "one encoder: True"
 
 
 def test_a_run_in_a_file_is_solved(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Two modules with one encoder, trained in one run.
+
+    python examples/shared_encoder.py
+
+Two agents see the same signal ("global"), and each a switch of its own ("local"). The first is to
+say the signal's sign where its switch is on, and its opposite where it is off; for the other one
+it is the other way round. What they have to know of the signal they learn together: it goes through
+one encoder, and the switches through an encoder each. In a few seconds both go from 0.5 to above
+0.95 right answers. The encoder gets one step for both, so its parameters stay the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+from juggler import MultiRLModule, RLModule, RLModuleSpec
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.sampler import Sampler
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner
+from juggler.runtime.modules.acting import strip_to_acting
+
+SIGNAL = 8
+OBSERVATIONS = gymnasium.spaces.Dict(
+    {
+        "global": gymnasium.spaces.Box(-np.inf, np.inf, (SIGNAL,), np.float32),
+        "local": gymnasium.spaces.Discrete(2),
+    }
+)
+ACTIONS = gymnasium.spaces.Discrete(2)
+STEPS = 8
+
+
+class Signals(gymnasium.Env[dict[str, Any], np.int64]):
+    """A new signal and switch in each of eight steps; 1 for the right answer."""
+
+    observation_space, action_space = OBSERVATIONS, ACTIONS
+
+    def __init__(self, contrary: bool) -> None:
+        self.contrary = contrary
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        positive = bool(self.seen["global"].mean() > 0)
+        right = positive ^ bool(self.seen["local"]) ^ self.contrary
+        self.steps += 1
+        return self._look(), float(action == right), self.steps == STEPS, False, {}
+
+    def _look(self) -> dict[str, Any]:
+        signal = self.np_random.standard_normal(SIGNAL).astype(np.float32)  # [8]
+        self.seen = {"global": signal, "local": self.np_random.integers(2)}
+        return self.seen
+
+
+class TwoPaths(RLModule):
+    """The global part of an observation through an encoder that is given, the local part through
+    one of its own."""
+
+    training_only = ("value",)
+
+    def __init__(self, spec: RLModuleSpec, shared: torch.nn.Module) -> None:
+        assert spec.observation_space is not None
+        assert spec.action_space is not None
+        super().__init__(spec.observation_space, spec.action_space, spec.model_config or {})
+        self.shared = shared
+        self.own = torch.nn.Embedding(2, 32)
+        self.join = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())
+        self.policy = torch.nn.Linear(32, self.action_distribution().inputs_size)
+        self.value = torch.nn.Linear(32, 1)
+
+    def _forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return {"action_dist_inputs": self.policy(self._features(batch))}  # [B, 2]
+
+    def _forward_train(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        features = self._features(batch)  # [B, 32]
+        return {
+            "action_dist_inputs": self.policy(features),  # [B, 2]
+            "values": self.value(features).squeeze(-1),  # [B]
+        }
+
+    def _features(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        seen = batch["observations"]
+        parts = self.shared(seen["global"]), self.own(seen["local"])  # [B, 32] both
+        features: torch.Tensor = self.join(torch.cat(parts, -1))  # [B, 32]
+        return features
+
+
+class SharedEncoder(MultiRLModule):
+    """Modules of one encoder."""
+
+    def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
+        encoder = torch.nn.Sequential(torch.nn.Linear(SIGNAL, 32), torch.nn.ReLU())
+        return {module_id: TwoPaths(spec, encoder) for module_id, spec in specs.items()}
+
+
+def make_modules() -> SharedEncoder:
+    spec = RLModuleSpec(observation_space=OBSERVATIONS, action_space=ACTIONS)
+    return SharedEncoder({"one": spec, "other": spec})
+
+
+def main() -> None:
+    learner = Learner(Impala(make_modules, ImpalaConfig(lr=3e-3, gamma=0.0)), seed=0)
+    policies, samplers = {}, {}
+    for module_id, module in make_modules().items():
+        strip_to_acting(module)
+        policy = BehaviourPolicy(module, rows=32, steps=16, seed=0)
+        env = SyncVectorEnv([partial(Signals, contrary=module_id == "other")] * 32)
+        policies[module_id] = policy
+        samplers[module_id] = Sampler(env, policy, steps=16, seed=0)
+    for update in range(201):
+        weights = learner.get_weights()
+        episodes, right = {}, {}
+        for module_id, sampler in samplers.items():
+            policies[module_id].load(weights[module_id])
+            batch = sampler.sample((1, update)).batch
+            episodes[module_id] = [batch]
+            right[module_id] = float(batch.rewards[batch.live].mean())
+        learner.update_from_episodes(episodes)
+        if update % 50 == 0:
+            print(f"update {update:3d}  " + "  ".join(f"{k} {v:.2f}" for k, v in right.items()))
+    one, other = (np.asarray(each["shared.0.weight"]) for each in learner.get_weights().values())
+    print("one encoder:", np.array_equal(one, other))
+
+
+if __name__ == "__main__":
+    main()

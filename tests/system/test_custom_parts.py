@@ -1,0 +1,65 @@
+"""Parts of one's own by their names, on workers that dial in."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from place import REPOSITORY, Place, assert_books_balance, summary
+
+EXAMPLES = REPOSITORY / "examples"
+
+
+@pytest.mark.parametrize(
+    "name", ["custom_module", "custom_encoder", "custom_distribution", "custom_connector"]
+)
+def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: str) -> None:
+    path = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}"}
+    options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 20_000]
+    driver = place.start("driver", EXAMPLES / f"{name}.toml", *options)
+    driver.wait_for("waiting for workers at")
+    line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
+    dial = ["--driver", line.split()[-1]]
+    workers = [place.start(role, *dial, **path) for role in ("learner", "envrunner")]
+    assert driver.wait(60) == 0, driver.output
+    for worker in workers:
+        assert worker.wait(20) == 0, worker.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 20_000
+    assert_books_balance(place.path / "run")
+    played = place.run("evaluate", "run", "--episodes", 2, **path)
+    assert played.status == 0, played.output
+    place.assert_nothing_is_left()
+
+
+def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
+    script = place.write(
+        "script.py",
+        "import juggler\n"
+        "from custom_distribution import curious\n"
+        "from custom_encoder import Waves\n"
+        "parts = {'encoder': Waves, 'distribution': curious}\n"
+        "module = juggler.RLModuleSpec(model_config=parts)\n"
+        "run = dict(run_dir='run', progress='off', module=module)\n"
+        "result = juggler.train('cartpole', stop_steps=5000, **run)\n"
+        "try:\n"
+        "    juggler.resume('run', stop_steps=10000)\n"
+        "except juggler.ConfigError as error:\n"
+        "    print(error)\n"
+        "juggler.resume('run', stop_steps=10000, module=module)\n"
+        "print(len(juggler.evaluate('run', episodes=2, module=module).returns), 'played')\n",
+    )
+    path = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}"}
+    run = place.start_program([sys.executable, str(script)], **path)
+    assert run.wait(60) == 0, run.output
+    assert "this run's module is RLModuleSpec, of a script: pass module=" in run.output
+    assert "2 played" in run.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 10_000
+    place.assert_nothing_is_left()
+
+
+def test_a_worker_that_has_not_got_a_part_says_which(place: Place) -> None:
+    run = place.run("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run")
+    assert run.status == 1
+    assert "encoder 'custom_encoder:Waves' cannot be imported" in run.output
+    assert "put its directory on PYTHONPATH" in run.output
+    place.assert_nothing_is_left()
