@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
-import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks, links, run_python
 
 from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse
 from juggler.driver.config import RunConfig
-
-ROOT = Path(__file__).parents[2]
-
-#: The snippets as they stand would train until solved; here each of them trains for an update.
-SHORTLY = """
-import juggler
-train, resume = juggler.train, juggler.resume
-juggler.train = lambda *args, **keys: train(*args, **{**keys, "stop_steps": 1})
-juggler.resume = lambda *args, **keys: resume(*args, **{**keys, "stop_steps": 1})
-"""
-
-
-def blocks(language: str, page: str = "README.md") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.S | re.M)
 
 
 def commands() -> list[str]:
@@ -58,25 +41,13 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
 
 
 def test_the_python_snippets_run(tmp_path: Path) -> None:
-    snippets = blocks("python")
-    assert len(snippets) == 3
-    script = tmp_path / "snippets.py"
-    script.write_text("\n".join([SHORTLY, *snippets]))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(blocks("python", "README.md")) == 3
+    run_python("README.md", tmp_path)
     runs = {path.name.partition("-")[0] for path in (tmp_path / "runs").iterdir()}
     assert runs == {"CartPole", "Thermostat"}
 
 
 def test_links_lead_to_files() -> None:
-    text = (ROOT / "README.md").read_text()
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    assert "docs/processes.svg" in links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    targets = links("README.md")
+    assert ROOT / "docs/processes.svg" in targets
+    assert [link for link in targets if not link.exists()] == []
