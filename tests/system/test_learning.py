@@ -46,7 +46,9 @@ def test_a_shipped_configuration_reaches_its_threshold(
 
 
 def test_the_learned_policy_plays_as_well_as_it_trained(place: Place) -> None:
-    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-return", 475)
+    """Some way behind the point where it is solved, at which the greedy policy may be below."""
+    options = ["--run-dir", "run", "--stop-return", 501, "--stop-steps", 1_500_000]
+    run = place.run("train", "cartpole", *options)
     assert run.status == 0, run.output
     played = place.run("evaluate", "run", "--episodes", 50)
     assert played.status == 0, played.output
