@@ -1,0 +1,143 @@
+"""Does it learn from every kind of observation, with every kind of action, and remember?
+
+Each task is far out of reach of chance. Where something is needed to learn it (a memory, a filter),
+the same run without that fails with the same number of steps.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from place import REPOSITORY, Place, assert_books_balance, metrics, summary
+
+pytestmark = pytest.mark.slow
+
+seeds = pytest.mark.parametrize("seed", range(3))
+
+FAST = {
+    "num_env_runners": 1,
+    "envs_per_runner": 32,
+    "fragment_steps": 20,
+    "batch_size": 640,
+    "lr": 2e-3,
+    "grad_clip": 0.5,
+}
+# Rows in which an episode goes on from the one before: states travel with them.
+SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}
+MAZE = SEQUENCES | {"env": "toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
+CARTPOLE = SEQUENCES | {
+    "env": "toys:CartPoleWithoutVelocities",
+    "env_kwargs": {"num_envs": 32, "max_episode_steps": 200},
+    "reward_scale": 0.1,
+    "stop_steps": 1_000_000,
+}
+BADLY_SCALED = FAST | {
+    "env": "toys:BadlyScaled",
+    "gamma": 0.5,
+    "entropy_coefficient": 0.0,
+    "stop_steps": 500_000,
+}
+
+
+def train(place: Place, seed: int, settings: dict[str, Any]) -> list[float]:
+    """A run of these settings -> the mean returns that it reports in its course."""
+    arguments: list[object] = []
+    for key, value in (settings | {"seed": seed, "run_dir": "run"}).items():
+        text = json.dumps(value) if isinstance(value, dict) else value
+        arguments += [f"--{key.replace('_', '-')}", text]
+    path = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
+    run = place.run("train", *arguments, seconds=110, **path)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+    lines = [*metrics(place.path / "run"), summary(place.path / "run")]
+    returns = [line["episode_return_mean"] for line in lines]
+    return [value for value in returns if value is not None]
+
+
+def assert_learned(place: Place, seed: int, settings: dict[str, Any], threshold: float) -> None:
+    returns = train(place, seed, settings | {"stop_return": threshold})
+    assert summary(place.path / "run")["solved"], returns
+    assert returns[-1] >= threshold
+
+
+def assert_failed(place: Place, seed: int, settings: dict[str, Any], bound: float) -> None:
+    """It makes all of its steps and never gets to the bound."""
+    returns = train(place, seed, settings)
+    assert summary(place.path / "run")["env_steps_trained"] >= settings["stop_steps"]
+    assert max(returns) < bound, returns
+
+
+@seeds
+def test_cartpole_without_velocities_is_solved_by_a_memory(place: Place, seed: int) -> None:
+    assert_learned(place, seed, CARTPOLE | {"model": {"recurrent": "lstm"}}, 150.0)
+
+
+@seeds
+def test_cartpole_without_velocities_is_not_solved_without_one(place: Place, seed: int) -> None:
+    assert_failed(place, seed, CARTPOLE, 100.0)
+
+
+@seeds
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_sign_at_the_start_of_a_maze_is_remembered_to_its_end(
+    place: Place, kind: str, seed: int
+) -> None:
+    assert_learned(place, seed, MAZE | {"model": {"recurrent": kind}}, 0.85)
+
+
+@seeds
+def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place, seed: int) -> None:
+    assert_failed(place, seed, MAZE, 0.5)
+
+
+@seeds
+def test_actions_of_several_choices_are_learned(place: Place, seed: int) -> None:
+    settings = FAST | {"env": "toys:Dials", "gamma": 0.5, "stop_steps": 500_000}
+    assert_learned(place, seed, settings, 17.0)
+
+
+@seeds
+def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
+    settings = FAST | {"env": "toys:Errand", "gamma": 0.9, "stop_steps": 1_000_000}
+    assert_learned(place, seed, settings, 0.65)
+
+
+@seeds
+@pytest.mark.parametrize("mask_in", ["observation", "info"])
+def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
+    place: Place, mask_in: str, seed: int
+) -> None:
+    """The environment raises at one that is not, and a run whose environment raises fails."""
+    settings = FAST | {
+        "env": "toys:NextFree",
+        "env_kwargs": {"mask_in": mask_in},
+        "gamma": 0.5,
+        "stop_steps": 500_000,
+    }
+    assert_learned(place, seed, settings, 17.0)
+
+
+@seeds
+def test_badly_scaled_observations_are_learned_from_behind_a_filter(
+    place: Place, seed: int
+) -> None:
+    """Above 10 both numbers are needed: one that is large, and one that is tiny."""
+    connectors = {"env_to_module": ["mean_std_filter"]}
+    assert_learned(place, seed, BADLY_SCALED | {"connectors": connectors}, 13.0)
+
+
+@seeds
+def test_badly_scaled_observations_are_not_learned_from_as_they_are(
+    place: Place, seed: int
+) -> None:
+    assert_failed(place, seed, BADLY_SCALED, 5.0)
+
+
+@seeds
+def test_images_are_learned_from(place: Place, seed: int) -> None:
+    settings = FAST | {"env": "toys:Catch", "stop_steps": 600_000}
+    assert_learned(place, seed, settings, 0.9)
