@@ -6,6 +6,7 @@ One process sends, another receives, over a Unix socket. Prints one JSON line: m
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import tempfile
@@ -118,25 +119,28 @@ def episodes_client(address: str, size: int, seconds: float) -> float:
     return rate
 
 
-# Weights: the next version is made when the last one has been taken, so that none is in vain.
+# Weights: the next version is made while the last one goes out, in a thread of its own as in a
+# learner, so that none is in vain.
 
 
-class PublishingOnDemand(WeightsPublisher):
-    def __init__(self, size: int) -> None:
+class Publishing(WeightsPublisher):
+    def __init__(self) -> None:
         super().__init__(lambda metadata: None)
-        self._tree = _tree(size)
-        self._made = 0
+        self.taken = threading.Semaphore(1)
 
     def _newer_than(self, sent: Version, context: Any) -> Any:
-        self._made += 1
-        self.publish(Version(1, self._made), self._tree)
-        return super()._newer_than(sent, context)
+        newer = super()._newer_than(sent, context)
+        self.taken.release()
+        return newer
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:
-    server = _serve([PublishingOnDemand(size).handler()], address)
+    publisher, tree = Publishing(), _tree(size)
+    _serve([publisher.handler()], address)
     ready.set()
-    server.wait_for_termination()
+    for number in itertools.count(1):
+        publisher.taken.acquire()
+        publisher.publish(Version(1, number), tree)
 
 
 class CountingSubscription(WeightsSubscription):
