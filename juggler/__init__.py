@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
-    from juggler.driver.record.checkpoints import CheckpointError as CheckpointError
+    from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import Result as Result
     from juggler.driver.training import resume as resume
-    from juggler.driver.training import shipped_configs as shipped_configs
     from juggler.driver.training import train as train
+    from juggler.policies.loading import load_policy as load_policy
+    from juggler.policies.policy import Policy as Policy
+    from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
     from juggler.runtime.connectors.connector import ActionConnector as ActionConnector
     from juggler.runtime.connectors.connector import ContextConnector as ContextConnector
     from juggler.runtime.connectors.connector import LearnerConnector as LearnerConnector
@@ -45,7 +47,7 @@ _PUBLIC = {
     "ActionDistribution": "juggler.runtime.modules.distributions",
     "ActorCritic": "juggler.runtime.modules.models",
     "Catalog": "juggler.runtime.modules.catalog",
-    "CheckpointError": "juggler.driver.record.checkpoints",
+    "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
     "ConfigError": "juggler.driver.config",
     "ContextConnector": "juggler.runtime.connectors.connector",
     "DistributionSpec": "juggler.runtime.modules.distributions",
@@ -56,6 +58,7 @@ _PUBLIC = {
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
+    "Policy": "juggler.policies.policy",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.training",
@@ -63,8 +66,9 @@ _PUBLIC = {
     "RunFailed": "juggler.driver.driver",
     "TensorSpec": "juggler.runtime.modules.specs",
     "evaluate": "juggler.driver.evaluating",
+    "load_policy": "juggler.policies.loading",
     "resume": "juggler.driver.training",
-    "shipped_configs": "juggler.driver.training",
+    "shipped_configs": "juggler.driver.shipped",
     "train": "juggler.driver.training",
 }
 __all__ = list(_PUBLIC)

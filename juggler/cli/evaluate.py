@@ -26,6 +26,9 @@ class Arguments:
     env: str | None = None
     """Another environment than the one of the run."""
 
+    video: str | None = None
+    """A directory for a video of each episode."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "evaluate")
@@ -35,11 +38,15 @@ def run(arguments: Sequence[str]) -> int:
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
-    played = evaluate(given.checkpoint, given.episodes, given.seed, env=given.env)
+    played = evaluate(
+        given.checkpoint, given.episodes, given.seed, env=given.env, video=given.video
+    )
     print(f"checkpoint: {played.checkpoint}")
     print(
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
         f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
         f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
     )
+    if played.videos:
+        print(f"videos: {given.video}, {len(played.videos)} of them")
     return 0

@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
-from juggler.driver.record import checkpoints
-from juggler.driver.restoring import connector_state
-from juggler.driver.training import must_be_given_again, own_connectors
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.driver.training import must_be_given_again
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.connectors.pipeline import own_connectors
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Episodes that a checkpoint's policy played deterministically."""
+    """Episodes that a checkpoint's policy played deterministically.
+
+    Attributes:
+        checkpoint: where the policy is from.
+        returns: undiscounted, by environment and then by time.
+        lengths: in steps, in the same order.
+        videos: one for each episode, in the same order; none where none were asked for.
+    """
 
     checkpoint: Path
     returns: list[float]
     lengths: list[int]
+    videos: list[Path]
 
     @property
     def mean(self) -> float:
@@ -41,6 +48,7 @@ def evaluate(
     env: str | Callable[..., Any] | None = None,
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
+    video: str | Path | None = None,
 ) -> Evaluated:
     """Play `episodes` whole episodes with the policy in a checkpoint.
 
@@ -51,19 +59,22 @@ def evaluate(
         env: another one than the run's; a callable where the run was trained on a callable.
         module: the class that the run trained, where that has no name to import it by.
         connectors: those of the run again, where classes among them have no such name.
+        video: a directory for a video of each episode. Environments are then stepped one after
+            the other, whatever the run says.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is another module's.
         EnvironmentFailed: the environment did.
+        ValueError: `video`: the environment shows no pictures, or a package is missing.
     """
     # Torch is imported here and not above: the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments import make_vector_env
     from juggler.envrunner.evaluation import evaluate as play
-    from juggler.runtime.connectors.building import build_runner_pipelines
-    from juggler.runtime.modules.building import build_module
+    from juggler.envrunner.video import recorded
+    from juggler.policies.loading import Recipe, restored
 
-    found = checkpoints.read(Path(checkpoint))
+    found = read(Path(checkpoint))
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
@@ -72,37 +83,24 @@ def evaluate(
     must_be_given_again(config, env, module, own)
     rows = min(config.env_runner.envs_per_runner, episodes)
     config.env_runner.envs_per_runner = rows
-    environments = make_vector_env(config.env_runner, env if callable(env) else None)
+    factory = env if callable(env) else None
+    videos: list[Path] = []
+    if video is not None:
+        factory, videos = recorded(config.env_runner, factory, Path(video), episodes)
+        config.env_runner.vectorize = "sync"
+    environments = make_vector_env(config.env_runner, factory)
     try:
-        env_to_module, module_to_env = build_runner_pipelines(
-            config.connectors.parsed(),
+        recipe = Recipe(
+            config.module, config.connectors.parsed(), module if callable(module) else None, own
+        )
+        built, env_to_module, module_to_env = restored(
+            found,
+            recipe,
             environments.single_observation_space,
             environments.single_action_space,
-            own,
-        )
-        built = build_module(
-            module if callable(module) else config.module.module,
-            env_to_module.module_observation_space,
-            module_to_env.action_space,
-            config.module.model,
-            distribution=config.module.distribution,
         )
         policy = BehaviourPolicy(built, rows, 1, seed, module_to_env)
-        _load(policy, env_to_module, found, where)
         returns, lengths = play(environments, policy, episodes, seed, env_to_module)
     finally:
         environments.close()
-    return Evaluated(where, returns, lengths)
-
-
-def _load(policy: Any, connectors: Any, checkpoint: checkpoints.Checkpoint, where: Path) -> None:
-    try:
-        state: Any = checkpoint.tree[DEFAULT_MODULE]
-        policy.load({**state["parameters"], **state["buffers"]})
-    except (KeyError, TypeError, ValueError) as error:
-        raise checkpoints.CheckpointError(where, f"is another module's: {error}") from error
-    try:
-        if learned := connector_state(checkpoint):
-            connectors.set_state(learned)
-    except ValueError as error:
-        raise checkpoints.CheckpointError(where, str(error)) from error
+    return Evaluated(where, returns, lengths, videos)

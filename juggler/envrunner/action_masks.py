@@ -62,7 +62,7 @@ class ObservedMasks(VectorWrapper):
         self._everyone = np.ones(env.num_envs, np.bool_)  # [N]
         self._require(infos, self._everyone, "reset")
         try:
-            example = _masks(env.single_action_space, infos[ACTION_MASK], np.arange(1))  # [1, n]
+            example = masks_of(env.single_action_space, infos[ACTION_MASK], np.arange(1))  # [1, n]
             space = _space_of(example)
             LegalActions(space, env.single_action_space, "")
         except (ValueError, TypeError, LookupError) as error:
@@ -110,7 +110,7 @@ class ObservedMasks(VectorWrapper):
         """Take over the masks of all environments that gave one."""
         rows = np.flatnonzero(self._given(infos))
         if len(rows):
-            _fill(self._masks, rows, _masks(self.single_action_space, infos[ACTION_MASK], rows))
+            _fill(self._masks, rows, masks_of(self.single_action_space, infos[ACTION_MASK], rows))
 
     def _finals(self, infos: dict[str, Any], cut: NDArray[np.bool_]) -> NDArray[Any]:
         """The last observations of truncated episodes, each with its mask [N]; else None."""
@@ -120,7 +120,8 @@ class ObservedMasks(VectorWrapper):
         for row in np.flatnonzero(cut).tolist():
             masks: Any = tree_map(lambda mask: np.ones_like(mask[0]), self._masks)
             if given[row]:
-                found = _masks(self.single_action_space, final_infos[ACTION_MASK], np.array([row]))
+                masks = final_infos[ACTION_MASK]
+                found = masks_of(self.single_action_space, masks, np.array([row]))
                 masks = tree_map(lambda mask: mask[0].astype(np.int8), found)
             plain = final_observation(self._plain_space, infos, row)
             finals[row] = self._with(from_tree(self._plain_space, plain), masks)
@@ -137,8 +138,14 @@ class ObservedMasks(VectorWrapper):
         return by_key
 
 
-def _masks(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
-    """What infos say of some rows' actions -> a tree of flat masks [k, n], as bool."""
+def masks_of(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
+    """What infos say of some rows' actions -> a tree of flat masks [k, n], as bool.
+
+    Args:
+        space: of one action.
+        given: infos["action_mask"] of a vector of environments.
+        rows: which of them.
+    """
     if isinstance(given, np.ndarray) and given.dtype != object:
         return (given[rows] != 0).reshape(len(rows), -1)
     each = [_mask(space, given, row) for row in rows]
@@ -151,7 +158,7 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     Vectors of environments give dicts of arrays [N, ...] where the environments give dicts.
     """
     if not isinstance(given, Mapping):
-        return _one_mask(space, given[row])
+        return mask_of(space, given[row])
     children = space.spaces if isinstance(space, spaces.Dict) else {}
     for key in given.keys() - children.keys():
         if not str(key).startswith("_"):  # such keys say who gave what
@@ -159,13 +166,15 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
 
-def _one_mask(space: Space, given: Any) -> Any:
+def mask_of(space: Space, given: Any) -> Any:
+    """What the info of one environment says of its action -> a tree of flat masks [n], as bool;
+    None: nothing."""
     if given is None:
         return None
     if isinstance(space, spaces.Dict):
-        return _branch({key: _one_mask(space[key], given.get(key)) for key in space.spaces})
+        return _branch({key: mask_of(space[key], given.get(key)) for key in space.spaces})
     if isinstance(space, spaces.Tuple):
-        return _branch({str(i): _one_mask(space[i], given[i]) for i in range(len(space))})
+        return _branch({str(i): mask_of(space[i], given[i]) for i in range(len(space))})
     parts = given if isinstance(given, (tuple, list)) else (given,)
     return np.concatenate([np.ravel(part) for part in parts]) != 0  # [n]
 

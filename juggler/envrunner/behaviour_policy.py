@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,16 @@ from juggler.runtime.modules.columns import (
     ACTIONS,
     MODULE_STATE,
     OBSERVATIONS,
-    STATES,
 )
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import (
+    best_actions,
+    initial_states,
+    load_weights,
+    one_step,
+    restarted,
+    weights_of,
+)
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -61,11 +68,7 @@ class BehaviourPolicy:
         module_to_env: ModuleToEnv | None = None,
     ) -> None:
         self._module = module.eval()
-        # The module's own memory, under the names that a learner gives: shared ones once.
-        self._weights = {
-            name: tensor.detach()
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-        }
+        self._weights = weights_of(module)
         self._rows, self._steps = rows, steps
         self._generator = torch.Generator()
         space = module.action_space
@@ -74,7 +77,7 @@ class BehaviourPolicy:
         self._module_to_env = None if connect.idle else connect
         self._one_array = isinstance(zeros(space), np.ndarray)
         self.chosen: Any = None
-        self._initial_state = self._drawn_initial_state()
+        self._initial_state = initial_states(self._module, self._rows)
         self.remembers = bool(self._initial_state)
         self._state = tree_map(torch.clone, self._initial_state)  # [N, ...]
         self._row_state = self._state
@@ -98,19 +101,8 @@ class BehaviourPolicy:
         Raises:
             ValueError: they are another module's.
         """
-        if not isinstance(weights, Mapping):
-            raise ValueError("weights are one array, not arrays by name")
-        if odd := weights.keys() ^ self._weights.keys():
-            raise ValueError(f"weights are another module's: only one side has {sorted(odd)}")
-        for name, mine in self._weights.items():
-            tensor = torch.tensor(weights[name])
-            if tensor.shape != mine.shape:
-                raise ValueError(
-                    f"weights are another module's: {name!r} has shape {list(tensor.shape)}, "
-                    f"here {list(mine.shape)}"
-                )
-            mine.copy_(tensor)
-        self._initial_state = self._drawn_initial_state()  # it may be learned
+        load_weights(self._weights, weights)
+        self._initial_state = initial_states(self._module, self._rows)  # it may be learned
 
     def begin(self) -> None:
         """Start a fragment: draw its noise."""
@@ -184,11 +176,7 @@ class BehaviourPolicy:
             else:
                 self._restart(first)
                 outputs = self._step_on(self._module.forward_inference, tensors)
-            if ACTIONS in outputs:
-                actions = outputs[ACTIONS]  # [N, ...]
-            else:
-                distribution = self._module.action_distribution()
-                actions = distribution(outputs[ACTION_DIST_INPUTS]).mode()  # [N, ...]
+            actions = best_actions(self._module, outputs)  # [N, ...]
         return self._for_environments(actions)
 
     def _for_environments(self, actions: Any) -> Any:
@@ -203,37 +191,17 @@ class BehaviourPolicy:
 
     # -- what is remembered ---------------------------------------------------------------------
 
-    def _drawn_initial_state(self) -> Any:
-        """What the module remembers where an episode starts, for all rows [N, ...]."""
-        return tree_map(
-            lambda state: state.detach().expand(self._rows, *state.shape).clone(),
-            self._module.get_initial_state(),
-        )
-
     def _restart(self, first: NDArray[np.bool_]) -> None:
         if not first.any():
             return
-        rows = torch.from_numpy(first)  # [N]
-        self._state = tree_map(
-            lambda initial, state: torch.where(
-                rows.view(-1, *[1] * (state.ndim - 1)), initial, state
-            ),
-            self._initial_state,
-            self._state,
-        )  # [N, ...]
+        self._state = restarted(self._state, self._initial_state, torch.from_numpy(first))
 
     def _step_on(
         self, forward: Callable[[Any], dict[str, Any]], observations: Any
     ) -> dict[str, Any]:
-        """One step of a recurrent module, which takes and returns sequences [N, T = 1, ...]."""
-        sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
-        outputs = forward({OBSERVATIONS: sequences, STATES: self._state})
-        self._state = outputs[STATES]  # [N, ...]
-        return {
-            name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
-            for name in (ACTIONS, ACTION_DIST_INPUTS)
-            if name in outputs
-        }
+        """One step of a recurrent module."""
+        outputs, self._state = one_step(forward, observations, self._state)  # [N, ...]
+        return outputs
 
     def _first_outputs(self) -> dict[str, Any]:
         """What the module returns, from a pass over the least observations there are."""

@@ -15,7 +15,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.legal_actions import LegalActions
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree
+from juggler.runtime.wire.structures import to_tree, tree_map
 
 
 def evaluate(
@@ -60,6 +60,9 @@ def evaluate(
         tree: Any = connectors(to_tree(space, observations))  # [N, ...]
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, over=~live)
+        if connectors.contexts:
+            # The environments' own memory, until their step; context is worked out behind that.
+            tree = tree_map(np.copy, tree)  # [N, ...]
         seen = contexts.see(tree, first)  # [N, ...]
         actions = policy.act_deterministically(seen, first)
         observations, rewards, terminated, truncated, _ = env.step(actions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -66,11 +67,7 @@ class LegalActions:
         Raises:
             EnvironmentFailed: a mask has no legal action.
         """
-        for path, starts in self._starts.items():
-            mask = masks
-            for key in path:
-                mask = mask[key]
-            legal = np.logical_or.reduceat(mask, starts, axis=-1).all(-1)  # [N]
+        for path, legal in self.somewhere(masks):
             if over is not None:
                 legal |= over
             if not legal.all():
@@ -81,6 +78,14 @@ class LegalActions:
                     f"before step {step} of {self._during} its action mask has no legal action"
                     f"{which}: an episode in which nothing can be done must end",
                 )
+
+    def somewhere(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
+        """For each action that is one of several: its path, and where the masks leave it something
+        to do [N]."""
+        for path, starts in self._starts.items():
+            each = np.logical_or.reduceat(at(masks, path), starts, axis=-1)  # [N, choices]
+            legal: NDArray[np.bool_] = np.asarray(each.all(-1))  # [N]
+            yield path, legal
 
 
 def _choices(space: Space) -> list[int] | None:

@@ -20,7 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from juggler.driver.record import checkpoints
-from juggler.driver.record.checkpoints import Checkpoint, CheckpointError, newest_good, read, write
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    digest,
+    newest_good,
+    read,
+)
 
 
 def _checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoint:
@@ -55,7 +62,7 @@ def _rewrite_record(path: Path, **changes: Any) -> None:
     file = path / "checkpoint.json"
     record = json.loads(file.read_text()) | changes
     del record["sha256"]
-    file.write_text(json.dumps(record | {"sha256": checkpoints._digest(record)}))
+    file.write_text(json.dumps(record | {"sha256": digest(record)}))
 
 
 def _names(directory: Path) -> list[str]:
@@ -417,7 +424,8 @@ def test_a_process_killed_while_it_writes_leaves_a_good_checkpoint(tmp_path: Pat
 import itertools
 from pathlib import Path
 import numpy as np
-from juggler.driver.record.checkpoints import Checkpoint, write
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 for update in itertools.count():
     write(Path({str(tmp_path)!r}), Checkpoint(
         version=(1, update // 2), tree={{"a": np.full(200_000, float(update // 2))}},

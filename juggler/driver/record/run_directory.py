@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 import tomli_w
 
-from juggler.driver.record import checkpoints
 from juggler.driver.record.checkpoints import write_synced
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -39,13 +39,13 @@ class RunDirectory:
     - `config.toml`: the configuration;
     - `metrics.jsonl`: one JSON object a line, whole lines only;
     - `summary.json`: how the run ended;
-    - `checkpoints/`: see `juggler.driver.record.checkpoints`;
+    - `checkpoints/`: see `juggler.runtime.checkpoints`;
     - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO) -> None:
         self.path = path
-        self.checkpoints = path / checkpoints.DIRECTORY
+        self.checkpoints = path / DIRECTORY
         self._metrics = metrics
         self._events: RecordWriter | None = None  # made for the first line
 
@@ -75,7 +75,7 @@ class RunDirectory:
                 )
             path.mkdir(parents=True, exist_ok=True)
             write_synced(path / CONFIG_FILE, text)
-            (path / checkpoints.DIRECTORY).mkdir()
+            (path / DIRECTORY).mkdir()
             metrics = (path / METRICS_FILE).open("xb", buffering=0)
         except OSError as error:
             raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
@@ -98,7 +98,7 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
         text = _to_toml(config)
         try:
-            (path / checkpoints.DIRECTORY).mkdir(exist_ok=True)
+            (path / DIRECTORY).mkdir(exist_ok=True)
             metrics = (path / METRICS_FILE).open("a+b", buffering=0)
             _lock(path, metrics)
             _cut_half_line(metrics)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import Tensor
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
 from juggler.runtime.connectors.leaves import LeafFunctions, space_with
@@ -15,6 +17,8 @@ from juggler.runtime.wire.structures import space_leaves
 
 class ClipActions(ActionConnector):
     """Numbers beyond the bounds of a Box become the bounds; everything else is left alone."""
+
+    takes_tensors = True
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         self._functions = LeafFunctions(
@@ -38,6 +42,8 @@ class RescaleActions(ActionConnector):
     That is for each number of a float Box that has two finite bounds; all others are left alone.
     What the policy puts beyond [-1, 1] becomes a bound.
     """
+
+    takes_tensors = True
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         rescaled = {
@@ -64,7 +70,10 @@ class _Clip:
     def __init__(self, space: spaces.Box) -> None:
         self._low, self._high = space.low, space.high
 
-    def __call__(self, actions: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, actions: Any) -> Any:
+        if isinstance(actions, Tensor):
+            low, high = torch.from_numpy(self._low), torch.from_numpy(self._high)  # [...] both
+            return torch.minimum(torch.maximum(actions.to(low.dtype), low), high)  # [N, ...]
         # In the dtype of the bounds: a float64 bound, rounded to float32, may lie outside itself.
         clipped: NDArray[Any] = np.maximum(actions, self._low, dtype=self._low.dtype)  # [N, ...]
         np.minimum(clipped, self._high, out=clipped)  # [N, ...]
@@ -86,7 +95,10 @@ class _Rescale:
         self._half_width = (half_high - half_low).astype(low.dtype)  # [...] 1 there
         self._fit = _Clip(space)  # rounding may lead out of the bounds
 
-    def __call__(self, actions: NDArray[Any]) -> NDArray[Any]:
+    def __call__(self, actions: Any) -> Any:
+        if isinstance(actions, Tensor):
+            half, middle = torch.from_numpy(self._half_width), torch.from_numpy(self._middle)
+            return self._fit(actions.to(half.dtype) * half + middle)  # [N, ...]
         scaled = np.multiply(actions, self._half_width, dtype=self._half_width.dtype)  # [N, ...]
         scaled += self._middle
         return self._fit(scaled)

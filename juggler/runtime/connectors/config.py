@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from juggler.runtime.connectors.built_in import BUILT_IN, DEFAULTS, PLACES, Place
 from juggler.runtime.connectors.pipeline import Piece, Pipeline, nearest
+from juggler.runtime.modules.by_name import SCRIPT
 
 #: Keys of a piece's table that say where it goes. The others are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")
@@ -97,6 +98,25 @@ class ConnectorsConfig:
         except ValueError as error:
             raise ValueError(f"connectors.{place}: {error}") from error
         return pipeline
+
+    def must_be_given_again(
+        self, own: Mapping[str, type[Any]], places: Sequence[Place] = PLACES
+    ) -> None:
+        """
+        Args:
+            own: classes that are here, by the names that stand for them in a configuration.
+            places: the pipelines that are needed here.
+
+        Raises:
+            ValueError: a piece is a class of a script, to which no name leads.
+        """
+        for place in places:
+            for piece in self.pipeline(place):
+                if piece.path.startswith(SCRIPT) and piece.path not in own:
+                    raise ValueError(
+                        f"this run's connector {piece.name!r} is of a script: pass connectors=... "
+                        "with its class again"
+                    )
 
     def _runner_halves(self) -> list[Piece]:
         """What the learner's pieces need in the runners."""

@@ -45,7 +45,11 @@ class Connector:
     Attributes:
         observation_space: of what it hands on.
         action_space: what the module acts in, as far as this connector knows.
+        takes_tensors: in a runner, whether its methods do with tensors what they do with arrays, in
+            operations that torch can export.
     """
+
+    takes_tensors = False
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         self.observation_space = observation_space
@@ -117,7 +121,14 @@ class ContextConnector(Connector, ABC):
     Batches hold the plain observation and, for each row, the context at its start. The runner adds
     context step by step (NumPy), the learner for whole rows at once (torch, on its device); the
     module sees the same from both. A context is a tree of arrays [N, ...].
+
+    Attributes:
+        for_acting: whether the module sees anything of it. (Else it is there for the learner.)
+        uses_rewards: whether `advance` looks at rewards.
     """
+
+    for_acting = True
+    uses_rewards = True
 
     @abstractmethod
     def initial(self, observations: Any) -> Any:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import Tensor
 
 from juggler.runtime.connectors.connector import ObservationConnector, Space
 from juggler.runtime.connectors.leaves import (
@@ -16,12 +18,14 @@ from juggler.runtime.connectors.leaves import (
     LeafFunctions,
     at,
     holds_masks,
+    joined,
     observed_leaves,
     space_with,
 )
 from juggler.runtime.modules.columns import ACTION_MASK
 
-Encode = Callable[[NDArray[Any]], NDArray[np.float32]]
+#: Arrays or tensors [B, ...] -> float32 [B, f].
+Encode = Callable[[Any], Any]
 
 
 class OneHot(ObservationConnector):
@@ -31,6 +35,8 @@ class OneHot(ObservationConnector):
     else is left alone. A module encodes both by itself, from smaller batches: this is for modules
     that take vectors alone.
     """
+
+    takes_tensors = True
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         encoders = {
@@ -60,6 +66,8 @@ class Flatten(ObservationConnector):
     Discrete and MultiDiscrete observations are one-hot in it. An action mask stays beside it.
     """
 
+    takes_tensors = True
+
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         leaves = observed_leaves(observation_space)
         if not leaves:
@@ -79,7 +87,7 @@ class Flatten(ObservationConnector):
 
     def __call__(self, observations: Any) -> Any:
         vectors = [encode(at(observations, path)) for path, encode in self._encoders]  # [B, f] each
-        flat = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, 1)  # [B, F]
+        flat = vectors[0] if len(vectors) == 1 else joined(vectors, 1)  # [B, F]
         if self._has_mask:
             return {OBSERVATION: flat, ACTION_MASK: observations[ACTION_MASK]}
         return flat
@@ -100,7 +108,12 @@ class _OneHot:
         # Where the place of each number's 0 is.
         self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
 
-    def __call__(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
+    def __call__(self, numbers: Any) -> Any:
+        if isinstance(numbers, Tensor):
+            offsets = torch.from_numpy(self._offsets)  # [k]
+            chosen = numbers.reshape(-1, len(self._offsets)).long() + offsets  # [B, k]
+            ones = torch.zeros(chosen.shape[0], self.size)  # [B, n]
+            return ones.scatter(-1, chosen, 1.0)  # [B, n]
         places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
         vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]
         try:
@@ -116,7 +129,9 @@ def _encoder(space: Space) -> Encode:
     return _as_vectors
 
 
-def _as_vectors(array: NDArray[Any]) -> NDArray[np.float32]:
+def _as_vectors(array: Any) -> Any:
+    if isinstance(array, Tensor):
+        return array.flatten(1).float() if array.ndim > 1 else array[:, None].float()  # [B, f]
     return array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32)  # [B, f]
 
 

@@ -22,6 +22,7 @@ class EnvToModule:
 
     Attributes:
         observation_space: of what batches hold.
+        stored: connectors that make what batches hold, in order.
         module_observation_space: of what the module sees.
         rewrites: whether batches hold anything other than the environment's own observations.
         contexts: by name, in order.
@@ -33,26 +34,26 @@ class EnvToModule:
         contexts: Mapping[str, ContextConnector],
         observation_space: Space,
     ) -> None:
-        self._stored = list(stored.values())
+        self.stored = list(stored.values())
         self._mergeable = {
             name: each for name, each in stored.items() if isinstance(each, MergeableConnector)
         }
         self.contexts = dict(contexts)
         self.rewrites = bool(stored)
-        self.observation_space = self._stored[-1].observation_space if stored else observation_space
+        self.observation_space = self.stored[-1].observation_space if stored else observation_space
         self.module_observation_space = self.observation_space
         for context in contexts.values():
             self.module_observation_space = context.observation_space
 
     def __call__(self, observations: Any) -> Any:
         """What batches hold of the environment's observations [B, ...]."""
-        for connector in self._stored:
+        for connector in self.stored:
             observations = connector(observations)
         return observations
 
     def watch(self, observations: Any) -> Any:
         """The same of one step of a fragment [N, ...]; remembers what there is to learn from it."""
-        for connector in self._stored:
+        for connector in self.stored:
             if isinstance(connector, MergeableConnector):
                 connector.watch(observations)
             observations = connector(observations)
@@ -102,6 +103,12 @@ class Contexts:
         self._connectors = dict(connectors)
         self._contexts: dict[str, Any] = {}  # [N, ...] of the step that comes next
         self._seen: dict[str, Any] = {}  # what each connector was given
+
+    def copy(self) -> Contexts:
+        """The same, which goes on by itself."""
+        other = Contexts(self._connectors)
+        other._contexts, other._seen = dict(self._contexts), dict(self._seen)
+        return other
 
     def restart(self) -> None:
         """Every environment begins an episode."""

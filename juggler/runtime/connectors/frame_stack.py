@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import Columns, ContextConnector, Space
-from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
+from juggler.runtime.connectors.leaves import at, joined, observed_leaves, replaced, space_with
 from juggler.runtime.connectors.rows import first_observations
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.images import ImageLayout
@@ -39,6 +39,9 @@ class FrameStack(ContextConnector):
         k: how many.
     """
 
+    takes_tensors = True
+    uses_rewards = False
+
     def __init__(self, observation_space: Space, action_space: Space, k: int = 4) -> None:
         if type(k) is not int or k < 2:
             raise ValueError(f"k = {k!r} frames to stack: must be an integer of at least 2")
@@ -59,7 +62,7 @@ class FrameStack(ContextConnector):
 
     def initial(self, observations: Any) -> Any:
         return self._context(
-            [np.repeat(at(observations, path)[:, None], self._k - 1, 1) for path in self._paths]
+            [joined([at(observations, path)[:, None]] * (self._k - 1), 1) for path in self._paths]
         )
 
     def __call__(self, observations: Any, context: Any) -> Any:
@@ -95,14 +98,13 @@ class FrameStack(ContextConnector):
             stacks[c.FINAL_OBSERVATIONS][path] = _folded(finals, 1, channels)  # [K, ...]
         return columns | {name: replaced(columns[name], by) for name, by in stacks.items()}
 
-    def _frames(self, context: Any, observations: Any) -> list[NDArray[Any]]:
+    def _frames(self, context: Any, observations: Any) -> list[Any]:
         """The last k frames [N, k, ...] of each leaf that is stacked."""
         return [
-            np.concatenate([at(context, path), at(observations, path)[:, None]], 1)
-            for path in self._paths
+            joined([at(context, path), at(observations, path)[:, None]], 1) for path in self._paths
         ]
 
-    def _context(self, frames: list[NDArray[Any]]) -> Any:
+    def _context(self, frames: list[Any]) -> Any:
         """Frames before one that comes, [N, k - 1, ...] of each leaf that is stacked, as a tree."""
         if self._paths == [()]:
             return frames[0]

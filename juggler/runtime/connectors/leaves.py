@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
+from torch import Tensor
 
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
@@ -78,6 +80,20 @@ def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[An
         children = enumerate(space.spaces)
         return spaces.Tuple([space_with(child, below.get(str(i), {})) for i, child in children])
     return space
+
+
+def in_dtype(values: Any, dtype: Any) -> Any:
+    """An array or a tensor in one of NumPy's dtypes, copied only if it had another one."""
+    if isinstance(values, Tensor):
+        return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
+    return np.asarray(values, dtype)
+
+
+def joined(parts: Sequence[Any], axis: int) -> Any:
+    """Arrays, or tensors, one after the other along an axis."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts), axis)
+    return np.concatenate(parts, axis)
 
 
 class LeafFunctions:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import Tensor
 
 from juggler.runtime.connectors.connector import MergeableConnector, NotFinite, Space
 from juggler.runtime.connectors.leaves import LeafFunctions, at, observed_leaves, space_with
@@ -25,6 +27,8 @@ class MeanStdFilter(MergeableConnector):
         clip: results are kept within [-clip, clip].
         epsilon: added to the variance.
     """
+
+    takes_tensors = True
 
     def __init__(
         self,
@@ -94,7 +98,11 @@ class _Filter:
             mean, scale = moments.mean, 1 / np.sqrt(moments.variance + self._epsilon)
         self._mean, self._scale = mean.astype(self._dtype), scale.astype(self._dtype)
 
-    def __call__(self, numbers: NDArray[Any]) -> NDArray[np.float32]:
+    def __call__(self, numbers: Any) -> Any:
+        if isinstance(numbers, Tensor):
+            mean, scale = torch.from_numpy(self._mean), torch.from_numpy(self._scale)  # [...] both
+            shifted = (numbers.to(mean.dtype) - mean) * scale  # [B, ...]
+            return shifted.clamp(-self._clip, self._clip).float()  # [B, ...]
         x = np.subtract(numbers, self._mean, dtype=self._dtype)  # [B, ...]
         x *= self._scale
         # As np.clip does, which takes longer for small arrays.

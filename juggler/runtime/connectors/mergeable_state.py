@@ -6,8 +6,10 @@ connectors of a user need not be importable where the driver runs.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping
 
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
 from juggler.runtime.connectors.moments import Moments, is_moments
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, Limits, encode_frame
@@ -41,6 +43,19 @@ def check(state: Tree) -> State:
         raise ValueError("a state of connectors is a branch of their names")
     _check(state, ())
     return state
+
+
+def connector_state(checkpoint: Checkpoint) -> State:
+    """What the connectors of EnvRunners had learned by then; {}: nothing.
+
+    Raises:
+        CheckpointError: the checkpoint holds something else.
+    """
+    try:
+        return check(checkpoint.tree.get(CONNECTORS, {}))
+    except ValueError as error:
+        where = checkpoint.path or pathlib.Path("in memory")
+        raise CheckpointError(where, f"its connectors are damaged: {error}") from error
 
 
 def to_bytes(state: State) -> bytes:

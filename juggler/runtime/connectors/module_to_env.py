@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
-from juggler.runtime.connectors.leaves import LeafFunctions, acted_dtype
+from juggler.runtime.connectors.leaves import LeafFunctions, acted_dtype, in_dtype
 from juggler.runtime.wire.structures import from_tree, space_leaves
 
 
@@ -26,27 +25,28 @@ class ModuleToEnv:
     Attributes:
         action_space: what the policy acts in.
         idle: the environment gets actions as they are.
+        connectors: those that have something to do.
     """
 
     def __init__(
         self, connectors: Sequence[ActionConnector], action_space: Space, env_action_space: Space
     ) -> None:
         self.action_space = action_space
-        self._connectors = [connector for connector in connectors if not connector.idle]
+        self.connectors = [connector for connector in connectors if not connector.idle]
         self._env_action_space = env_action_space
         self._one_array = not isinstance(env_action_space, spaces.Dict | spaces.Tuple)
         self._casts = LeafFunctions(
             {
-                path: partial(np.asarray, dtype=leaf.dtype)
+                path: partial(in_dtype, dtype=leaf.dtype)
                 for path, leaf in space_leaves(env_action_space)
                 if leaf.dtype != acted_dtype(leaf)
             }
         )
-        self.idle = self._one_array and not self._connectors and not self._casts.functions
+        self.idle = self._one_array and not self.connectors and not self._casts.functions
 
     def __call__(self, actions: Any) -> Any:
         """What the environment gets, as Gymnasium wants it, for a tree of actions [N, ...]."""
-        for connector in self._connectors:
+        for connector in self.connectors:
             actions = connector(actions)
         if self._casts.functions:
             actions = self._casts(actions)

@@ -144,6 +144,25 @@ def class_path(connector: type[Any]) -> str:
     return f"{connector.__module__}:{connector.__qualname__}"
 
 
+def own_connectors(keys: dict[str, Any]) -> dict[str, type[Any]]:
+    """Connector classes among the keys by the names that are put in their place."""
+    own: dict[str, type[Any]] = {}
+    if "connectors" in keys:
+        keys["connectors"] = _with_names(keys["connectors"], own)
+    return own
+
+
+def _with_names(value: Any, own: dict[str, type[Any]]) -> Any:
+    if isinstance(value, type):
+        own[class_path(value)] = value
+        return class_path(value)
+    if isinstance(value, dict):
+        return {key: _with_names(each, own) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(each, own) for each in value]
+    return value
+
+
 def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
     """
     Raises:

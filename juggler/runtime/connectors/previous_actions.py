@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import Columns, ContextConnector, Space
-from juggler.runtime.connectors.leaves import OBSERVATION, acted_dtype, space_with
+from juggler.runtime.connectors.leaves import OBSERVATION, acted_dtype, in_dtype, space_with
 from juggler.runtime.connectors.rows import first_observations, per_step
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
@@ -28,6 +28,8 @@ class PreviousActionsAndRewards(ContextConnector):
     both are 0; of Discrete and MultiDiscrete actions, the first there is. The action is the
     policy's own, as batches hold it, and the reward the environment's.
     """
+
+    takes_tensors = True
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         acted = _as_chosen(action_space)
@@ -45,7 +47,13 @@ class PreviousActionsAndRewards(ContextConnector):
         super().__init__(spaces.Dict({**children, **added}), action_space)
 
     def initial(self, observations: Any) -> Any:
-        rows = _length(observations)
+        leaf = _first_leaf(observations)
+        rows = leaf.shape[0]
+        if isinstance(leaf, Tensor):
+            actions = tree_map(
+                lambda a: torch.from_numpy(a).expand(rows, *a.shape[1:]), self._first_action
+            )  # [N, ...]
+            return {PREVIOUS_ACTION: actions, PREVIOUS_REWARD: torch.zeros(rows)}
         return {
             PREVIOUS_ACTION: tree_map(lambda a: np.repeat(a, rows, 0), self._first_action),
             PREVIOUS_REWARD: np.zeros(rows, np.float32),
@@ -59,9 +67,9 @@ class PreviousActionsAndRewards(ContextConnector):
     ) -> Any:
         return {
             PREVIOUS_ACTION: tree_map(
-                lambda like, action: np.array(action, like.dtype), self._first_action, actions
+                lambda like, action: _own(action, like.dtype), self._first_action, actions
             ),
-            PREVIOUS_REWARD: np.array(rewards, np.float32),
+            PREVIOUS_REWARD: _own(rewards, np.float32),
         }
 
     def over_rows(self, columns: Columns, context: Any) -> Columns:
@@ -125,8 +133,12 @@ def _as_chosen(space: Space) -> Space:
     return space_with(space, leaves)
 
 
-def _length(tree: Any) -> int:
-    """B of a tree of arrays [B, ...]."""
+def _first_leaf(tree: Any) -> Any:
     while isinstance(tree, Mapping):
         tree = next(iter(tree.values()))
-    return len(tree)
+    return tree
+
+
+def _own(values: Any, dtype: Any) -> Any:
+    """An array in a dtype and in memory of its own, or a tensor, which nobody changes."""
+    return in_dtype(values, dtype) if isinstance(values, Tensor) else np.array(values, dtype)

@@ -59,6 +59,8 @@ class DiscountedReturns(ContextConnector):
         R_t = gamma R_{t-1} + r_t
     """
 
+    for_acting = False
+
     def __init__(self, observation_space: Space, action_space: Space, gamma: float = 0.99) -> None:
         super().__init__(observation_space, action_space)
         self._gamma = np.float32(_discount(gamma))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ class Tanh(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.numel() < _WORTH_IT:
+        # Who compiles or exports gets the operation as such, for every size.
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() < _WORTH_IT:
             return torch.tanh(x)
         y: Tensor = _TanhBySigmoid.apply(x)  # type: ignore[no-untyped-call]
         return y
@@ -44,3 +46,7 @@ class _TanhBySigmoid(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         onward: Tensor = torch.ops.aten.tanh_backward(gradient, y)
         return onward
+
+
+# torch asks for it in every call, and to make it takes longer than the rest of the call.
+_TanhBySigmoid.forward.__signature__ = signature(_TanhBySigmoid.forward)  # type: ignore[attr-defined]

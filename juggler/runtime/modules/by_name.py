@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+#: How names begin of what stands in a script or a notebook, where no import leads to.
+SCRIPT: Final = "__main__:"
 
 
 def found(name: str, what: str) -> Callable[..., Any]:
@@ -39,3 +42,18 @@ def found(name: str, what: str) -> Callable[..., Any]:
         raise ValueError(f"{what} {name!r} is of type {type(called).__name__}: it cannot be called")
     made: Callable[..., Any] = called
     return made
+
+
+def must_be_given_again(key: str, name: str | None, given: object) -> None:
+    """
+    Args:
+        key: of the configuration.
+        name: what it says.
+        given: what it stands for, where that is here.
+
+    Raises:
+        ValueError: it is something of a script, to which no name leads.
+    """
+    if name is not None and name.startswith(SCRIPT) and not callable(given):
+        mine = name.removeprefix(SCRIPT)
+        raise ValueError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again")

@@ -59,7 +59,7 @@ class OneHot(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = x.reshape(-1, self.choices).long() + self.first  # [B, k]
-        ones = torch.zeros(len(places), self.size, device=x.device)  # [B, F]
+        ones = torch.zeros(places.shape[0], self.size, device=x.device)  # [B, F]
         try:
             return ones.scatter(-1, places, 1.0)  # [B, F]
         except RuntimeError as error:

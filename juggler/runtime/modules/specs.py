@@ -68,6 +68,9 @@ class TensorSpec:
             raise SpecError(f"{where} must be {self}, but is {_described(value)}")
         dtype = str(value.dtype).removeprefix("torch.")
         right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
+        # Under autocast what is said to be float32 may be less.
+        if isinstance(value, torch.Tensor) and (dtype, self.dtype) == ("bfloat16", "float32"):
+            right = torch.is_autocast_enabled(value.device.type)
         if not right or value.ndim != len(self.names):
             raise SpecError(f"{where} must be {self}, but is {_described(value)}")
         for name, size in zip(self.names, value.shape, strict=True):

@@ -1,0 +1,132 @@
+"""From a checkpoint to a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from google.protobuf.json_format import ParseDict
+
+from juggler.policies.policy import Policy
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.connectors.building import OwnClasses, build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.mergeable_state import connector_state
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.modules.building import ModuleFactory, build_module
+from juggler.runtime.modules.by_name import must_be_given_again
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import load_weights, weights_of
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.v1 import spaces_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a policy is built from, beside spaces and a checkpoint.
+
+    Attributes:
+        module: as a run's configuration says.
+        connectors: the same.
+        factory: the module's class or another callable that makes it, where no name leads to it.
+        own: connector classes to which no name leads.
+    """
+
+    module: ModuleConfig
+    connectors: ConnectorsConfig
+    factory: ModuleFactory | None
+    own: OwnClasses
+
+
+def load_policy(
+    checkpoint: str | Path,
+    *,
+    module: str | Callable[..., Any] | None = None,
+    connectors: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Policy:
+    """The policy in a checkpoint, with everything around it that made its actions.
+
+    Args:
+        checkpoint: a checkpoint, or a run directory: then its newest good one.
+        module: the class that the run trained, where that has no name to import it by.
+        connectors: those of the run again, where classes among them have no such name.
+        seed: of exploration.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is another module's.
+        ValueError: a part of the run cannot be built here; says which and what to do.
+    """
+    saved = read(Path(checkpoint))
+    keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
+    own = own_connectors(keys)
+    config = {**saved.config, **keys}
+    names = [key.name for key in fields(ModuleConfig) if key.name in config]
+    named = ModuleConfig(**{name: config[name] for name in names})
+    if isinstance(module, str):
+        named.module = module
+    recipe = Recipe(
+        named,
+        ConnectorsConfig.parse(config.get("connectors", {})),
+        module if callable(module) else None,
+        own,
+    )
+    observation_space, action_space = (
+        space_from_message(ParseDict(saved.spaces[key], spaces_pb2.Space()))
+        for key in ("observation", "action")
+    )
+    parts = restored(saved, recipe, observation_space, action_space)
+    return Policy(*parts, observation_space, action_space, seed)
+
+
+def restored(
+    saved: Checkpoint,
+    recipe: Recipe,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> tuple[RLModule, EnvToModule, ModuleToEnv]:
+    """The module and the connectors of a run as they were at a checkpoint.
+
+    Args:
+        saved: the checkpoint.
+        recipe: what they are built from.
+        observation_space: the environment's.
+        action_space: the environment's.
+
+    Raises:
+        CheckpointError: the checkpoint is another module's.
+        ValueError: a part cannot be built; says which.
+    """
+    where = saved.path or Path("in memory")
+    config = recipe.module
+    must_be_given_again("module", config.module, recipe.factory)
+    recipe.connectors.must_be_given_again(recipe.own, ("env_to_module", "module_to_env"))
+    env_to_module, module_to_env = build_runner_pipelines(
+        recipe.connectors, observation_space, action_space, recipe.own
+    )
+    module = build_module(
+        recipe.factory or config.module,
+        env_to_module.module_observation_space,
+        module_to_env.action_space,
+        config.model,
+        distribution=config.distribution,
+        check_specs=config.check_specs,
+    )
+    try:
+        state: Any = saved.tree[DEFAULT_MODULE]
+        load_weights(weights_of(module), {**state["parameters"], **state["buffers"]})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(where, f"is another module's: {error}") from error
+    try:
+        if learned := connector_state(saved):
+            env_to_module.set_state(learned)
+    except ValueError as error:
+        raise CheckpointError(where, str(error)) from error
+    return module, env_to_module, module_to_env

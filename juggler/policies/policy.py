@@ -1,0 +1,222 @@
+"""Policy: from what an environment shows to what it gets, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from juggler.policies.observed import Observed
+from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
+from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyState:
+    """What a policy knows of the episodes that it is in the middle of; nobody changes it."""
+
+    rows: int | None  # N of a batch; None: of a single episode
+    module: Any  # [N, ...] tensors; {}: the module has no memory
+    contexts: Contexts  # of the step that was acted in
+    chosen: Any  # [N, ...] arrays: what the module chose there
+
+
+class Policy:
+    """A module and all that stands between it and an environment.
+
+        policy = juggler.load_policy("runs/demo")
+        action, state = policy.act(observation)  # an episode begins
+        action, state = policy.act(observation, state)  # and goes on
+
+    Filters use what they had learned by the checkpoint and learn nothing here. Environments may be
+    anything: actions are what the environment takes that the policy was trained in, clipped,
+    rescaled and in its dtypes.
+
+    Args:
+        module: is put into evaluation mode.
+        env_to_module: connectors, with what they have learned.
+        module_to_env: the same.
+        observation_space: of one environment.
+        action_space: of one environment.
+        seed: of exploration.
+
+    Attributes:
+        module: the module.
+        observation_space: of what `act` takes; with the action mask, where there is one.
+        action_space: of what `act` returns.
+        remembers: whether `state` makes a difference; where not, it is None.
+        uses_rewards: whether `act` needs the reward of the step before.
+
+    Raises:
+        ValueError: the spaces have action masks that do not fit the actions.
+    """
+
+    def __init__(
+        self,
+        module: RLModule,
+        env_to_module: EnvToModule,
+        module_to_env: ModuleToEnv,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        seed: int = 0,
+    ) -> None:
+        self.module = module.eval()
+        self.env_to_module, self.module_to_env = env_to_module, module_to_env
+        self.observation_space, self.action_space = observation_space, action_space
+        self.contexts = {
+            name: each for name, each in env_to_module.contexts.items() if each.for_acting
+        }
+        self.uses_rewards = any(each.uses_rewards for each in self.contexts.values())
+        self.remembers = bool(self.contexts or module.get_initial_state())
+        self._observed = Observed(observation_space, action_space)
+        self._generator = torch.Generator()
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Start the noise of exploration anew."""
+        self._generator.manual_seed(seed)
+
+    def act(
+        self,
+        observation: Any,
+        state: PolicyState | None = None,
+        explore: bool = False,
+        *,
+        reward: ArrayLike | None = None,
+        mask: Any = None,
+        first: ArrayLike | None = None,
+    ) -> tuple[Any, PolicyState | None]:
+        """The action for an observation, or those for a batch of them.
+
+        A batch is known by one more dimension in front, [N, ...], of every part of the observation,
+        as Gymnasium's vectors of environments give it; rows are environments.
+
+        Args:
+            observation: a value of `observation_space`, or a batch.
+            state: what the last call returned; None: an episode begins (in every row).
+            explore: draw the action as in training, in place of the best one.
+            reward: what the environment gave for the last action; [N] for a batch. Policies that do
+                not use it (see `uses_rewards`) do without.
+            mask: info["action_mask"], where the environment gives its masks there.
+            first: [N], in a batch, which rows begin another episode, with any `state`.
+
+        Returns:
+            The action, as the environment takes it, or a batch of actions, as a vector of
+            environments takes them; and the state to give with the next observation.
+
+        Raises:
+            ValueError: an argument is not what it must be; says what is expected.
+        """
+        observations, batch = self._observed(observation, mask)  # [N, ...]
+        rows = 1 if batch is None else batch
+        begins = self._begins(state, batch, first)  # [N]
+        contexts = self._advanced(state, rows, reward, begins)
+        seen = contexts.see(self.env_to_module(observations), begins)  # [N, ...]
+        with torch.inference_mode():
+            tensors = tree_map(torch.tensor, seen)  # [N, ...]
+            actions, memory = self._forward(tensors, state, rows, begins, explore)
+        chosen = tree_map(Tensor.numpy, actions)  # [N, ...]
+        sent = self.module_to_env(tree_map(np.copy, chosen))
+        after = PolicyState(batch, memory, contexts, chosen) if self.remembers else None
+        return (sent if batch is not None else self._only(sent)), after
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """Write the policy as an ONNX model: see `juggler.policies.onnx`.
+
+        Raises:
+            ValueError: a part of it cannot be exported; says which and why.
+            ModuleNotFoundError: the packages for that are missing.
+        """
+        from juggler.policies.onnx import export
+
+        return export(self, Path(path))
+
+    def _begins(
+        self, state: PolicyState | None, batch: int | None, first: ArrayLike | None
+    ) -> NDArray[np.bool_]:
+        """Where episodes begin [N]."""
+        rows = 1 if batch is None else batch
+        if state is not None and state.rows != batch:
+            raise ValueError(
+                f"the state is of {_sized(state.rows)}, and the observation of {_sized(batch)}"
+            )
+        if first is None:
+            return np.full(rows, state is None)
+        begins = np.array(first, np.bool_)
+        if begins.shape != (batch,):
+            raise ValueError(
+                f"first has shape {list(begins.shape)}: expected "
+                + (f"[{batch}]" if batch is not None else "none but for a batch; pass state=None")
+            )
+        return begins | (state is None)
+
+    def _advanced(
+        self,
+        state: PolicyState | None,
+        rows: int,
+        reward: ArrayLike | None,
+        begins: NDArray[np.bool_],
+    ) -> Contexts:
+        """What connectors know before this step."""
+        if state is None:
+            return Contexts(self.contexts)
+        rewards = np.zeros(rows)  # [N]
+        if reward is not None:
+            rewards = np.asarray(reward, np.float64).reshape(-1)  # [N]
+            if rewards.shape != (rows,):
+                raise ValueError(f"reward has {rewards.size} numbers: expected {rows}")
+        elif self.uses_rewards and not begins.all():
+            users = [name for name, each in self.contexts.items() if each.uses_rewards]
+            raise ValueError(
+                f"connector {users[0]!r} shows the policy its last reward: pass reward="
+            )
+        contexts = state.contexts.copy()
+        contexts.acted(state.chosen, rewards)
+        return contexts
+
+    def _forward(
+        self,
+        tensors: Any,
+        state: PolicyState | None,
+        rows: int,
+        begins: NDArray[np.bool_],
+        explore: bool,
+    ) -> tuple[Any, Any]:
+        """What the module chooses [N, ...], and its memory behind that."""
+        forward = self.module.forward_exploration if explore else self.module.forward_inference
+        memory = initial_states(self.module, rows)  # [N, ...]
+        if not memory:
+            outputs = forward({OBSERVATIONS: tensors})
+        else:
+            if state is not None:
+                memory = restarted(state.module, memory, torch.from_numpy(begins))  # [N, ...]
+            outputs, memory = one_step(forward, tensors, memory)
+        if not explore or ACTIONS in outputs:
+            return best_actions(self.module, outputs), memory
+        distribution = self.module.action_distribution()
+        noise = distribution.draw_noise((rows,), self._generator)  # [N, M]
+        return distribution(outputs[ACTION_DIST_INPUTS]).sample(noise), memory
+
+    def _only(self, actions: Any) -> Any:
+        """The one action of a batch of one."""
+        tree = to_tree(self.action_space, actions)
+        return from_tree(self.action_space, tree_map(_first, tree))
+
+
+def _first(array: Sequence[Any]) -> Any:
+    return array[0]
+
+
+def _sized(rows: int | None) -> str:
+    return "a single episode" if rows is None else f"a batch of {rows}"

@@ -1,0 +1,1 @@
+"""What a checkpoint is, and reading one: all that a policy needs of a run."""

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import worlds
+
+import juggler
+
+
+def model_of(path: Path, **arguments: Any) -> onnxruntime.InferenceSession:
+    policy = juggler.load_policy(path, **arguments)
+    return onnxruntime.InferenceSession(policy.export_onnx(path.parent / "policy.onnx"))
+
+
+def test_a_model_takes_batches_of_any_size_and_names_what_it_takes(tmp_path: Path) -> None:
+    path = worlds.written(
+        tmp_path, worlds.motors, connectors={"env_to_module": [{"use": "frame_stack", "k": 2}]}
+    )
+    model, policy = model_of(path), juggler.load_policy(path)
+    assert {each.name for each in model.get_inputs()} == {
+        "observation",
+        "first",
+        "state/connectors/frame_stack",
+    }
+    assert {each.name for each in model.get_outputs()} == {
+        "action",
+        "next_state/connectors/frame_stack",
+    }
+    for rows in (1, 2, 7):
+        seen = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+        given = {
+            "observation": seen,
+            "first": np.ones(rows, np.bool_),
+            "state/connectors/frame_stack": np.zeros((rows, 1, 4), np.float32),
+        }
+        (action,) = model.run(["action"], given)
+        np.testing.assert_allclose(action, policy.act(seen)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_connector_in_numpy_alone_is_named(tmp_path: Path) -> None:
+    connectors = {"env_to_module": ["worlds:Sorted"]}
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain, connectors=connectors))
+    with pytest.raises(ValueError, match=r"connector Sorted .* Sorted.takes_tensors = True"):
+        policy.export_onnx(tmp_path / "policy.onnx")
+    assert not (tmp_path / "policy.onnx").exists()
+
+
+class InNumPy(juggler.ActorCritic):
+    """What torch cannot look into."""
+
+    def _forward(self, batch):
+        seen = batch["observations"]
+        return super()._forward({"observations": torch.from_numpy(np.sort(seen.numpy()))})
+
+
+def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain, InNumPy, module="__main__:InNumPy")
+    policy = juggler.load_policy(path, module=InNumPy)
+    policy.act(np.zeros(4))
+    with pytest.raises(ValueError, match="InNumPy cannot be exported: "):
+        policy.export_onnx(tmp_path / "policy.onnx")
+    policy.act(np.zeros(4))
+
+
+def test_a_missing_package_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ValueError, match=r"onnxscript: pip install 'juggler\[onnx\]'"):
+        policy.export_onnx(tmp_path / "policy.onnx")

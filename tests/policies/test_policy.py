@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worlds
+from gymnasium import spaces
+
+import juggler
+from juggler.runtime.wire.structures import tree_map
+
+ACTS = """
+import sys
+import numpy as np
+import juggler
+
+policy = juggler.load_policy(sys.argv[1])
+action, state = policy.act(np.zeros(4, np.float32))
+action, state = policy.act(np.zeros(4, np.float32), state, explore=True, reward=1.0)
+assert policy.action_space.contains(action)
+foreign = [name for name in sys.modules if name.partition(".")[0] == "grpc"]
+foreign += [name for name in sys.modules if name.startswith(("juggler.driver", "juggler.learner"))]
+assert not foreign, foreign
+"""
+
+WHAT_CAME_BEFORE = {"env_to_module": ["previous_actions_and_rewards"]}
+
+
+def test_acting_needs_no_driver_and_no_grpc(tmp_path: Path) -> None:
+    path = worlds.written(
+        tmp_path, worlds.motors, model={"recurrent": "gru"}, connectors=WHAT_CAME_BEFORE
+    )
+    command = [sys.executable, "-c", ACTS, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_directory_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    of_checkpoint, _ = juggler.load_policy(path).act(seen)
+    of_run, _ = juggler.load_policy(tmp_path).act(seen)
+    np.testing.assert_array_equal(of_run, of_checkpoint)
+    assert len(set(of_run.tolist())) > 1
+
+
+# -- what goes in and comes out -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [worlds.plain, worlds.motors, worlds.parts, worlds.images])
+def test_one_observation_is_a_batch_of_one_without_its_first_dimension(env, tmp_path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, env))
+    assert policy.observation_space == env().observation_space
+    observation = policy.observation_space.sample()
+    one, state = policy.act(observation)
+    assert policy.action_space.contains(one)
+    assert state is None
+    assert not policy.remembers
+    batch, _ = policy.act(_batched(policy.observation_space, observation))
+    _assert_same(one, _only(policy.action_space, batch))
+
+
+def test_lists_and_other_dtypes_of_the_same_kind_are_taken(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.motors))
+    expected, _ = policy.act(np.array([1, -2, 0.5, 2], np.float32))
+    for given in ([1, -2, 0.5, 2], np.array([1, -2, 0.5, 2]), torch.tensor([1, -2, 0.5, 2])):
+        np.testing.assert_array_equal(policy.act(given)[0], expected)
+
+
+def test_a_batch_goes_on_with_some_episodes_and_begins_others(tmp_path: Path) -> None:
+    path = worlds.written(
+        tmp_path,
+        worlds.plain,
+        model={"recurrent": "lstm"},
+        connectors={"env_to_module": [{"use": "frame_stack", "k": 3}]},
+    )
+    policy = juggler.load_policy(path)
+    seen = np.random.default_rng(1).normal(size=(5, 2, 4)).astype(np.float32)  # [T, N, 4]
+    begins = np.array([[1, 1], [0, 0], [0, 1], [0, 0], [1, 0]], np.bool_)  # [T, N]
+    state = None
+    alone: list[Any] = [None, None]
+    for step in range(5):
+        actions, state = policy.act(seen[step], state, first=begins[step])
+        for row in range(2):
+            before = None if begins[step, row] else alone[row]
+            action, alone[row] = policy.act(seen[step, row], before)
+            assert action == actions[row]
+
+
+def test_a_state_may_be_used_again(tmp_path: Path) -> None:
+    keys = {"model": {"recurrent": "gru"}, "connectors": {"env_to_module": ["frame_stack"]}}
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.motors, **keys))
+    seen = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
+    _, state = policy.act(seen[0])
+    first, _ = policy.act(seen[1], state)
+    policy.act(seen[2], state)
+    again, _ = policy.act(seen[1], state)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_memory_of_the_caller_may_change_afterwards(tmp_path: Path) -> None:
+    keys = {"connectors": {"env_to_module": ["frame_stack", "previous_actions_and_rewards"]}}
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.motors, **keys))
+
+    def second(spoil: bool) -> Any:
+        observation = np.ones(4, np.float32)
+        action, state = policy.act(observation)
+        if spoil:
+            observation[:] = 3
+            action[:] = 0
+        return policy.act(np.zeros(4, np.float32), state, reward=1.0)[0]
+
+    np.testing.assert_array_equal(second(spoil=True), second(spoil=False))
+
+
+def test_exploration_is_seeded_and_draws_from_the_policy(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    seen = np.tile(np.array([0.3, -1, 2, 0.1], np.float32), (4000, 1))  # [N, 4]
+
+    def drawn(policy: juggler.Policy) -> Any:
+        return np.concatenate([policy.act(seen, explore=True)[0] for _ in range(2)])
+
+    policy = juggler.load_policy(path, seed=3)
+    once = drawn(policy)
+    assert (once[:4000] != once[4000:]).any()
+    policy.seed(3)
+    np.testing.assert_array_equal(drawn(policy), once)
+    np.testing.assert_array_equal(drawn(juggler.load_policy(path, seed=3)), once)
+    assert (drawn(juggler.load_policy(path, seed=4)) != once).any()
+    with torch.inference_mode():
+        outputs = policy.module.forward_exploration({"observations": torch.from_numpy(seen[:1])})
+    expected = outputs["action_dist_inputs"].softmax(-1)[0].numpy()
+    shares = np.bincount(once - 2, minlength=3) / len(once)
+    np.testing.assert_allclose(shares, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_masks_of_a_batch_come_as_vectors_give_them(explore: bool, tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
+    rng = np.random.default_rng(0)
+    seen = rng.normal(size=(300, 4)).astype(np.float32)  # [N, 4]
+    legal = np.eye(3, dtype=np.int8)[rng.integers(3, size=300)]  # [N, 3] one each
+    actions, _ = policy.act(seen, explore=explore, mask=legal)
+    np.testing.assert_array_equal(actions - 2, legal.argmax(-1))
+    within, _ = policy.act({"observation": seen, "action_mask": legal}, explore=explore)
+    np.testing.assert_array_equal(within, actions)
+    alone, _ = policy.act(seen[0], explore=explore, mask=legal[0])
+    assert alone == actions[0]
+
+
+# -- what is wrong ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(3, np.float32), r"shape \[3\]: expected \[4\], or \[N, 4\] for a batch"),
+        (np.zeros((2, 2, 4), np.float32), r"shape \[2, 2, 4\]: expected \[4\]"),
+        (np.zeros((0, 4), np.float32), r"shape \[0, 4\]"),
+        (np.zeros(4, np.complex64), "is complex64: expected float32"),
+        (["a", "b", "c", "d"], "is <U1: expected float32"),
+        ([[1], [1, 2]], "is no array"),
+    ],
+)
+def test_a_misfit_says_what_was_expected(given, said, tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
+    with pytest.raises(ValueError, match=said):
+        policy.act(given)
+
+
+def test_a_misfit_in_a_part_names_it(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.parts))
+    whole = worlds.PARTS.sample()
+    order = {**whole["order"], "corner": 0.5}
+    with pytest.raises(ValueError, match="at 'order/corner' is float64: expected int64"):
+        policy.act({**whole, "order": order})
+    with pytest.raises(ValueError, match=r"has the keys \['joints'\], not \['joints', 'order'\]"):
+        policy.act({"joints": whole["joints"]})
+    with pytest.raises(ValueError, match="at 'joints' must be a tuple of 2 parts"):
+        policy.act({**whole, "joints": whole["joints"][:1]})
+    joints = (np.zeros((3, 3)), np.zeros((3, 2), np.int8))
+    with pytest.raises(ValueError, match=r"different sizes: .*'joints/0' \[3\].*corner' none"):
+        policy.act({**whole, "joints": joints})
+
+
+def test_what_belongs_to_a_batch_must_be_as_long(tmp_path: Path) -> None:
+    keys = {"connectors": WHAT_CAME_BEFORE}
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain, **keys))
+    seen = np.zeros((2, 4), np.float32)
+    _, state = policy.act(seen)
+    with pytest.raises(ValueError, match="of a batch of 2, and the observation of a single"):
+        policy.act(seen[0], state)
+    with pytest.raises(ValueError, match="reward has 1 numbers: expected 2"):
+        policy.act(seen, state, reward=1.0)
+    with pytest.raises(ValueError, match=r"first has shape \[1\]: expected \[2\]"):
+        policy.act(seen, state, reward=[1, 2], first=[True])
+    with pytest.raises(ValueError, match="none but for a batch; pass state=None"):
+        policy.act(seen[0], first=True)
+
+
+def test_a_missing_reward_is_asked_for_where_it_matters(tmp_path: Path) -> None:
+    keys = {"connectors": WHAT_CAME_BEFORE}
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain, **keys))
+    assert policy.uses_rewards
+    _, state = policy.act(np.zeros(4))
+    with pytest.raises(ValueError, match=r"'previous_actions_and_rewards' .* pass reward="):
+        policy.act(np.zeros(4), state)
+
+
+def test_masks_that_are_missing_wrong_or_leave_nothing_are_said(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path / "masked", worlds.masked_in_info))
+    with pytest.raises(ValueError, match=r"must be a Dict|pass mask="):
+        policy.act(np.zeros(4))
+    with pytest.raises(ValueError, match="pass mask="):
+        policy.act({"observation": np.zeros(4)})
+    with pytest.raises(ValueError, match="no legal action"):
+        policy.act(np.zeros(4), mask=np.zeros(3, np.int8))
+    with pytest.raises(ValueError, match="no legal action in row 1"):
+        policy.act(np.zeros((2, 4)), mask=np.array([[1, 1, 1], [0, 0, 0]]))
+    with pytest.raises(ValueError, match=r"'action_mask' has shape \[2\]: expected \[3\]"):
+        policy.act(np.zeros(4), mask=np.ones(2, np.int8))
+    plain = juggler.load_policy(worlds.written(tmp_path / "plain", worlds.plain))
+    with pytest.raises(ValueError, match="gave no action masks"):
+        plain.act(np.zeros(4), mask=np.ones(3))
+
+
+def test_parts_of_a_script_have_to_be_given(tmp_path: Path) -> None:
+    class Mine(juggler.ActorCritic):
+        pass
+
+    path = worlds.written(tmp_path / "module", worlds.plain, Mine, module="__main__:Mine")
+    with pytest.raises(ValueError, match="module is Mine, of a script: pass module=Mine again"):
+        juggler.load_policy(path)
+    assert type(juggler.load_policy(path, module=Mine).module) is Mine
+
+    connectors = {"env_to_module": ["__main__:Halve"]}
+    path = worlds.written(
+        tmp_path / "connector",
+        worlds.plain,
+        connectors=connectors,
+        own={"__main__:Halve": worlds.Halve},
+    )
+    with pytest.raises(ValueError, match="'Halve' is of a script: pass connectors"):
+        juggler.load_policy(path)
+    juggler.load_policy(path, connectors={"env_to_module": [worlds.Halve]})
+
+
+def test_another_module_or_none_at_all_is_a_checkpoint_error(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    wider = juggler.RLModuleSpec(model_config={"hidden_sizes": [5]})
+    with pytest.raises(juggler.CheckpointError, match="is another module's"):
+        juggler.load_policy(path, module=wider)
+    with pytest.raises(juggler.CheckpointError, match="no such file"):
+        juggler.load_policy(tmp_path / "nothing")
+
+
+def _batched(space: spaces.Space[Any], observation: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _batched(child, observation[key]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_batched(child, observation[i]) for i, child in enumerate(space.spaces))
+    return np.asarray(observation)[None]
+
+
+def _only(space: spaces.Space[Any], actions: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _only(child, actions[key]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_only(child, actions[i]) for i, child in enumerate(space.spaces))
+    return actions[0]
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, tuple):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if isinstance(one, dict):
+        for key in one:
+            _assert_same(one[key], other[key])
+    else:
+        tree_map(np.testing.assert_array_equal, one, other)

@@ -1,0 +1,200 @@
+"""A policy that was taken away acts as evaluation does, single, in batches, and as ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+import worlds
+
+import juggler
+from juggler.driver.config import RunConfig
+from juggler.envrunner.environments import make_vector_env, reset_environments
+from juggler.envrunner.seeding import environment_seeds
+from juggler.policies.policy import Policy
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
+from juggler.runtime.wire.trees import flatten, unflatten
+
+EPISODES, SEED = 6, 4
+
+RUNS: dict[str, dict[str, Any]] = {
+    "vector": {"env": worlds.plain},
+    "cartpole": {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 60}},
+    "pendulum": {
+        "env": "Pendulum-v1",
+        "env_kwargs": {"max_episode_steps": 30},
+        "connectors": {"module_to_env": ["rescale_actions"]},
+        "model": {"squash": True},
+    },
+    "lstm": {"env": worlds.plain, "model": {"recurrent": "lstm"}},
+    "gru, what came before": {
+        "env": worlds.motors,
+        "model": {"recurrent": "gru"},
+        "connectors": {"env_to_module": ["mean_std_filter", "previous_actions_and_rewards"]},
+    },
+    "stack behind a filter": {
+        "env": worlds.motors,
+        "connectors": {
+            "env_to_module": ["mean_std_filter", {"use": "frame_stack", "k": 3}],
+            "module_to_env": ["rescale_actions"],
+            "learner": ["normalize_rewards"],
+        },
+    },
+    "parts": {"env": worlds.parts, "connectors": {"env_to_module": ["mean_std_filter"]}},
+    "parts as they were": {
+        "env": worlds.parts,
+        "connectors": {
+            "env_to_module": ["flatten", "previous_actions_and_rewards", {"use": "frame_stack"}]
+        },
+    },
+    "one-hot parts": {"env": worlds.parts, "connectors": {"env_to_module": ["one_hot"]}},
+    "images": {
+        "env": worlds.images,
+        "connectors": {"env_to_module": [{"use": "frame_stack", "k": 2}]},
+    },
+    "masked": {"env": worlds.masked, "connectors": {"env_to_module": ["flatten"]}},
+    "masked in infos": {
+        "env": worlds.masked_in_info,
+        "model": {"recurrent": "lstm"},
+        "connectors": {"env_to_module": ["previous_actions_and_rewards"]},
+    },
+    "connectors of one's own": {
+        "env": worlds.motors,
+        "connectors": {
+            "env_to_module": ["worlds:Halve"],
+            "module_to_env": [{"use": "worlds:Backwards", "first": True}],
+        },
+    },
+}
+
+
+@pytest.fixture(params=RUNS)
+def keys(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return RUNS[request.param]
+
+
+def made(keys: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    if callable(keys["env"]):
+        return keys["env"]()
+    return gymnasium.make(keys["env"], **keys["env_kwargs"])
+
+
+def played_alone(env: gymnasium.Env[Any, Any], act: Callable[..., Any]) -> list[float]:
+    """Returns of episodes in one environment, with act(observation, begins, reward, info)."""
+    returns = []
+    for episode in range(EPISODES):
+        seed = None if episode else environment_seeds(SEED, 1)[0]
+        observation, info = env.reset(seed=seed)
+        total, reward, begins, over = 0.0, 0.0, True, False
+        while not over:
+            action = act(observation, begins, reward, info)
+            observation, reward, terminated, truncated, info = env.step(action)
+            total, begins, over = total + float(reward), False, terminated or truncated
+        returns.append(total)
+    return returns
+
+
+def test_a_single_environment_sees_the_same_actions(keys: dict[str, Any], tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, **keys)
+    policy = juggler.load_policy(path)
+    state = None
+
+    def act(observation, begins, reward, info):
+        nonlocal state
+        action, state = policy.act(
+            observation, None if begins else state, reward=reward, mask=info.get("action_mask")
+        )
+        return action
+
+    expected = juggler.evaluate(path, EPISODES, SEED).returns
+    assert played_alone(made(keys), act) == expected
+    assert len(set(expected)) > 1
+
+
+def test_a_batch_of_environments_sees_the_same_actions(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = 3
+    path = worlds.written(tmp_path, **keys, envs_per_runner=rows)
+    policy = juggler.load_policy(path)
+    env = make_vector_env(RunConfig.from_flat(read(path).config).env_runner)
+    observations, state = reset_environments(env, SEED), None
+    rewards, first = np.zeros(rows), np.ones(rows, np.bool_)  # [N] both
+    totals = np.zeros(rows)  # [N]
+    returns: list[list[float]] = [[] for _ in range(rows)]
+    while min(map(len, returns)) < EPISODES // rows:
+        actions, state = policy.act(observations, state, reward=rewards, first=first)
+        observations, rewards, terminated, truncated, _ = env.step(actions)
+        first = terminated | truncated  # [N]
+        totals += rewards
+        for row in np.flatnonzero(first):
+            returns[row].append(float(totals[row]))
+        totals[first] = 0
+    env.close()
+    found = [each for row in returns for each in row[: EPISODES // rows]]
+    assert found == juggler.evaluate(path, EPISODES, SEED).returns
+    assert policy.remembers is (state is not None)
+
+
+#: An export takes a second: those that have the most in them stand for the others.
+QUICK = {"cartpole", "stack behind a filter", "masked in infos"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in RUNS]
+)
+def test_an_onnx_model_of_it_gives_the_same_actions(name: str, tmp_path: Path) -> None:
+    keys = RUNS[name]
+    path = worlds.written(tmp_path, **keys)
+    policy = juggler.load_policy(path)
+    session = onnxruntime.InferenceSession(policy.export_onnx(path.parent / "policy.onnx"))
+    act = OnnxActor(session, policy)
+    expected = juggler.evaluate(path, EPISODES, SEED).returns
+    np.testing.assert_allclose(played_alone(made(keys), act), expected, rtol=1e-4, atol=1e-4)
+
+
+class OnnxActor:
+    """What a program does that has nothing but the model."""
+
+    def __init__(self, session: Any, policy: Policy) -> None:
+        self.session = session
+        self.space, self.action_space = policy.observation_space, policy.action_space
+        self.state = {
+            each.name: np.zeros(
+                [1, *each.shape[1:]],
+                {"tensor(float)": np.float32, "tensor(double)": np.float64}.get(
+                    each.type, each.type.partition("(")[2].rstrip(")")
+                ),
+            )
+            for each in session.get_inputs()
+            if each.name.startswith("state/")
+        }
+
+    def __call__(self, observation, begins, reward, info):
+        if "action_mask" in info:
+            observation = {"observation": observation, "action_mask": info["action_mask"]}
+        tree = to_tree(self.space, observation)
+        batch = tree_map(lambda leaf: np.asarray(leaf)[None], tree)
+        given = {"/".join(("observation", *path)): array for path, array in flatten(batch)}
+        given |= {"first": np.array([begins]), "reward": np.array([reward], np.float32)}
+        given |= self.state
+        wanted = {each.name for each in self.session.get_inputs()}
+        outputs = self.session.run(None, {name: given[name] for name in wanted})
+        named = dict(zip([each.name for each in self.session.get_outputs()], outputs, strict=True))
+        self.state = {
+            name.removeprefix("next_"): array
+            for name, array in named.items()
+            if name.startswith("next_")
+        }
+        arrays = [
+            (tuple(name.split("/")[1:]), array[0])
+            for name, array in named.items()
+            if name.partition("/")[0] == "action"
+        ]
+        return from_tree(self.action_space, unflatten(arrays))

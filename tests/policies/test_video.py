@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import worlds
+
+import juggler
+from juggler.cli import main
+
+CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
+
+
+def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, **CARTPOLE, envs_per_runner=2)
+    played = juggler.evaluate(path, episodes=3, video=tmp_path / "videos")
+    assert [each.name for each in played.videos] == [
+        "environment-0-episode-0.mp4",
+        "environment-0-episode-1.mp4",
+        "environment-1-episode-0.mp4",
+    ]
+    assert sorted((tmp_path / "videos").iterdir()) == played.videos
+    for video, length in zip(played.videos, played.lengths, strict=True):
+        frames = imageio_ffmpeg.read_frames(str(video))
+        assert next(frames)["size"] == (600, 400)
+        images = [np.frombuffer(frame, np.uint8) for frame in frames]
+        assert len(images) == length + 1
+        assert np.abs(images[0].astype(int) - images[-1]).max() > 100  # it moves
+    assert played.returns == juggler.evaluate(path, episodes=3).returns
+
+
+def test_the_command_says_where_they_are(tmp_path: Path, capsys) -> None:
+    path = worlds.written(tmp_path, **CARTPOLE)
+    videos = tmp_path / "videos"
+    assert main(["evaluate", str(path), "--episodes", "1", "--video", str(videos)]) == 0
+    assert f"videos: {videos}, 1 of them" in capsys.readouterr().out
+
+
+class Painted(worlds.World):
+    """Renders what it is told to."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(worlds.VECTOR, worlds.CHOICE)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((5, 7, 3), 90 * self.left % 256, np.uint8)
+
+
+class Blind(Painted):
+    def render(self):
+        return None
+
+
+def fleet(render_mode: str | None = None, num_envs: int = 1) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([worlds.plain] * num_envs)
+
+
+def test_images_with_odd_sides_become_videos_too(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    played = juggler.evaluate(path, episodes=1, env=Painted, video=tmp_path / "videos")
+    frames = imageio_ffmpeg.read_frames(str(played.videos[0]))
+    assert next(frames)["size"] == (8, 6)
+    assert len(list(frames)) == played.lengths[0] + 1
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (worlds.plain, "video of plain: it cannot be made with render_mode='rgb_array'"),
+        (Blind, "video of Blind: it does not render: .* returned NoneType"),
+        (fleet, "video of fleet: it makes a SyncVectorEnv, and single environments"),
+    ],
+)
+def test_an_environment_that_shows_no_pictures_is_named(env, said, tmp_path: Path, capsys) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    with pytest.raises(ValueError, match=said):
+        juggler.evaluate(path, env=env, video=tmp_path / "videos")
+    assert not (tmp_path / "videos").exists()
+
+
+def test_for_the_command_that_is_a_message(tmp_path: Path, capsys) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    assert main(["evaluate", str(path), "--video", str(tmp_path / "videos")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("juggler evaluate: a video of plain: it cannot be made with")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("imageio_ffmpeg", r"needs the package imageio_ffmpeg: pip install 'juggler\[video\]'"),
+        ("pygame", "video of CartPole-v1: it cannot be shown: DependencyNotInstalled: pygame"),
+    ],
+)
+def test_a_missing_package_is_named(
+    package: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = worlds.written(tmp_path, **CARTPOLE)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=said):
+        juggler.evaluate(path, video=tmp_path / "videos")
