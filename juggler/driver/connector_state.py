@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from juggler.driver.core.group import worker_order
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.connectors.mergeable_state import State, from_bytes, merge, to_bytes
 from juggler.runtime.connectors.moments import Moments, is_moments
@@ -13,7 +14,7 @@ _WORTH_TELLING = 1.01
 
 
 class ConnectorState:
-    """Takes deltas from receipts, merges them in order of their batches, and tells EnvRunners.
+    """Takes deltas from receipts, merges them in an order of their own, and tells EnvRunners.
 
     Args:
         state: of a checkpoint; none: nobody has learned anything.
@@ -24,13 +25,13 @@ class ConnectorState:
 
     def __init__(self, state: State | None = None) -> None:
         self.merged: State = state or {}
-        self._waiting: dict[int, State] = {}  # deltas by batch id
+        self._waiting: dict[tuple[str, int], State] = {}  # deltas by EnvRunner and batch id
         self._told: dict[Worker, int] = {}  # which news each has
         self._news, self._content = 0, b""
         self._samples = 0.0  # behind the news
-        self._announce()
+        self.announce()
 
-    def take(self, batch_id: int, delta: bytes) -> None:
+    def take(self, worker_id: str, batch_id: int, delta: bytes) -> None:
         """A receipt's delta, to be merged later.
 
         Raises:
@@ -39,16 +40,23 @@ class ConnectorState:
         if delta:
             state = from_bytes(delta)
             merge(self.merged or state, state)
-            self._waiting[batch_id] = state
+            self._waiting[worker_id, batch_id] = state
 
     def merge_waiting(self) -> None:
-        """Merge what was taken, in the order of batch ids."""
+        """Merge what was taken, in order of EnvRunners and their batches."""
         if not self._waiting:
             return
-        for batch_id in sorted(self._waiting):
-            delta = self._waiting.pop(batch_id)
+        for key in sorted(self._waiting, key=lambda key: (worker_order(key[0]), key[1])):
+            delta = self._waiting.pop(key)
             self.merged = merge(self.merged, delta) if self.merged else delta
-        self._announce()
+        if _samples(self.merged) >= _WORTH_TELLING * self._samples:
+            self.announce()
+
+    def announce(self) -> None:
+        """All there is by now is news for everybody."""
+        self._samples = _samples(self.merged)
+        if self._samples:
+            self._news, self._content = self._news + 1, to_bytes(self.merged)
 
     def news_for(self, worker: Worker) -> bytes:
         """What this worker has to be told with its next request; empty: nothing."""
@@ -63,12 +71,6 @@ class ConnectorState:
 
     def left(self, worker: Worker) -> None:
         self._told.pop(worker, None)
-
-    def _announce(self) -> None:
-        samples = _samples(self.merged)
-        if samples and samples >= _WORTH_TELLING * self._samples:
-            self._samples, self._news = samples, self._news + 1
-            self._content = to_bytes(self.merged)
 
 
 def _samples(state: Tree) -> float:

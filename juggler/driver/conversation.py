@@ -1,15 +1,16 @@
-"""Between workers and the core: what workers say becomes events, commands become messages."""
+"""What workers say, and what that means: for the core as events, and for the run as a whole."""
 
 from __future__ import annotations
 
 from google.protobuf import any_pb2
-from google.protobuf.message import Message
 
+from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
+from juggler.driver.core.group import worker_order
 from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.outbox import Outbox
 from juggler.driver.receipts_first import ReceiptsFirst
-from juggler.driver.record.checkpoints import Checkpoint
 from juggler.driver.record.progress import Progress
 from juggler.driver.replies import (
     read_arrivals,
@@ -24,20 +25,23 @@ from juggler.driver.snapshots import SnapshotWriter
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Reported, Worker
-from juggler.runtime.actors.requests import CapReached, Completed, RequestPool
+from juggler.runtime.actors.requests import Completed
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class Conversation:
-    """What workers are told, what they say, and what that means for the run.
+    """What workers say, and what that means for the run.
 
     It decides nothing about batches: `core` does.
 
     Attributes:
         core: what becomes of batches.
         roster: who is here.
+        outbox: what workers are told.
+        checkpointing: when the run's state is cut.
         metrics: what receipts and updates said.
         connectors: what the EnvRunners' connectors have learned.
         updates: that the weights have had, over the whole run.
@@ -60,23 +64,27 @@ class Conversation:
     ) -> None:
         self.core = core_of(config, resume)
         self.updates = resume.version[1] if resume else 0
-        self.roster = Roster(config, first_life=self.updates)
+        self.roster = Roster(config, first_update=self.updates)
         self.metrics = metrics_of(resume)
         self.connectors = connectors_of(resume)
         self.stop_reason = ""
         self.failure = ""
         self.evaluating = False
         self.learner_steps: dict[str, dict[str, int]] = {}
+        self.outbox = Outbox(hub, self.roster, self.connectors)
+        self.checkpointing = Checkpointing(
+            config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
+        )
         self._config = config
         self._hub = hub
-        self._pool = RequestPool(hub, cap=1 << 16)
-        self._receipts_first = ReceiptsFirst(self._pool, config.driver.synchronous)
+        self._receipts_first = ReceiptsFirst(self.outbox.pool, config.driver.synchronous)
         self._local = local
         self._progress = progress
         self._snapshots = snapshots
         self._resume = resume
         self._only_local = only_local
-        self._receipts: dict[int, training_pb2.Receipt] = {}  # episodes not counted yet
+        # Episodes not counted yet, by EnvRunner and batch id.
+        self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._shown: set[str] = set()  # failures that people have seen already
         self._failed_once: set[Worker] = set()
 
@@ -84,6 +92,14 @@ class Conversation:
         """Something came from a worker, or a worker came or went."""
         for heard in self._receipts_first.in_order(event):
             self._hear_or_dismiss(heard)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Between two rounds of a synchronous run: begin the next, unless something is first."""
+        if not self.core.between_rounds or self.stop_reason:
+            return
+        if not self.checkpointing.holds_up(self.updates):
+            self.happened(events.Proceed())
 
     def _hear_or_dismiss(self, event: HubEvent) -> None:
         try:
@@ -93,16 +109,10 @@ class Conversation:
             reason = f"sent what cannot be understood: {error}"
             self._hub.dismiss(event.worker, reason)
 
-    def tell(self, worker_id: str, message: Message) -> None:
-        """Send a command to whoever is ready under this id: that is whom the core means."""
-        worker = self.roster.ready.get(worker_id)
-        if worker is not None:  # else its Left event was heard, and the core knows
-            self._submit(worker, message)
-
     def happened(self, event: events.Event) -> None:
         """Tell the core, and carry out its commands."""
         for command in self.core.handle(event):
-            self._carry_out(command)
+            self.outbox.carry_out(command)
 
     def stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
@@ -131,7 +141,7 @@ class Conversation:
     # -- what workers say -------------------------------------------------------------------------
 
     def _hear(self, event: HubEvent) -> None:
-        for completed in self._pool.complete(event):
+        for completed in self.outbox.pool.complete(event):
             if isinstance(event, Left):
                 continue  # the core is told below that all of them are lost
             if completed.failure is None:
@@ -193,7 +203,7 @@ class Conversation:
             receipt.dropped,
         )
         # Before the core asks for more: requests tell what connectors have learned.
-        self.connectors.take(receipt.batch_id, receipt.connector_delta)
+        self.connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._config.driver.synchronous:
             self.connectors.merge_waiting()
         self.happened(received)
@@ -204,14 +214,16 @@ class Conversation:
                 self._progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         self._local.of_use(worker.worker_id)
-        self._receipts[receipt.batch_id] = receipt
+        self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._config.driver.synchronous:
             self._count_episodes()
 
     def _count_episodes(self) -> None:
-        """In the order of the requests: in synchronous mode nothing may depend on who is faster."""
-        receipts = [self._receipts.pop(batch_id) for batch_id in sorted(self._receipts)]
-        if self.stop_reason:
+        """In order of EnvRunners and requests: in synchronous mode nothing may depend on who is
+        faster."""
+        order = sorted(self._receipts, key=lambda key: (worker_order(key[0]), key[1]))
+        receipts = [self._receipts.pop(key) for key in order]
+        if self.stop_reason and not self._config.driver.synchronous:
             return  # the summary says what the run had reached when it was stopped
         for receipt in receipts:
             self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
@@ -265,9 +277,9 @@ class Conversation:
         for worker, setup in setups:
             if worker.role == LEARNER and self._resume is not None:
                 for command in restore_commands(setup, self._resume):
-                    self._submit(worker, command)
+                    self.outbox.send(worker, command)
             else:
-                self._submit(worker, setup)
+                self.outbox.send(worker, setup)
 
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
         if worker.role == LEARNER:
@@ -276,7 +288,7 @@ class Conversation:
             return self.happened(joined)
         self._set_up(self.roster.runner_ready(worker, ready, self.core.weights_version))
         if self.core.members:
-            self._submit(worker, self.roster.learners_message(self.core.generation))
+            self.outbox.send(worker, self.roster.learners_message(self.core.generation))
         if worker.role == ENVRUNNER:
             steps = ready.rows * ready.steps
             self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
@@ -317,54 +329,3 @@ class Conversation:
                 self._shown.add(failure.message)
                 text += f"\n{failure.traceback.rstrip()}"
         self._progress.message(text, "error" if failure else "warning")
-
-    # -- what the core wants ----------------------------------------------------------------------
-
-    def _carry_out(self, command: events.Command) -> None:
-        match command:
-            case events.Request():
-                request = training_pb2.SampleRequest(
-                    batch_id=command.batch_id,
-                    learner=command.learner,
-                    generation=command.generation,
-                    at_least=command.at_least.message(),
-                )
-                self._ask(command.runner, request)
-            case events.IssueUpdate():
-                for share in command.shares:
-                    update = training_pb2.Update(
-                        update_id=command.update_id,
-                        generation=command.generation,
-                        batch_ids=share.batch_ids,
-                    )
-                    self.tell(share.learner, update)
-            case events.FormGroup():
-                self._form_group(command)
-            case events.Discard():
-                self.tell(command.learner, training_pb2.Discard(batch_ids=command.batch_ids))
-
-    def _ask(self, runner: str, request: training_pb2.SampleRequest) -> None:
-        worker = self.roster.ready.get(runner)
-        if worker is not None:
-            request.connector_state = self.connectors.news_for(worker)
-            self._submit(worker, request)
-
-    def _form_group(self, command: events.FormGroup) -> None:
-        group = training_pb2.Group(generation=command.generation, members=command.members)
-        for member in command.members:
-            self.tell(member, group)
-        learners = self.roster.learners_message(command.generation)
-        for worker in self.roster.ready.values():
-            if worker.role != LEARNER:
-                self._submit(worker, learners)
-
-    def dismiss_all(self) -> None:
-        """Ask every worker to leave."""
-        for worker in list(self.roster.attached.values()):
-            self._submit(worker, attach_pb2.Stop())
-
-    def _submit(self, worker: Worker, message: Message) -> None:
-        try:
-            self._pool.submit(worker, message)
-        except CapReached as error:  # it has not answered for long
-            self._hub.dismiss(worker, str(error))

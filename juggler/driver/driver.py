@@ -12,17 +12,19 @@ from typing import Any
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.core.events import Finish, StopRequested
+from juggler.driver.intervals import Intervals
 from juggler.driver.local_workers import LocalWorkers
-from juggler.driver.record.checkpoints import Checkpoint
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.signals import signals_become
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
+from juggler.driver.standstill import Standstill
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, HubSettings
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.v1 import training_pb2
 
 #: What the end of a run may take, together under the 5 s that people wait after a Ctrl-C.
@@ -117,12 +119,11 @@ class Driver:
             resume,
             only_local=listen is None,
         )
+        self._standstill = Standstill(config, self._workers)
         self._updates_before = self._workers.updates  # those of the run that is resumed
         self._first_update: float | None = None
         self._solved: float | None = None
         self._bound: list[str] = []
-        self._due: dict[str, float] = {}
-        self._trained_at_last_look = 0
         self._last_line: dict[str, Any] | None = None
 
     def run(self) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class Driver:
             try:
                 self._start()
                 while not workers.stop_reason:
-                    for event in self._mailbox.gather(self._until_next_due()):
+                    for event in self._mailbox.gather(self._intervals.left()):
                         self._on(event)
                     self._keep_intervals()
                 self._wind_down()
@@ -159,11 +160,10 @@ class Driver:
         return summary
 
     def _how_to_go_on(self) -> str:
-        newest = self._snapshots.newest
-        if newest is None:
+        update = self._newest_update()
+        if update is None:
             trained = self._workers.updates > self._updates_before
             return "\nThere is no checkpoint to go on from" if trained else ""
-        update = int(newest.name)
         return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"
 
     def _begin_to_listen(self) -> None:
@@ -184,13 +184,15 @@ class Driver:
             self._local.start(driver)
         else:
             self._progress.message(f"waiting for workers at {self._bound[-1]}", "info")
-        now = time.monotonic()
-        self._due = {
-            "line": now + _LINE_SECONDS,
-            "checkpoint": now + driver.checkpoint_seconds,
-            "evaluation": now + (driver.evaluation_seconds or float("inf")),
-            "look": now + driver.worker_timeout_seconds,
-        }
+        self._intervals = Intervals(
+            {
+                "line": _LINE_SECONDS,
+                # What a clock says would make the numbers of a synchronous run differ.
+                "checkpoint": 0.0 if driver.synchronous else driver.checkpoint_seconds,
+                "evaluation": driver.evaluation_seconds,
+                "look": driver.worker_timeout_seconds,
+            }
+        )
 
     def _on(self, event: HubEvent | Exited | SnapshotWritten | StopAsked) -> None:
         workers = self._workers
@@ -202,6 +204,7 @@ class Driver:
             self._snapshots.done(event)
             if event.problem:
                 self._progress.message(event.problem, "error")
+            workers.go_on()
         else:
             workers.hear(event)
             if self._first_update is None and workers.updates > self._updates_before:
@@ -211,60 +214,27 @@ class Driver:
 
     # -- intervals --------------------------------------------------------------------------------
 
-    def _until_next_due(self) -> float:
-        return max(0.0, min(self._due.values()) - time.monotonic())
-
     def _keep_intervals(self) -> None:
-        driver = self._config.driver
-        if self._is_due("line", _LINE_SECONDS):
-            self._write_line()
-        if self._is_due("checkpoint", driver.checkpoint_seconds):
-            self._checkpoint()
-        if self._is_due("evaluation", driver.evaluation_seconds):
-            self._evaluate()
-        if self._is_due("look", driver.worker_timeout_seconds):
-            self._look_for_standstill()
-        if driver.stop_seconds is not None and self._wall_time() >= driver.stop_seconds:
+        for name in self._intervals.due():
+            match name:
+                case "line":
+                    self._write_line()
+                case "checkpoint":
+                    self._workers.checkpointing.begin()
+                case "evaluation":
+                    self._evaluate()
+                case "look":
+                    self._look_for_standstill()
+        stop_seconds = self._config.driver.stop_seconds
+        if stop_seconds is not None and self._wall_time() >= stop_seconds:
             self._workers.stop("stop_seconds")
 
-    def _is_due(self, what: str, interval: float) -> bool:
-        now = time.monotonic()
-        if now < self._due[what]:
-            return False
-        self._due[what] = now + interval
-        return True
-
     def _look_for_standstill(self) -> None:
-        """Nothing was trained on in a whole `worker_timeout_seconds`: say what is missing."""
-        trained, roster = self._workers.core.ledger.trained, self._workers.roster
-        if trained == self._trained_at_last_look:
-            seconds = self._config.driver.worker_timeout_seconds
-            text = f"no update in the last {seconds:.0f} s. {self._what_is_there()}"
-            if self._listen is None and not roster.complete():
+        if text := self._standstill.look():
+            if self._listen is None and not self._workers.roster.complete():
                 self._workers.fail(text)
             else:
                 self._progress.message(text, "warning")
-        self._trained_at_last_look = trained
-
-    def _what_is_there(self) -> str:
-        """For people who wait for updates."""
-        core, roster = self._workers.core, self._workers.roster
-        parts = [roster.describe()]
-        if core.members:
-            size = self._config.learner.batch_size
-            parts.append(f"an update takes {size} steps, {core.held_steps} are there")
-        if roster.last_failure:
-            parts.append(f"the last failure: {roster.last_failure}")
-        return "; ".join(parts)
-
-    def _checkpoint(self) -> bool:
-        """Ask the lowest rank for its state. False where nobody is there to ask."""
-        members = self._workers.core.members
-        if not members or self._snapshots.under_way:
-            return False
-        self._snapshots.begin()
-        self._workers.tell(members[0], training_pb2.Snapshot())
-        return True
 
     def _evaluate(self) -> None:
         workers = self._workers
@@ -274,10 +244,10 @@ class Driver:
             episodes = self._config.driver.evaluation_episodes
             command = training_pb2.Evaluate(
                 episodes=episodes,
-                seed=workers.updates,
+                seed=workers.roster.seed(evaluators[0], workers.updates),
                 connector_state=workers.connectors.everything(),
             )
-            workers.tell(evaluators[0].worker_id, command)
+            workers.outbox.send(evaluators[0], command)
 
     def _write_line(self) -> dict[str, Any]:
         core = self._workers.core
@@ -314,22 +284,32 @@ class Driver:
         workers.happened(StopRequested())
         self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
         self._drain(_LAST_CHECKPOINT_SECONDS / 2, lambda: not snapshots.under_way)
-        if workers.updates and self._checkpoint():
+        if workers.updates and not self._has_saved() and workers.checkpointing.begin():
             self._drain(_LAST_CHECKPOINT_SECONDS, lambda: not snapshots.under_way)
         self._see_what_failed()
         workers.happened(Finish())
         self._last_line = self._write_line()
-        workers.dismiss_all()
+        workers.outbox.dismiss_all()
         self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
+
+    def _has_saved(self) -> bool:
+        """Whether a synchronous run has a checkpoint of its last update: taken between two rounds,
+        as no other could be now."""
+        return self._config.driver.synchronous and self._newest_update() == self._workers.updates
+
+    def _newest_update(self) -> int | None:
+        """Of the newest checkpoint."""
+        newest = self._snapshots.newest
+        return int(newest.stem) if newest else None
 
     def _see_what_failed(self) -> None:
         """A run that trained on nothing, or has no checkpoint of its end, did not end well."""
-        workers, newest = self._workers, self._snapshots.newest
+        workers = self._workers
         if workers.failure:
             return
         if workers.stop_reason == "stop_seconds" and workers.updates == self._updates_before:
-            workers.failure = f"nothing was trained on. {self._what_is_there()}"
-        elif workers.updates and (newest is None or int(newest.name) != workers.updates):
+            workers.failure = f"nothing was trained on. {self._standstill.what_is_there()}"
+        elif workers.updates and self._newest_update() != workers.updates:
             workers.failure = f"the last checkpoint, of update {workers.updates}, was not written"
 
     def _drain(self, seconds: float, done: Callable[[], bool]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -14,15 +13,12 @@ from juggler.driver.connector_state import ConnectorState
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import CoreSettings
-from juggler.driver.record.checkpoints import Checkpoint, CheckpointError
 from juggler.driver.record.metrics import Metrics
-from juggler.runtime.connectors.mergeable_state import State, check
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint
+from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
-
-#: The branch of a checkpoint's tree that is not the learner's.
-_CONNECTORS: Final = "connectors"
 
 
 def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[str, Any]:
@@ -81,20 +77,7 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
 
 def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree]:
     """A learner's state with what the connectors of EnvRunners have learned, if they have."""
-    return {**tree, _CONNECTORS: state} if state else tree
-
-
-def connector_state(checkpoint: Checkpoint) -> State:
-    """What the connectors of EnvRunners had learned by then; {}: nothing.
-
-    Raises:
-        CheckpointError: the checkpoint holds something else.
-    """
-    try:
-        return check(checkpoint.tree.get(_CONNECTORS, {}))
-    except ValueError as error:
-        where = checkpoint.path or Path("in memory")
-        raise CheckpointError(where, f"its connectors are damaged: {error}") from error
+    return {**tree, CONNECTORS: state} if state else tree
 
 
 def connectors_of(resume: Checkpoint | None) -> ConnectorState:
@@ -109,7 +92,7 @@ def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Itera
         version=training_pb2.WeightsVersion(generation=generation, update=update),
         extra=json.dumps(checkpoint.extra),
     )
-    tree = {key: branch for key, branch in checkpoint.tree.items() if key != _CONNECTORS}
+    tree = {key: branch for key, branch in checkpoint.tree.items() if key != CONNECTORS}
     chunks = list(encode_frame(header, tree, digest=True))
     # Arrays are aligned in the payload, so it is somewhat larger than their sum.
     setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(tree))

@@ -43,7 +43,7 @@ class Roster:
     """Workers by id, from attaching to leaving."""
 
     config: RunConfig
-    first_life: int = 0  # of a resumed run: above those of the run before
+    first_update: int = 0  # that the run begins with; above 0 where it is resumed
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: Spaces | None = None
@@ -93,6 +93,10 @@ class Roster:
         """Those that are ready."""
         return [worker for worker in self.ready.values() if worker.role == role]
 
+    def seed(self, worker: Worker, update: int, life: int = 1) -> int:
+        """What a worker begins with at an update: as a new process there, or anew."""
+        return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
+
     def learners_message(self, generation: int) -> training_pb2.Learners:
         """For EnvRunners: where the learners are."""
         return training_pb2.Learners(
@@ -121,10 +125,10 @@ class Roster:
 
     def _setup(self, worker: Worker, version: Version) -> training_pb2.Setup:
         self._lives[worker.worker_id] += 1
-        life = self.first_life + self._lives[worker.worker_id]
+        life = self._lives[worker.worker_id]
         setup = training_pb2.Setup(
             config=json.dumps(self._config_for(worker.role)),
-            seed=worker_seed(self.config.driver.seed, worker.role, worker.index, life),
+            seed=self.seed(worker, self.first_update, life),
             version=version.message(),
         )
         if worker.role == LEARNER and self.spaces is not None:

@@ -11,11 +11,12 @@ from typing import Any
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.checkpoints import Checkpoint, CheckpointError, write
+from juggler.driver.record.checkpoints import write
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import counters_of, with_connectors
 from juggler.driver.roster import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2

@@ -100,7 +100,7 @@ class Sampler:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Seed everything anew and start new episodes; those that were running are given up."""
+        """Begin as a new sampler with this seed does. Episodes that were running are given up."""
         self._policy.seed(noise_seed(seed))
         self._running.restart()
         self._connectors.forget()

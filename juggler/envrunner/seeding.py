@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+import random
 
-_NOISE, _ENVIRONMENTS = 0, 1
+import numpy as np
+import torch
+
+_NOISE, _ENVIRONMENTS, _PROCESS = 0, 1, 2
+
+
+def seed_process(seed: int) -> None:
+    """For modules and environments that draw from the generators of Python, NumPy and torch."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_PROCESS,))
+    for_python, for_numpy, for_torch = sequence.generate_state(3).tolist()
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    torch.manual_seed(for_torch)
 
 
 def noise_seed(seed: int) -> int:

@@ -20,6 +20,7 @@ from juggler.envrunner.environments import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.seeding import seed_process
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError
@@ -113,6 +114,7 @@ class EnvRunner:
         parts = json.loads(setup.config)
         config = EnvRunnerConfig(**parts["env_runner"])
         module_config = ModuleConfig(**parts["module"])
+        seed_process(setup.seed)
         env = make_vector_env(config, self._env_factory)
         self._env = env
         self._connectors, module_to_env = build_runner_pipelines(
@@ -121,7 +123,6 @@ class EnvRunner:
             env.single_action_space,
             self._own_connectors,
         )
-        torch.manual_seed(setup.seed)
         module = build_module(
             self._module_factory or module_config.module,
             self._connectors.module_observation_space,
@@ -133,6 +134,7 @@ class EnvRunner:
         strip_to_acting(module)  # the rest is not sent here
         rows, steps = env.num_envs, config.fragment_steps
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
+        seed_process(setup.seed)  # as it is done where everything begins anew
         self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
         return training_pb2.Ready(
             observation_space=space_to_message(self._connectors.observation_space),
@@ -167,6 +169,9 @@ class EnvRunner:
             return
         assert self._version is not None
         self._learn_from_others(request.connector_state)
+        if request.HasField("seed"):
+            seed_process(request.seed)
+            self._sampler.reset(request.seed)
         sampling = time.perf_counter()
         try:
             fragment = self._sampler.sample(self._version)

@@ -121,7 +121,7 @@ class LearnerWorker:
         self._steps_trained = 0
         self._steps_dropped = 0
         self._pending: list[dict[str, dict[str, torch.Tensor]]] = []  # metrics not yet fetched
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row: dict[str, int] = {}  # updates, by module id
         self._metrics_at = 0.0
         self._seconds = dict.fromkeys(("waiting", "collate", "update", "publish"), 0.0)
         self._idle_since = time.perf_counter()
@@ -165,6 +165,7 @@ class LearnerWorker:
         self._receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
         self._server.add_generic_rpc_handlers((self._receiver.handler(), self._publisher.handler()))
         self._server.start()
+        self._begin_anew(setup.seed)
         return training_pb2.Ready(description=str(self._learner.device))
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
@@ -214,7 +215,7 @@ class LearnerWorker:
         self._steps_dropped += sum(batch.live_steps for batch in dropped)
         return attach_pb2.Done()
 
-    def _snapshot(self, command_id: int, _: training_pb2.Snapshot) -> None:
+    def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
         tree, extra = self._learner.save()
         header = training_pb2.StateHeader(version=self._version.message(), extra=json.dumps(extra))
         chunks = list(encode_frame(header, tree, digest=True))
@@ -222,6 +223,8 @@ class LearnerWorker:
         for index, chunk in enumerate(chunks):
             body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
             self._attachment.reply_packed(command_id, body, last=index == len(chunks) - 1)
+        if command.HasField("seed"):
+            self._begin_anew(command.seed)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -231,6 +234,11 @@ class LearnerWorker:
     def _arrived(self, batch: HeldBatch) -> None:
         arrival = training_pb2.Arrival(batch_id=batch.batch_id, live_steps=batch.live_steps)
         self._attachment.report(training_pb2.Arrivals(arrivals=[arrival]))
+
+    def _begin_anew(self, seed: int) -> None:
+        """Have nothing but what a checkpoint holds, and random numbers of this seed."""
+        torch.manual_seed(seed)  # for modules that draw from torch's generators, as dropout does
+        self._learner.forget()
 
     def _publish(self) -> None:
         self._publisher.publish(self._version, self._learner.get_weights())
@@ -277,11 +285,13 @@ class LearnerWorker:
         done.seconds.update(self._seconds, receive=self._receiver.seconds)
 
     def _notice_skips(self, module_id: str, skipped: list[float]) -> None:
-        for skip in skipped:
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if skip else 0
-            if self._skipped_in_a_row >= _HOPELESS:
+        """Of each of the newest updates."""
+        for update, skip in enumerate(skipped, self._version.update - len(skipped) + 1):
+            in_a_row = self._skipped_in_a_row.get(module_id, 0) + 1 if skip else 0
+            self._skipped_in_a_row[module_id] = in_a_row
+            if in_a_row >= _HOPELESS:
                 raise FloatingPointError(
                     f"module {module_id!r}: the loss or its gradients were not finite in "
-                    f"{_HOPELESS} updates in a row, the last of them update "
-                    f"{self._version.update}. Lower lr, or look at the rewards' scale"
+                    f"{_HOPELESS} updates in a row, the last of them update {update}. Lower lr, or "
+                    "look at the rewards' scale"
                 )

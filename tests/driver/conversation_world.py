@@ -106,8 +106,7 @@ class ConversationWorld:
         self.reply(self.runner, command_id, training_pb2.Receipt(**receipt))
 
     def ask_for_a_snapshot(self) -> int:
-        self.snapshots.begin()
-        self.conversation.tell("learner-0", training_pb2.Snapshot())
+        assert self.conversation.checkpointing.begin()
         return self.asked(self.learner, training_pb2.Snapshot)[-1][0]
 
     def why_dismissed(self, worker: Worker) -> str:

@@ -57,7 +57,7 @@ class Processes:
             learner = self.learners.pop(worker_id)
             left = LearnerLeft(*learner.worker, "killed")
             incarnation = learner.worker.incarnation
-        sent = [event for event in self.pending if event.incarnation == incarnation]
+        sent = [event for event in self.pending if getattr(event, "incarnation", "") == incarnation]
         lost = {id(event) for event in sent[survivors:]}
         self.pending = [event for event in self.pending if id(event) not in lost]
         self.pending.append(left)

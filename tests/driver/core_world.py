@@ -20,6 +20,7 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    Proceed,
     Request,
     RunnerJoined,
     RunnerLeft,
@@ -81,6 +82,8 @@ class World(Processes):
         for command in commands:
             self._obey(command)
         self._check_admission(commands)
+        if self.core.between_rounds and not any(isinstance(each, Proceed) for each in self.pending):
+            self.pending.append(Proceed())
         return commands
 
     def deliver_next(self, index: int = 0) -> None:
@@ -240,8 +243,8 @@ class World(Processes):
         assert ledger.sampled == sum(self.sampled.values())
         assert ledger.trained == self.trained
         assert ledger.lost_unreported == sum(b.steps for b in ledger.unreported.values())
-        assert core.updates_in_flight == self._updates_in_flight()
-        assert core.requests_in_flight == sum(map(len, self.unreported.values()))
+        assert core.idle == (not self._updates_in_flight())
+        assert len(ledger.requested) == sum(map(len, self.unreported.values()))
         assert core.members == self.group
         members = core._group.members
         for worker_id, learner in members.items():

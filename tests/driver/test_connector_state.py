@@ -31,7 +31,7 @@ def worker(index: int, incarnation: str = "x") -> Worker:
 def learned(*deltas: bytes) -> ConnectorState:
     state = ConnectorState()
     for batch_id, each in enumerate(deltas):
-        state.take(batch_id, each)
+        state.take("envrunner-0", batch_id, each)
     state.merge_waiting()
     return state
 
@@ -52,7 +52,7 @@ def test_everybody_is_told_once_what_all_have_learned() -> None:
 
 def test_nothing_is_told_before_it_is_merged() -> None:
     state = ConnectorState()
-    state.take(0, delta(1.0))
+    state.take("envrunner-0", 0, delta(1.0))
     assert state.news_for(worker(0)) == b""
     state.merge_waiting()
     assert mean(state.news_for(worker(0))) == 1
@@ -68,33 +68,48 @@ def test_a_process_that_replaces_another_knows_nothing() -> None:
 def test_news_are_told_when_they_are_a_hundredth_of_what_is_known() -> None:
     state, told = learned(delta(*range(1000))), worker(0)
     state.news_for(told)
-    state.take(1, delta(*range(9)))
+    state.take("envrunner-0", 1, delta(*range(9)))
     state.merge_waiting()
     assert state.news_for(told) == b""
-    state.take(2, delta(1.0))
+    state.take("envrunner-0", 2, delta(1.0))
     state.merge_waiting()
     news = Moments.from_tree(from_bytes(state.news_for(told))["filter"])
     assert news.count == 1010
 
 
-def test_deltas_are_merged_in_the_order_of_their_batches_whenever_they_came() -> None:
+def test_deltas_are_merged_in_order_of_envrunners_and_requests_whenever_they_came() -> None:
     deltas = {i: delta(*np.random.default_rng(i).normal(1e6, 1.0, 5 + i)) for i in range(6)}
+    # Which of its batches has which id depends, between EnvRunners, on who was faster.
+    ids = ((10, 11, 14, 12, 13, 15), (10, 12, 13, 11, 14, 15), (12, 13, 15, 10, 11, 14))
     contents = set()
-    for order in (range(6), reversed(range(6)), (3, 0, 5, 1, 4, 2)):
+    for order, named in zip((range(6), reversed(range(6)), (3, 0, 5, 1, 4, 2)), ids, strict=True):
         state = ConnectorState()
-        for batch_id in order:
-            state.take(batch_id, deltas[batch_id])
+        for i in order:
+            state.take(f"envrunner-{9 + i // 3}", named[i], deltas[i])
         state.merge_waiting()
         contents.add(to_bytes(state.merged))
     assert len(contents) == 1
 
 
+def test_what_is_announced_is_news_for_everybody_however_little_it_is() -> None:
+    state, told = learned(delta(*range(1000))), worker(0)
+    state.news_for(told)
+    state.take("envrunner-0", 1, delta(1.0))
+    state.merge_waiting()
+    state.announce()
+    restored = ConnectorState(state.merged)
+    assert state.news_for(told) == restored.news_for(worker(0)) != b""
+    nothing = ConnectorState()
+    nothing.announce()
+    assert nothing.news_for(told) == b""
+
+
 def test_a_delta_of_other_connectors_is_refused() -> None:
     state = learned(delta(1.0))
     with pytest.raises(ValueError, match="states of other connectors"):
-        state.take(1, delta(1.0, name="another"))
+        state.take("envrunner-0", 1, delta(1.0, name="another"))
     with pytest.raises(ValueError):  # noqa: PT011 - says what is wrong with the frame
-        state.take(1, b"\xff\xff")
+        state.take("envrunner-0", 1, b"\xff\xff")
     state.merge_waiting()
     assert Moments.from_tree(state.merged["filter"]).count == 1
 

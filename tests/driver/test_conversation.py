@@ -105,7 +105,7 @@ def test_who_answers_no_command_is_let_go_in_the_end(
     def short(hub: Any, cap: int) -> RequestPool:
         return RequestPool(hub, cap=10)
 
-    monkeypatch.setattr("juggler.driver.conversation.RequestPool", short)
+    monkeypatch.setattr("juggler.driver.outbox.RequestPool", short)
     world = ConversationWorld(tmp_path)
     for batch_id in range(1000, 1020):  # each makes a Discard, which nobody answers
         arrival = training_pb2.Arrival(batch_id=batch_id)
@@ -128,7 +128,7 @@ def test_a_runner_that_fails_and_stays_is_let_go_when_it_fails_again(
 def test_an_update_that_failed_is_not_waited_for(world: ConversationWorld) -> None:
     command_id, _ = _update(world)
     world.fail(world.learner, command_id)
-    assert world.core.updates_in_flight == 0
+    assert world.core.idle
     assert world.core.ledger.dropped["learner_lost"] == 20
 
 
@@ -136,7 +136,7 @@ def test_an_evaluation_that_failed_is_not_waited_for(world: ConversationWorld) -
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
     world.conversation.evaluating = True
-    world.conversation.tell("evaluator-0", training_pb2.Evaluate(episodes=1))
+    world.conversation.outbox.tell("evaluator-0", training_pb2.Evaluate(episodes=1))
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
     assert not world.conversation.evaluating
 

@@ -139,7 +139,7 @@ class CoreMachine(RuleBasedStateMachine):
             world.start_runner(0, 5)
         while world.pending:
             world.deliver_next()
-        if world.core.no_learner:
+        if world.core._group.lost:
             assert world.core.members == ()
         else:
             for index in range(world.settings.num_learners):

@@ -12,6 +12,7 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    Proceed,
     Request,
     RunnerJoined,
     RunnerLeft,
@@ -117,9 +118,24 @@ def test_the_next_round_waits_for_the_update_and_asks_for_its_weights() -> None:
     (update,) = deliver(core, requests, 50)
     assert isinstance(update, IssueUpdate)
     assert core.handle(RunnerJoined("envrunner-2", "R", 50)) == []
-    following = only(Request, finish(core, update, number=1))
+    finish(core, update, number=1)
+    following = only(Request, core.handle(Proceed()))
     assert [r.runner for r in following] == [f"envrunner-{i}" for i in range(3)]
     assert {r.at_least for r in following} == {Version(1, 1)}
+
+
+def test_nothing_is_asked_for_between_two_rounds() -> None:
+    core, requests = start(runners=2, steps=50)
+    assert not core.between_rounds
+    (update,) = deliver(core, requests, 50)
+    assert isinstance(update, IssueUpdate)
+    assert not core.between_rounds
+    assert finish(core, update, number=1) == []
+    assert core.between_rounds
+    assert core.handle(RunnerLeft("envrunner-1", "R", "killed")) == []
+    assert core.handle(RunnerJoined("envrunner-1", "R2", 50)) == []
+    assert [type(command) for command in core.handle(Proceed())] == [Request, Request]
+    assert not core.between_rounds
 
 
 def test_the_round_goes_on_without_what_a_dead_runner_owes() -> None:

@@ -45,8 +45,8 @@ def _ready(observation: Any = VECTOR, action: Any = TWO) -> training_pb2.Ready:
     )
 
 
-def _roster(first_life: int = 0, **keys: Any) -> Roster:
-    return Roster(RunConfig.from_flat(keys), first_life)
+def _roster(first_update: int = 0, **keys: Any) -> Roster:
+    return Roster(RunConfig.from_flat(keys), first_update)
 
 
 def _set_up(roster: Roster, worker: Worker) -> training_pb2.Setup:
@@ -167,8 +167,8 @@ def test_every_worker_and_every_life_of_it_has_a_seed_of_its_own() -> None:
     seeds = set()
     count = 0
     for run_seed in (0, 1):
-        for first_life in (0, 100):
-            roster = _roster(first_life, seed=run_seed)
+        for first_update in (0, 100):
+            roster = _roster(first_update, seed=run_seed)
             _with_runner(roster, index=9)
             for role in ("envrunner", "evaluator", "learner"):
                 for index in (0, 1):

@@ -15,12 +15,12 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.checkpoints import CheckpointError, read
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import connectors_of, core_of
 from juggler.driver.roster import Spaces
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version

@@ -98,7 +98,8 @@ class Synchronous:
     A round asks the runners in order of their index, again and again, until all were asked once
     and the requests add up to batch_size. When every request was reported or lost, one update
     takes all batches, ordered by runner and then by request. If by then a learner has not got a
-    single step, its share of the round is asked for anew.
+    single step, its share of the round is asked for anew. Behind each update the core waits for
+    `Proceed`: the driver looks there whether the run is to stop, and takes checkpoints.
     """
 
     def __init__(self, state: State) -> None:

@@ -18,6 +18,7 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    Proceed,
     Request,
     RunnerJoined,
     RunnerLeft,
@@ -56,13 +57,13 @@ class DriverCore:
     ) -> None:
         self.next_id = first_id
         self.weights_version = Version(generation, update)  # the newest that a learner reported
-        self.ignored_events = 0  # from workers that are gone, or after the end
         self.ledger = Ledger() if counters is None else Ledger.restore(counters)
         self._group = Group(settings.num_learners, generation)
         self._state = State(settings, self._group, self.ledger)
         self._admission: Admission = (
             Synchronous(self._state) if settings.synchronous else Asynchronous(self._state)
         )
+        self.between_rounds = False  # in synchronous mode; `Proceed` ends it
         self._any_weights = Version(generation, 0)
         self._gone: set[WorkerKey] = set()
         self._stopping = False
@@ -75,11 +76,6 @@ class DriverCore:
     def idle(self) -> bool:
         """No update is in flight."""
         return not self._state.updates
-
-    @property
-    def no_learner(self) -> bool:
-        """The last learner of the group is gone: this core will ask for nothing any more."""
-        return self._group.lost
 
     @property
     def generation(self) -> int:
@@ -96,29 +92,15 @@ class DriverCore:
         return len(self._state.runners)
 
     @property
-    def requests_in_flight(self) -> int:
-        return len(self.ledger.requested)
-
-    @property
-    def updates_in_flight(self) -> int:
-        return len(self._state.updates)
-
-    @property
     def held_steps(self) -> int:
         """Steps that wait at learners and are in no update yet."""
         return sum(batch.steps for batch in self.ledger.held.values())
-
-    @property
-    def batches_booked(self) -> dict[str, int]:
-        """By runner: batches reported since it joined."""
-        return {worker_id: runner.booked for worker_id, runner in self._state.runners.items()}
 
     # Events.
 
     def handle(self, event: Event) -> list[Command]:
         """Book what happened; what the caller has to send now, in this order."""
         if self._finished:
-            self.ignored_events += 1
             return []
         self._commands = []
         self._book(event)
@@ -142,6 +124,8 @@ class DriverCore:
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
             case LearnerLeft():
                 self._left(WorkerKey(event.learner, event.incarnation))
+            case Proceed():
+                self.between_rounds = False
             case StopRequested():
                 self._stopping = True
             case Finish():
@@ -156,7 +140,7 @@ class DriverCore:
         # No update is issued while learners wait to join, so that they need not wait for long.
         if self.idle and (formed := group.admit()) is not None:
             self._commands.append(formed)
-        if not group.members:
+        if not group.members or self.between_rounds:
             return
         if not group.joiners:
             while (shares := self._admission.next_update()) is not None:
@@ -198,13 +182,10 @@ class DriverCore:
         worker = WorkerKey(event.runner, event.incarnation)
         runner = self._state.runners.get(event.runner)
         if runner is None or runner.worker != worker:
-            self.ignored_events += 1
             return
         batch = runner.requested.get(event.batch_id)
         if isinstance(event, SampleFailed):
-            if batch is None:
-                self.ignored_events += 1
-            else:
+            if batch is not None:
                 self._end_request(batch)
                 self.ledger.cancel(batch)
         elif batch is None:
@@ -218,7 +199,6 @@ class DriverCore:
         worker = WorkerKey(event.learner, event.incarnation)
         learner = self._group.find(worker)
         if learner is None:
-            self.ignored_events += 1
             return
         ledger = self.ledger
         batch = ledger.requested.get(event.batch_id)
@@ -236,9 +216,7 @@ class DriverCore:
 
     def _first_report(self, batch: Batch, reporter: WorkerKey, steps: int, dropped: str) -> None:
         """Book a requested batch as sampled; its learner holds it unless it is dropped."""
-        runner = self._end_request(batch)
-        if runner is not None:
-            runner.booked += 1
+        self._end_request(batch)
         self.ledger.hold(batch, reporter, steps)
         learner = self._group.find(batch.learner)
         if dropped or learner is None:
@@ -247,14 +225,12 @@ class DriverCore:
             learner.open_steps += steps
             learner.hold(batch)
 
-    def _end_request(self, batch: Batch) -> Runner | None:
-        """Nobody waits for this request any more; gives its runner if that is still there."""
+    def _end_request(self, batch: Batch) -> None:
+        """Nobody waits for this request any more."""
         self._open_for(batch, -batch.steps)
         runner = self._state.runners.get(batch.runner.worker_id)
-        if runner is None or runner.requested.pop(batch.batch_id, None) is None:
-            return None
-        self._admission.has_room(runner)
-        return runner
+        if runner is not None and runner.requested.pop(batch.batch_id, None) is not None:
+            self._admission.has_room(runner)
 
     def _open_for(self, batch: Batch, steps: int) -> None:
         learner = self._group.find(batch.learner)
@@ -278,7 +254,6 @@ class DriverCore:
     def _update_answered(self, event: UpdateFinished | UpdateFailed) -> None:
         learner = self._group.find(WorkerKey(event.learner, event.incarnation))
         if learner is None:
-            self.ignored_events += 1
             return
         share = self._take_share(event.update_id, event.learner)
         if share is None:
@@ -303,6 +278,7 @@ class DriverCore:
         share = shares.pop(learner)
         if not shares:
             del self._state.updates[update_id]
+            self.between_rounds = self._state.settings.synchronous
         return share
 
     # Workers.
@@ -321,7 +297,6 @@ class DriverCore:
     def _is_new(self, worker: WorkerKey, current: Runner | Learner | None) -> bool:
         """Whoever had the id of a new worker until now is gone."""
         if worker in self._gone or (current is not None and current.worker == worker):
-            self.ignored_events += 1
             return False
         if current is not None:
             self._left(current.worker)
@@ -335,8 +310,6 @@ class DriverCore:
             self._lose_runner(runner)
         elif learner is not None:
             self._lose_learner(learner)
-        else:
-            self.ignored_events += 1
 
     def _lose_runner(self, runner: Runner) -> None:
         del self._state.runners[runner.worker.worker_id]

@@ -144,6 +144,11 @@ class UpdateFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Proceed:
+    """In synchronous mode, behind an update: the next round may begin."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Ask for no more steps and no more updates; what is under way is still booked."""
 
@@ -163,6 +168,7 @@ Event = (
     | Arrived
     | UpdateFinished
     | UpdateFailed
+    | Proceed
     | StopRequested
     | Finish
 )

@@ -49,7 +49,6 @@ class Runner:
     worker: WorkerKey
     steps_per_request: int
     requested: dict[int, Batch] = field(default_factory=dict)  # that nobody has reported
-    booked: int = 0  # batches of this incarnation that were reported
     in_line: bool = False  # for its next request
 
 

@@ -1,0 +1,65 @@
+"""When a run's state is cut for a checkpoint, and what everybody is told of it."""
+
+from __future__ import annotations
+
+from juggler.driver.config import DriverConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.outbox import Outbox
+from juggler.driver.roster import Roster
+from juggler.driver.snapshots import SnapshotWriter
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class Checkpointing:
+    """Asks the learner for its state: whenever it is told to, and in synchronous mode by itself.
+
+    Asynchronously, the clock says when, and training goes on meanwhile. In synchronous mode it
+    happens between two rounds, at multiples of `checkpoint_updates`, and the next round waits until
+    the checkpoint is on the disk. Then everybody begins anew, as the workers of a run do that is
+    resumed from it: what a checkpoint does not hold, nobody has. Hence both runs give the same
+    numbers.
+
+    Args:
+        update: that the run begins with; its checkpoint is there.
+    """
+
+    def __init__(
+        self,
+        config: DriverConfig,
+        core: DriverCore,
+        roster: Roster,
+        outbox: Outbox,
+        snapshots: SnapshotWriter,
+        update: int,
+    ) -> None:
+        self._every = config.checkpoint_updates
+        self._core = core
+        self._roster = roster
+        self._outbox = outbox
+        self._snapshots = snapshots
+        self._last = update
+
+    def begin(self) -> bool:
+        """Ask for a state as it is. False where nobody is there to ask."""
+        return self._ask(training_pb2.Snapshot())
+
+    def holds_up(self, update: int) -> bool:
+        """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
+        checkpoint that is due."""
+        members = self._core.members
+        if self._snapshots.under_way or not members:
+            return True
+        if update % self._every or update == self._last:
+            return False
+        self._last = update
+        self._outbox.begin_anew(update)
+        learner = self._roster.ready[members[0]]
+        return self._ask(training_pb2.Snapshot(seed=self._roster.seed(learner, update=update)))
+
+    def _ask(self, command: training_pb2.Snapshot) -> bool:
+        members = self._core.members
+        if not members or self._snapshots.under_way:
+            return False
+        self._snapshots.begin()
+        self._outbox.tell(members[0], command)
+        return True

@@ -1,0 +1,185 @@
+"""Synchronous runs: the same seed gives the same numbers, with a break at a checkpoint or without.
+
+A round asks each of two EnvRunners for several batches, so that their answers come in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from place import REPOSITORY, Command, Place, assert_books_balance, eventually, summary
+
+SETTINGS = """
+synchronous = true
+seed = 7
+progress = "off"
+num_env_runners = 2
+envs_per_runner = 3
+fragment_steps = 8
+batch_size = 140
+checkpoint_updates = 4
+keep_checkpoints = 1000
+"""
+
+#: What remembers something from step to step, or from update to update.
+CASES = {
+    "plain": 'env = "CartPole-v1"',
+    "connectors": """
+        env = "CartPole-v1"
+        [connectors]
+        env_to_module = ["mean_std_filter", "previous_actions_and_rewards"]
+        learner = ["normalize_rewards"]
+    """,
+    "recurrent": 'env = "CartPole-v1"\nmodel = {hidden_sizes = [16], recurrent = "lstm"}',
+    "masked": 'env = "toys:NextFree"\nenv_kwargs = {mask_in = "info"}',
+    "continuous": """
+        env = "Pendulum-v1"
+        env_kwargs = {max_episode_steps = 30}
+        autoreset = "next_step"
+        [connectors]
+        env_to_module = ["mean_std_filter", {use = "frame_stack", k = 3}]
+        module_to_env = ["rescale_actions"]
+    """,
+    "permutations": """
+        env = "CartPole-v1"
+        algorithm = "ppo"
+        epochs = 2
+        minibatches = 3
+    """,
+    "reused batches": """
+        env = "CartPole-v1"
+        algorithm = "appo"
+        buffer_batches = 3
+        batch_uses = 2
+    """,
+    "global generators": 'env = "mine:Dice"\nmodule = "mine:WithDropout"',
+}
+
+#: Those that every run of the tests tries.
+QUICK = ("plain", "connectors", "recurrent")
+
+#: Random numbers from everywhere, and answers whose order is any.
+MINE = """
+import random, secrets, time
+
+import gymnasium, juggler, numpy as np, torch
+
+
+class Dice(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.show(), {}
+
+    def step(self, action):
+        time.sleep(secrets.randbelow(3) / 1000)
+        self.steps += 1
+        return self.show(), float(action), random.random() < 0.05, self.steps == 30, {}
+
+    def show(self):
+        return np.array([random.random(), np.random.rand(), self.np_random.random()], np.float32)
+
+
+class WithDropout(juggler.Catalog):
+    def build_encoder(self):
+        encoder = super().build_encoder()
+        encoder.append(torch.nn.Dropout(0.2))
+        return encoder
+"""
+
+
+def started(place: Place, case: str, run: str, **keys: Any) -> Command:
+    """A new run in the directory `run`."""
+    place.write("mine.py", MINE)
+    place.write("run.toml", SETTINGS + CASES[case])
+    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **_path(place))
+
+
+def resumed(place: Place, run: str, **keys: Any) -> Command:
+    return place.start("train", "--resume", run, *_options(**keys), **_path(place))
+
+
+def ended(command: Command) -> None:
+    assert command.wait(60) == 0, command.output
+
+
+def _options(**keys: Any) -> list[object]:
+    return [word for key, value in keys.items() for word in (f"--{key.replace('_', '-')}", value)]
+
+
+def _path(place: Place) -> dict[str, str]:
+    return {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}:{place.path}"}
+
+
+def checkpoint(place: Place, run: str, update: int) -> Path:
+    return place.path / run / "checkpoints" / f"{update:09d}"
+
+
+def record(place: Place, run: str, update: int) -> dict[str, Any]:
+    """What a checkpoint holds beside arrays, but times, paths and how often it was resumed."""
+    path = checkpoint(place, run, update) / "checkpoint.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    kept = {key: found[key] for key in ("counters", "extra", "spaces")}
+    del kept["counters"]["wall_time"]
+    return kept
+
+
+def assert_equal(place: Place, run: str, other: str, update: int) -> None:
+    first, second = (checkpoint(place, each, update) / "state.safetensors" for each in (run, other))
+    assert first.read_bytes() == second.read_bytes(), f"update {update}"
+    assert record(place, run, update) == record(place, other, update)
+
+
+def trained(place: Place, run: str, update: int) -> int:
+    return int(record(place, run, update)["counters"]["trained"])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(place: Place, case: str) -> None:
+    ended(started(place, case, "whole", stop_steps=1100))
+    half = trained(place, "whole", 4)
+    ended(started(place, case, "broken", stop_steps=half))
+    assert summary(place.path / "broken")["updates"] == 4
+    assert_equal(place, "whole", "broken", 4)  # a second run of the same seed
+    ended(resumed(place, "broken", stop_steps=1100))
+    assert_equal(place, "whole", "broken", 8)
+    assert_books_balance(place.path / "broken")
+    end = record(place, "whole", 8)["counters"]
+    assert (end["in_flight"], sum(end["dropped"].values())) == (0, 0)
+    assert end["episodes"] == len(end["returns"]) > 0
+    place.assert_nothing_is_left()
+
+
+def test_a_run_that_was_killed_behind_a_checkpoint_equals_one_that_was_not(place: Place) -> None:
+    run = started(place, "connectors", "killed")
+    eventually(lambda: checkpoint(place, "killed", 8).exists(), 60, lambda: run.output)
+    run.process.send_signal(signal.SIGKILL)
+    run.wait(10)
+    eventually(lambda: not place.processes(), 20)
+    newest = max(int(path.name) for path in (place.path / "killed/checkpoints").glob("0*"))
+    steps = (newest + 8) * 144  # of updates; the last of them may have a few more or less
+    ended(resumed(place, "killed", stop_steps=steps))
+    ended(started(place, "connectors", "whole", stop_steps=steps))
+    for update in (4, newest, newest + 4):
+        assert_equal(place, "whole", "killed", update)
+
+
+def test_an_interrupted_run_keeps_the_checkpoint_that_others_of_its_seed_have(place: Place) -> None:
+    run = started(place, "plain", "stopped", checkpoint_updates=1)
+    eventually(lambda: checkpoint(place, "stopped", 3).exists(), 60, lambda: run.output)
+    run.interrupt()
+    ended(run)
+    last = int(summary(place.path / "stopped")["updates"])
+    options = {"checkpoint_updates": 1, "stop_steps": 144 * last}
+    ended(started(place, "plain", "whole", **options))
+    assert_equal(place, "whole", "stopped", last)
