@@ -49,7 +49,7 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
     if initial:
         return _recurrent(forward, columns, observations, initial, burn_in)
     n, t = columns[c.LIVE].shape
-    inputs, all_values = _outputs(forward, {c.OBSERVATIONS: observations})
+    inputs, all_values = policy_and_values(forward, {c.OBSERVATIONS: observations})
     values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
     values = values.view(n, t)  # [N, T]
     with torch.no_grad():
@@ -78,7 +78,7 @@ def _recurrent(
         states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
         sequences = sequences.without_first(goes_on * burn_in)
     index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
-    inputs, values = _outputs(forward, _batch(observations, index, states))
+    inputs, values = policy_and_values(forward, _batch(observations, index, states))
     places = sequences.places(columns, index.shape[1])  # [N, T]
     live = columns[c.LIVE] & (places >= 0)  # [N, T]
     # Where nothing is to be learned, any outputs do that a distribution can be made of.
@@ -101,7 +101,7 @@ def _batch(observations: Any, index: Tensor, states: Any) -> Batch:
     return {c.OBSERVATIONS: tree_map(lambda x: x[index], observations), c.STATES: states}
 
 
-def _outputs(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
+def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
     """Policy outputs [B, D] and values [B]; [B, T, D] and [B, T] of a module with a state."""
     outputs = forward(batch)
     for name in (c.ACTION_DIST_INPUTS, c.VALUES):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 
@@ -34,7 +34,9 @@ class Algorithm:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
+    "appo": Algorithm(config=AppoConfig, core="juggler.learner.appo:Appo"),
     "impala": Algorithm(config=ImpalaConfig, core="juggler.learner.impala:Impala"),
+    "ppo": Algorithm(config=PpoConfig, core="juggler.learner.ppo:Ppo"),
 }
 
 
@@ -47,6 +49,15 @@ def find_algorithm(name: str) -> Algorithm:
     near = difflib.get_close_matches(name, ALGORITHMS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(ALGORITHMS)}"
     raise ValueError(f"algorithm = {name!r} is not known: {hint}")
+
+
+def algorithms_with(key: str) -> list[str]:
+    """Names of those whose config has this key."""
+    return [
+        name
+        for name, algorithm in ALGORITHMS.items()
+        if key in (field.name for field in fields(algorithm.config))
+    ]
 
 
 def build_learner(

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from juggler.learner.optimizer_groups import optimizer_groups
+
+#: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
+Scheduled: TypeAlias = float | list[tuple[float, float]]
 
 
 @dataclass(kw_only=True)
 class LearnerConfig:
-    """What every algorithm has to know."""
+    """What every algorithm has to know. Some have other defaults."""
 
     algorithm: str = "impala"
     """What turns episodes into gradients."""
 
-    lr: float = 5e-4
-    """Learning rate at the start of training."""
+    lr: Scheduled = 5e-4
+    """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
+    steps trained on. It is on straight lines between them, and constant before and after."""
 
-    lr_final: float | None = None
-    """Learning rate after schedule_steps, on a straight line from lr; none: always lr."""
-
-    entropy_coefficient: float = 0.01
-    """Weight of the policy's entropy in the loss, at the start of training."""
-
-    entropy_coefficient_final: float | None = None
-    """The same after schedule_steps, on a straight line; none: always entropy_coefficient."""
-
-    schedule_steps: int | None = None
-    """Environment steps trained on until lr_final and entropy_coefficient_final are reached."""
+    entropy_coefficient: Scheduled = 0.01
+    """Weight of the policy's entropy in the loss: a number, or a schedule as for lr."""
 
     reward_scale: float = 1.0
     """What rewards are multiplied by before anything is learned from them. Returns of some tens
@@ -46,6 +45,11 @@ class LearnerConfig:
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """How gradients become steps of the parameters."""
 
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Optimizers of parts of a module, beside the one for the rest: by names of your own, tables of
+    parameters, which lists patterns of parameters' names, and what is to be different of lr,
+    optimizer, adam_betas, rmsprop_decay, optimizer_epsilon, grad_clip and grad_clip_by."""
+
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam: decay of the means of the gradient and of its square."""
 
@@ -56,7 +60,23 @@ class LearnerConfig:
     """Added to the root of the mean square before dividing by it."""
 
     grad_clip: float | None = 40.0
-    """Largest global norm of a module's gradient, longer ones are scaled to it; none: any."""
+    """Largest norm of a module's gradient, or size of its numbers (see grad_clip_by); none: any."""
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What grad_clip limits: the norm of all that an optimizer has to do with, the norm of each
+    parameter's gradient, or each number's size. What is longer is scaled down to it."""
+
+    micro_batches: int = 1
+    """Parts that a sample, or each minibatch of one, is computed in, one after the other, by rows:
+    the gradient is that of the whole, and the memory it takes that of a part."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the module's training pass. bfloat16: what torch.autocast does in it, for devices that are
+    faster in it; parameters, losses and optimizers keep float32."""
+
+    compile: bool = False
+    """The module's training pass is compiled by torch.compile, which takes a minute at first and
+    needs a C++ compiler where the learner runs."""
 
     batch_size: int = 1024
     """Live environment steps in one update, over all learners of the group."""
@@ -69,33 +89,48 @@ class LearnerConfig:
         """Raises:
         ValueError: a value is out of its range; names the key, the value and what is allowed.
         """
-        self._above("lr", 0)
+        self.validate_optimizer()
+        optimizer_groups(self)
+        self._scheduled("entropy_coefficient")
         self._above("reward_scale", 0)
-        self._above("optimizer_epsilon", 0)
         self._above("batch_size", 0)
         self._at_least("max_staleness", 1)
         self._at_least("burn_in", 0)
+        self._at_least("micro_batches", 1)
         self._at_least("value_coefficient", 0)
-        self._at_least("entropy_coefficient", 0)
         self._within("gamma", self.gamma, 0, 1)
+        self._one_of("precision", ("float32", "bfloat16"))
+
+    def validate_optimizer(self) -> None:
+        """As `validate`, of the keys that each of several optimizers has for itself."""
+        self._scheduled("lr", above_0=True)
+        self._above("optimizer_epsilon", 0)
         self._within("rmsprop_decay", self.rmsprop_decay, 0, 1, below=True)
         for beta in self.adam_betas:
             self._within("adam_betas", beta, 0, 1, below=True)
-        if self.optimizer not in ("adam", "rmsprop"):
-            raise ValueError(f"optimizer = {self.optimizer!r}: expected 'adam' or 'rmsprop'")
+        self._one_of("optimizer", ("adam", "rmsprop"))
+        self._one_of("grad_clip_by", ("global_norm", "norm", "value"))
         if self.grad_clip is not None:
             self._above("grad_clip", 0)
-        for key in ("lr_final", "entropy_coefficient_final"):
-            if getattr(self, key) is None:
-                continue
-            self._at_least(key, 0)
-            if self.schedule_steps is None:
-                raise ValueError(
-                    f"{key} = {getattr(self, key)} needs schedule_steps: the environment steps "
-                    "after which it is reached"
-                )
-        if self.schedule_steps is not None:
-            self._above("schedule_steps", 0)
+
+    def _scheduled(self, key: str, *, above_0: bool = False) -> None:
+        """A number, or points of one; with `above_0` the number itself may not be 0."""
+        value = getattr(self, key)
+        if isinstance(value, (int, float)):
+            (self._above if above_0 else self._at_least)(key, 0)
+            return
+        steps = [step for step, _ in value]
+        if not steps or steps[0] < 0 or any(a >= b for a, b in pairwise(steps)):
+            raise ValueError(f"{key} = {value}: expected [step, value] pairs by rising step")
+        if not all(0 <= each < math.inf for _, each in value):
+            raise ValueError(f"{key} = {value}: values must be at least 0 and finite")
+
+    def _one_of(self, key: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, key)) not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+            expected = f"expected {' or '.join(map(repr, choices))}"
+            hint = f"did you mean {near[0]!r}?" if near else expected
+            raise ValueError(f"{key} = {value!r} is not known: {hint}")
 
     def _above(self, key: str, limit: float) -> None:
         value = getattr(self, key)
@@ -144,3 +179,116 @@ class ImpalaConfig(LearnerConfig):
                 f"rho_bar = {self.rho_bar}: must be at least c_bar = {self.c_bar}, "
                 "as V-trace requires"
             )
+
+
+@dataclass(kw_only=True)
+class PpoConfig(LearnerConfig):
+    """Proximal policy optimization: several epochs over each sample, near the policy that made it.
+
+    With `synchronous = true` that policy is the newest one, as in the paper; else it may be
+    `max_staleness` updates older, for which its ratios to the newest one make up.
+    """
+
+    algorithm: str = "ppo"
+    """What turns episodes into gradients."""
+
+    lr: Scheduled = 3e-4
+    """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
+    steps trained on. It is on straight lines between them, and constant before and after."""
+
+    grad_clip: float | None = 0.5
+    """Largest norm of a module's gradient, or size of its numbers (see grad_clip_by); none: any."""
+
+    batch_size: int = 2048
+    """Live environment steps in one update, over all learners of the group."""
+
+    max_staleness: int = 4
+    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    are dropped. So that none are, requests stop while half as many updates' worth is open."""
+
+    epochs: int = 4
+    """Passes over each sample."""
+
+    minibatches: int = 4
+    """Steps of the optimizer in each pass, each on another part of the sample."""
+
+    lambda_: float = 0.95
+    """How far generalized advantage estimates look: 0 is one step, 1 the whole trajectory."""
+
+    clip: float = 0.2
+    """How far an action's probability may move from that with which it was sampled, as a share of
+    it, before its step is worth nothing more."""
+
+    normalize_advantages: bool = True
+    """Advantages of a sample are shifted and scaled to mean 0 and variance 1."""
+
+    value_clip: float | None = None
+    """How far the value of an observation may move in one update before its step is worth nothing
+    more; none: any."""
+
+    target_kl: float | None = None
+    """An update ends where the KL divergence of a minibatch from the policy that sampled it is
+    more than 1.5 times this; none: never."""
+
+    def validate(self) -> None:
+        super().validate()
+        self._at_least("epochs", 1)
+        self._at_least("minibatches", 1)
+        self._within("lambda_", self.lambda_, 0, 1)
+        self._above("clip", 0)
+        for key in ("value_clip", "target_kl"):
+            if getattr(self, key) is not None:
+                self._above(key, 0)
+        if self.minibatches > self.batch_size:
+            raise ValueError(
+                f"minibatches = {self.minibatches}: must be at most batch_size = {self.batch_size}"
+            )
+
+
+@dataclass(kw_only=True)
+class AppoConfig(ImpalaConfig):
+    """Asynchronous proximal policy optimization: IMPALA with a clipped objective around a target
+    network, which lets a batch be used several times."""
+
+    algorithm: str = "appo"
+    """What turns episodes into gradients."""
+
+    clip: float = 0.2
+    """How far an action's probability may move from the target network's, as a share of it, before
+    its step is worth nothing more."""
+
+    behaviour_clip: float = 2.0
+    """The most that the sampling policy's probability of an action counts, over the target
+    network's: no step of an action that the latter has given up weighs more."""
+
+    target_period: int = 4
+    """Steps of the optimizer from one copy of the parameters to the target network to the next."""
+
+    buffer_batches: int = 4
+    """Batches that the learner keeps: a new one takes the place of the oldest."""
+
+    batch_uses: int = 2
+    """How often each of them is learned from, at even distances while it is kept."""
+
+    target_kl: float | None = None
+    """The KL divergence from the target network's policy which that gets to before it is renewed:
+    its weight in the loss is doubled if it was more than 1.5 times this, and halved if it was less
+    than this over 1.5; none: it is not in the loss."""
+
+    kl_coefficient: float = 1.0
+    """The weight of that divergence at first."""
+
+    def validate(self) -> None:
+        super().validate()
+        for key in ("target_period", "buffer_batches", "batch_uses"):
+            self._at_least(key, 1)
+        for key in ("clip", "behaviour_clip", "kl_coefficient"):
+            self._above(key, 0)
+        if self.target_kl is not None:
+            self._above("target_kl", 0)
+            if self.target_period < 2:
+                raise ValueError(
+                    f"target_kl = {self.target_kl} with target_period = {self.target_period}: a "
+                    "target network that is always new is at no distance; set target_period = 2 "
+                    "or more"
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -31,6 +31,9 @@ class UnitAux(NamedTuple):
     live_steps: dict[str, Tensor]  # [] int64 by module id: their weights in a mean over learners
     metrics: Metrics
     buffers: dict[str, Tensor]  # as the forward passes left them
+    #: What the algorithm decides by, 0-d means over live steps: learners of a group agree on them
+    #: as on the gradient.
+    means: Metrics
 
 
 #: By unit.
@@ -45,12 +48,46 @@ class StepOutput(NamedTuple, Generic[S]):
     priorities: dict[str, Tensor] | None = None  # by module id, for samples from a replay
 
 
+class Seam(Protocol):
+    """What happens to gradients between `grads` and `apply`: the one place for all that concerns
+    them as such, such as reducing them over the learners of a group."""
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        """What to apply in place of these."""
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums over a sample -> the same over all learners' samples, elementwise."""
+
+
+class Alone:
+    """The seam of a learner by itself, where nothing happens."""
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        return grads, aux
+
+    def sums(self, x: Tensor) -> Tensor:
+        return x
+
+
+ALONE: Final = Alone()
+
+
 class LearnerCore(Protocol[S]):
     """An algorithm as functions of an explicit state, a tree of tensors.
 
-    Between `grads` and `apply` is the one seam for what concerns gradients as such: reducing them
-    over learners, accumulating them, refusing stale ones. A core holds no tensors of its own that
-    training changes; all of that is in the state.
+    The same state and sample give the same result, bit for bit on the same device: a core holds no
+    tensors of its own that training changes, nor a random generator, and draws from none; all of
+    that is in the state. Modules that a sample has no part for stay as they are.
+
+    `apply` and `step` may consume the state that they are given, and nothing else: whoever called
+    them goes on with the new one alone, and copies the old one first where both are needed. They
+    may change the old one's tensors in place, or make the new one of them. Never changed are the
+    sample, which another core may learn from next, and what `get_params` and `state_to_tree`
+    returned before, of which a core with tensors that change in place returns copies. `grads`
+    changes nothing at all.
+
+    A core may stand around another one: its state holds the other's, and it changes samples,
+    gradients or states on their way.
     """
 
     name: str
@@ -74,24 +111,25 @@ class LearnerCore(Protocol[S]):
     def apply(self, state: S, grads: Grads, aux: Aux) -> StepOutput[S]:
         """One step of the optimizer, for the modules that have a gradient.
 
-        `apply` may consume the state it is given: afterwards only the new one may be used. What
-        `get_params` returned before stays as it was.
+        May consume the state, and leaves gradients and sample as they are.
         """
 
-    def step(self, state: S, sample: Sample) -> StepOutput[S]:
-        """`apply` after `grads`."""
-        grads, aux = self.grads(state, sample)
-        return self.apply(state, grads, aux)
+    def step(self, state: S, sample: Sample, seam: Seam = ALONE) -> StepOutput[S]:
+        """One update: `apply` after `grads`, as often as the algorithm does that with one sample.
+
+        May consume the state, and leaves the sample as it is.
+        """
+        return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
     def initial_states(self) -> dict[str, Any]:
         """By module id, what modules with a state begin an episode with: trees of tensors [...]."""
         return {}
 
     def get_params(self, state: S) -> Params:
-        """The parameters and buffers that acting needs, without copies."""
+        """The parameters and buffers that acting needs. Later steps do not change them."""
 
     def state_to_tree(self, state: S) -> dict[str, Tree]:
-        """The state as named arrays, for a checkpoint."""
+        """The state as named arrays, for a checkpoint. Later steps do not change them."""
 
     def state_from_tree(self, tree: Tree, like: S) -> S:
         """The state in a checkpoint, on the devices where `like`, a state of this core, is.

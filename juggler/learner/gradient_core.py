@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import reduce
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,29 +23,21 @@ from juggler.learner.core import (
     StepOutput,
     UnitAux,
 )
-from juggler.learner.optimizers import Moments, clip_by_global_norm, make_optimizer
+from juggler.learner.differentiation import functional_gradient_of, gradient_of
+from juggler.learner.making_modules import Factories as Factories
+from juggler.learner.making_modules import make_modules
+from juggler.learner.micro_batches import MeanOverParts, micro_batches
+from juggler.learner.optimizer_groups import optimizer_groups
 from juggler.learner.schedules import Schedule
 from juggler.learner.state import arrays_like, tensors_like
+from juggler.learner.training_pass import TrainingPass
 from juggler.learner.unit import Unit
-from juggler.runtime.modules.multi_rl_module import MultiRLModule
+from juggler.learner.unit_optimizers import UnitOptimizers, check_patterns
+from juggler.learner.unit_state import State as State
+from juggler.learner.unit_state import UnitState as UnitState
+from juggler.learner.unit_state import by_name, from_names
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.trees import Tree
-
-#: What makes modules with freshly drawn parameters: by module id, or all of them together.
-Factories = Mapping[str, Callable[[], RLModule]] | Callable[[], MultiRLModule]
-
-
-class UnitState(TypedDict):
-    """All that training changes about one unit. None of these tensors is changed in place."""
-
-    parameters: Tensor  # [P]
-    buffers: dict[str, Tensor]
-    moments: Moments  # of the optimizer
-    steps: Tensor  # [] int64: live steps trained on, of the module with most; schedules follow it
-
-
-#: By unit.
-State = dict[str, UnitState]
 
 
 class Loss(NamedTuple):
@@ -56,6 +46,7 @@ class Loss(NamedTuple):
     total: Tensor  # [] to be minimized, a mean over live steps
     live_steps: Tensor  # [] int64
     metrics: dict[str, Tensor]  # [] each
+    means: dict[str, Tensor]  # [] each: what the algorithm decides by
 
 
 class Forward(NamedTuple):
@@ -80,18 +71,24 @@ class Forward(NamedTuple):
 
 
 class GradientCore(LearnerCore[State], ABC):
-    """A LearnerCore that minimizes a loss for each module with one optimizer.
+    """A LearnerCore that minimizes a loss for each module.
 
     Modules that share parameters form one unit: its loss is the sum of theirs, and what they share
-    takes one step of the optimizer. Every other module is a unit by its own id.
+    takes one step of its optimizer. Every other module is a unit by its own id.
 
-    An algorithm is a subclass with `loss`. If a gradient is not finite, its unit's state stays as
-    it was, and the metric `skipped` is 1. So does what belongs only to modules without a live step
-    in the sample, the optimizer's memory of it included.
+    An algorithm is a subclass with `loss`, which finds its hyper-parameters in `config`, and those
+    that change with the steps trained on in `schedules`.
+
+    If a gradient is not finite, its unit's state stays as it was, and the metric `skipped` is 1. So
+    does what belongs only to modules without a live step in the sample, the optimizer's memory of
+    it included.
     """
 
     name: str
     trains_on: frozenset[str]
+
+    schedules: dict[str, Callable[[Tensor], Tensor]]
+    """By key of the config: steps trained on -> the value at present, both 0-d."""
 
     def __init__(self, factories: Factories, config: LearnerConfig) -> None:
         """Args:
@@ -105,34 +102,66 @@ class GradientCore(LearnerCore[State], ABC):
         config.validate()
         self.config = config
         self._factories = factories
-        modules, groups = self._make(seed=0)
+        modules, groups = make_modules(factories, seed=0)
         if config.burn_in and not any(module.get_initial_state() for module in modules.values()):
             raise ValueError(
                 f"burn_in = {config.burn_in}: no module has a state that could be warmed up"
             )
-        units = [Unit({module_id: modules[module_id] for module_id in ids}) for ids in groups]
+        self._pass = TrainingPass(bfloat16=config.precision == "bfloat16", compiled=config.compile)
+        units = [
+            Unit({module_id: modules[module_id] for module_id in ids}, self._pass) for ids in groups
+        ]
         self._units = {unit.id: unit for unit in units}
-        self._optimizer = make_optimizer(config)
-        self._lr = Schedule.linear(config.lr, config.lr_final, config.schedule_steps)
+        optimizers = optimizer_groups(config)
+        check_patterns(units, optimizers)
+        self._optimizers = {unit.id: UnitOptimizers(unit, optimizers) for unit in units}
+        self.schedules = {group.lr_key: Schedule(group.config.lr) for group in reversed(optimizers)}
+        self._gradient = gradient_of
+
+    @property
+    def modules(self) -> dict[str, RLModule]:
+        """By id, for their spaces and distributions; what they hold is not trained."""
+        return {key: each for unit in self._units.values() for key, each in unit.modules.items()}
 
     @abstractmethod
-    def loss(self, forward: Forward, columns: Columns, steps: Tensor) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
         """The loss of one module.
 
         Args:
-            forward: the module's training pass.
+            forward: the module's training pass, with the parameters that the loss is about.
             columns: the module's part of the sample.
-            steps: 0-d int64, live steps trained on before.
+            state: of its unit, before this update; its tensors take no gradient.
         """
 
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        """What the algorithm keeps beside of a unit with these parameters [P], at first."""
+        return {}
+
+    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+        """The same after a step of the optimizer, from the state after it (its `extra` is still
+        that from before)."""
+        return new["extra"]
+
     def init(self, seed: int) -> State:
-        modules, _ = self._make(seed)
-        return {unit_id: self._initial(unit, modules) for unit_id, unit in self._units.items()}
+        modules, _ = make_modules(self._factories, seed)
+        return {
+            unit_id: self._initial(unit, modules, seed) for unit_id, unit in self._units.items()
+        }
+
+    def forward(self, state: State, module_id: str) -> Forward:
+        """The training pass of a module with the parameters and copies of the buffers of a state.
+
+        Raises:
+            ValueError: there is no such module.
+        """
+        self._must_know([module_id])
+        unit = next(unit for unit in self._units.values() if module_id in unit.modules)
+        own = state[unit.id]
+        buffers = {name: buffer.clone() for name, buffer in own["buffers"].items()}
+        return Forward(unit, module_id, own["parameters"], buffers)
 
     def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
-        known = {module_id for unit in self._units.values() for module_id in unit.modules}
-        if unknown := sample.keys() - known:
-            raise ValueError(f"sample for modules {sorted(unknown)}; there are {sorted(known)}")
+        self._must_know(sample)
         grads: Grads = {}
         aux: Aux = {}
         for unit_id, unit in self._units.items():
@@ -141,54 +170,107 @@ class GradientCore(LearnerCore[State], ABC):
             }
             if not parts:
                 continue
-            old = state[unit_id]
-            parameters = old["parameters"].detach().requires_grad_()  # [P]
-            buffers = {name: buffer.clone() for name, buffer in old["buffers"].items()}
-            losses = {
-                module_id: self.loss(
-                    Forward(unit, module_id, parameters, buffers), columns, old["steps"]
-                )
-                for module_id, columns in parts.items()
-            }
-            total = reduce(operator.add, (loss.total for loss in losses.values()))  # []
-            (grads[unit_id],) = torch.autograd.grad(total, parameters)  # [P]
-            aux[unit_id] = UnitAux(
-                {module_id: loss.live_steps for module_id, loss in losses.items()},
-                {module_id: loss.metrics for module_id, loss in losses.items()},
-                buffers,
-            )
+            calls = self._pass.compiled_calls
+            if self.config.micro_batches == 1:
+                losses = partial(self._losses, unit, state[unit_id], parts)
+                found = self._gradient(losses, state[unit_id]["parameters"])
+            else:
+                found = self._accumulated(unit, state[unit_id], parts)
+            grads[unit_id], aux[unit_id] = found
+            if self.config.compile:
+                calls = self._pass.compiled_calls - calls
+                for module_id, live_steps in aux[unit_id].live_steps.items():
+                    count = torch.full_like(live_steps, calls)  # []
+                    aux[unit_id].metrics[module_id]["compiled_calls"] = count
         return grads, aux
+
+    def _accumulated(self, unit: Unit, state: UnitState, parts: Sample) -> tuple[Tensor, UnitAux]:
+        """The gradient of `_losses` and all else, in micro-batches of each module by itself: their
+        losses are means over live steps of their own."""
+        gradient = torch.zeros_like(state["parameters"])  # [P]
+        aux = UnitAux({}, {}, state["buffers"], {})
+        for module_id, columns in parts.items():
+            means = MeanOverParts()
+            for part in micro_batches(columns, self.config.micro_batches):
+                so_far: UnitState = {**state, "buffers": aux.buffers}
+                losses = partial(self._losses, unit, so_far, {module_id: part})
+                found, its = self._gradient(losses, state["parameters"])
+                tree = {"gradient": found, "metrics": its.metrics, "means": its.means}
+                means.add(tree, its.live_steps[module_id])
+                aux = aux._replace(buffers=its.buffers)
+            mean = means.mean()
+            gradient = gradient + mean["gradient"]  # [P]
+            aux.live_steps[module_id] = means.live_steps
+            aux.metrics.update(mean["metrics"])
+            aux.means.update(mean["means"])
+        return gradient, aux
+
+    def _must_know(self, module_ids: Iterable[str]) -> None:
+        if unknown := set(module_ids) - self.modules.keys():
+            known = sorted(self.modules)
+            raise ValueError(f"sample for modules {sorted(unknown)}; there are {known}")
+
+    def _losses(
+        self, unit: Unit, state: UnitState, parts: Sample, parameters: Tensor
+    ) -> tuple[Tensor, UnitAux]:
+        """The sum [] of the losses of a unit's modules with parameters [P], and all else."""
+        buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
+        losses = {
+            module_id: self.loss(Forward(unit, module_id, parameters, buffers), columns, state)
+            for module_id, columns in parts.items()
+        }
+        total = reduce(operator.add, (loss.total for loss in losses.values()))  # []
+        return total, UnitAux(
+            {module_id: loss.live_steps for module_id, loss in losses.items()},
+            {module_id: loss.metrics for module_id, loss in losses.items()},
+            buffers,
+            {module_id: loss.means for module_id, loss in losses.items()},
+        )
 
     @torch.no_grad()
     def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
         state, metrics = dict(state), {}
         for unit_id, gradient in grads.items():
             old, found = state[unit_id], aux[unit_id]
-            lr = self._lr(old["steps"])  # []
+            optimizers = self._optimizers[unit_id]
+            lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
             norm = torch.linalg.vector_norm(gradient)  # []
             finite = norm.isfinite()  # []
-            if self.config.grad_clip is not None:
-                gradient = clip_by_global_norm(gradient, norm, self.config.grad_clip)  # [P]
-            parameters, moments = self._optimizer.update(
-                old["parameters"], gradient, old["moments"], lr
+            parameters, moments = optimizers.update(
+                old["parameters"], gradient, norm, old["moments"], lrs
             )
             moved = finite & self._units[unit_id].concerned(found.live_steps)  # [] or [P]
             stepped = moved.any()  # []
             live_steps = reduce(torch.maximum, found.live_steps.values())  # []
-            state[unit_id] = UnitState(
+            new = UnitState(
                 parameters=torch.where(moved, parameters, old["parameters"]),
                 buffers=_choose(stepped, found.buffers, old["buffers"]),
                 moments=_choose(moved, moments, old["moments"]),
+                extra=old["extra"],
                 steps=old["steps"] + stepped * live_steps,
             )
+            if new["extra"]:
+                new["extra"] = _choose(stepped, self.next_extra(new, found), old["extra"])
+            state[unit_id] = new
             for module_id, values in found.metrics.items():
                 metrics[module_id] = {
                     **values,
                     "grad_norm": norm,
-                    "lr": lr,
+                    **lrs,
                     "skipped": (~finite).float(),
                 }
         return StepOutput(state, metrics)
+
+    def as_member(self, values: Mapping[str, Tensor]) -> Self:
+        """The same core for use within `torch.func.vmap`, with values [] by key in place of those
+        of its schedules."""
+        member = copy.copy(self)
+        member.schedules = {
+            **self.schedules,
+            **{key: partial(_fixed, x) for key, x in values.items()},
+        }
+        member._gradient = functional_gradient_of
+        return member
 
     def initial_states(self) -> dict[str, Any]:
         return {
@@ -208,35 +290,14 @@ class GradientCore(LearnerCore[State], ABC):
         }
 
     def state_to_tree(self, state: State) -> dict[str, Tree]:
-        return arrays_like(self._named(state))
+        return arrays_like(by_name(self._units, state))
 
     def state_from_tree(self, tree: Tree, like: State) -> State:
-        named = tensors_like(tree, self._named(like))
-        return {
-            unit_id: UnitState(
-                parameters=_joined(unit["parameters"]),
-                buffers=unit["buffers"],
-                moments={name: _joined(moment) for name, moment in unit["moments"].items()},
-                steps=unit["steps"],
-            )
-            for unit_id, unit in named.items()
-        }
+        return from_names(tensors_like(tree, by_name(self._units, like)))
 
-    def _make(self, seed: int) -> tuple[dict[str, RLModule], list[list[str]]]:
-        """Modules by id, and which of them are trained as one."""
-        if isinstance(self._factories, Mapping):
-            modules = {}
-            for module_id, make in self._factories.items():
-                with _seeded(seed, module_id):
-                    modules[module_id] = make()
-            return modules, [[module_id] for module_id in modules]
-        with _seeded(seed, "multi"):
-            multi = self._factories()
-        return dict(multi.items()), [list(ids) for ids in multi.shared_groups()]
-
-    def _initial(self, unit: Unit, modules: Mapping[str, RLModule]) -> UnitState:
+    def _initial(self, unit: Unit, modules: Mapping[str, RLModule], seed: int) -> UnitState:
         parameters, buffers = unit.flatten(modules)
-        moments = self._optimizer.init(parameters)
+        moments = self._optimizers[unit.id].init(parameters)
         if len(unit.modules) > 1:
             # Every parameter counts its own updates: not all of them are in each of the unit's.
             moments = {
@@ -244,29 +305,18 @@ class GradientCore(LearnerCore[State], ABC):
                 for name, moment in moments.items()
             }
         steps = torch.zeros((), dtype=torch.int64)  # []
-        return UnitState(parameters=parameters, buffers=buffers, moments=moments, steps=steps)
-
-    def _named(self, state: State) -> dict[str, Any]:
-        """The state with every flat vector taken apart into parameters."""
-        named: dict[str, Any] = {}
-        for unit_id, unit in state.items():
-            by_name = self._units[unit_id].named
-            named[unit_id] = {
-                "parameters": by_name(unit["parameters"]),
-                "buffers": unit["buffers"],
-                "moments": {
-                    name: by_name(moment) if moment.ndim else moment
-                    for name, moment in unit["moments"].items()
-                },
-                "steps": unit["steps"],
-            }
-        return named
+        return UnitState(
+            parameters=parameters,
+            buffers=buffers,
+            moments=moments,
+            extra=self.initial_extra(parameters, seed),
+            steps=steps,
+        )
 
 
-def _joined(moment: Tensor | dict[str, Tensor]) -> Tensor:
-    if isinstance(moment, Tensor):
-        return moment
-    return torch.cat([piece.reshape(-1) for piece in moment.values()])  # [P]
+def _fixed(value: Tensor, steps: Tensor) -> Tensor:
+    """A value [] whatever the steps."""
+    return value
 
 
 def _choose(
@@ -274,15 +324,3 @@ def _choose(
 ) -> dict[str, Tensor]:
     """Tensors of one of two maps, by a condition that the host never reads."""
     return {name: torch.where(condition, new[name], tensor) for name, tensor in old.items()}
-
-
-@contextmanager
-def _seeded(seed: int, name: str) -> Iterator[None]:
-    """Torch's CPU random numbers from a seed of this name's own, and afterwards as before."""
-    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)

@@ -12,12 +12,11 @@ loss of π and its value function V on a batch, a mean over its live steps t:
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from juggler.learner.actor_critic_pass import actor_critic_pass
 from juggler.learner.config import ImpalaConfig
 from juggler.learner.core import Columns
-from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss
+from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss, UnitState
 from juggler.learner.live_mean import LiveMean
 from juggler.learner.returns import vtrace
 from juggler.learner.schedules import Schedule
@@ -33,11 +32,9 @@ class Impala(GradientCore):
 
     def __init__(self, factories: Factories, config: ImpalaConfig) -> None:
         super().__init__(factories, config)
-        self._entropy_coefficient = Schedule.linear(
-            config.entropy_coefficient, config.entropy_coefficient_final, config.schedule_steps
-        )
+        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
 
-    def loss(self, forward: Forward, columns: Columns, steps: Tensor) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
         config = self.config
         inputs, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
         policy = forward.module.action_distribution()(inputs)  # [N, T]
@@ -66,7 +63,9 @@ class Impala(GradientCore):
         policy_loss = -mean(estimates.advantages * action_logp)  # []
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
-        entropy_coefficient = self._entropy_coefficient(steps).to(entropy.dtype)  # []
+        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"]).to(
+            entropy.dtype
+        )  # []
         total = (
             policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
         )  # []
@@ -83,4 +82,4 @@ class Impala(GradientCore):
                 "clipped_share": mean((ratios > config.rho_bar).float()),
                 "explained_variance": 1 - mean.variance(errors) / spread.clamp(min=1e-8),
             }
-        return Loss(total, mean.live_steps, metrics)
+        return Loss(total, mean.live_steps, metrics, means={})

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Literal, overload
 
 import torch
+from torch import Tensor
 
+from juggler.learner.circular_buffer import CircularBuffer
 from juggler.learner.collate import collate
-from juggler.learner.core import LearnerCore, Metrics, Params, Sample
+from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample
+from juggler.learner.mean_metrics import mean_metrics
 from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, MODULE_STATE
@@ -29,7 +34,13 @@ class Learner:
     It owns the state, where it lies, and the count of updates. No call waits for the device:
     metrics are tensors there, until `fetch_metrics` is called on them.
 
-    A learner around another library overrides `step`, `get_params`, `save` and `restore`.
+    With `async_update`, updates run one after the other in a thread of their own. Calls of the
+    other methods wait until none is in flight, so that they see what all of them have led to;
+    `state` itself is for the thread alone until then.
+
+    A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. One
+    around another library overrides `step`, `get_params`, `save` and `restore`; the last three call
+    `wait` first if it is to be used with `async_update`.
     """
 
     def __init__(
@@ -40,6 +51,7 @@ class Learner:
         device: str | torch.device = "cpu",
         source: Iterator[Sample] | None = None,
         pipelines: Mapping[str, LearnerPipeline] | None = None,
+        updates_in_flight: int = 2,
     ) -> None:
         """Args:
         core: the algorithm.
@@ -48,6 +60,7 @@ class Learner:
         source: where `step` takes samples from when it is given none.
         pipelines: by module id, what batches and episodes of that module go through on the device
             before anything is learned from them.
+        updates_in_flight: with `async_update`, how many may be asked for and not finished.
         """
         self.core = core
         self.config = core.config
@@ -55,6 +68,8 @@ class Learner:
         self.source = source
         self.pipelines = dict(pipelines or {})
         self.state = to_device(core.init(seed), self.device)
+        self._buffer = CircularBuffer.of(core.config)
+        self._in_flight = UpdatesInFlight(updates_in_flight)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -62,38 +77,132 @@ class Learner:
         """One update on the sample given, else on the next one of the source, as it is.
 
         Raises:
-            ValueError: neither is there.
+            ValueError: neither is there, or the sample lacks what the algorithm needs.
             StopIteration: the source has come to its end.
         """
+        self.wait()
         if sample is None:
             if self.source is None:
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
-        output = self.core.step(self.state, to_device(sample, self.device))
-        self.state = output.state
+        sample = self.before_gradients(to_device(sample, self.device))
+        metrics = []
+        for due in self._buffer.push(sample):
+            try:
+                output = self.core.step(self.state, due, seam=self)
+            except KeyError as error:
+                _check_columns(due, error, self.core.name)
+                raise
+            self.state = output.state
+            metrics.append(output.metrics)
         self.updates += 1
-        return output.metrics
+        return mean_metrics(metrics)
 
-    def update_from_batch(self, batch: Sample) -> Metrics:
+    def before_gradients(self, sample: Sample) -> Sample:
+        """For a subclass: what an update learns from, on the device, before any gradient of it is
+        computed -> what it learns from instead."""
+        return sample
+
+    def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        """For a subclass: gradients of all learners together, before they are clipped and a step of
+        the optimizer is made of them -> those to use instead."""
+        return grads, aux
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        """As `Seam`."""
+        return self.after_gradients(grads, aux)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """As `Seam`."""
+        return x
+
+    @overload
+    def update_from_batch(
+        self, batch: Sample, *, async_update: Literal[False] = False
+    ) -> Metrics: ...
+
+    @overload
+    def update_from_batch(
+        self, batch: Sample, *, async_update: Literal[True]
+    ) -> Future[Metrics]: ...
+
+    def update_from_batch(
+        self, batch: Sample, *, async_update: bool = False
+    ) -> Metrics | Future[Metrics]:
         """One update on columns as they come from a replay or a data set.
+
+        Args:
+            batch: columns by module id.
+            async_update: begin the update and return, once fewer than `updates_in_flight` others
+                are unfinished. The batch must not be changed before it is done.
+
+        Returns:
+            Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
+            what the update raised, and whose `done()` says whether it would wait.
 
         Raises:
             TypeError: the algorithm learns from whole episodes.
+            ValueError: a column is missing, or nobody knows a module.
         """
         self._must_train_on("batch", "update_from_batch")
-        return self.step(self._prepared(batch))
+        if async_update:
+            return self._in_flight.begin(self._update_from_batch, batch)
+        self.wait()
+        return self._update_from_batch(batch)
 
-    def update_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Metrics:
+    @overload
+    def update_from_episodes(
+        self,
+        episodes: Episodes | Sequence[EpisodeBatch],
+        *,
+        async_update: Literal[False] = False,
+    ) -> Metrics: ...
+
+    @overload
+    def update_from_episodes(
+        self, episodes: Episodes | Sequence[EpisodeBatch], *, async_update: Literal[True]
+    ) -> Future[Metrics]: ...
+
+    def update_from_episodes(
+        self, episodes: Episodes | Sequence[EpisodeBatch], *, async_update: bool = False
+    ) -> Metrics | Future[Metrics]:
         """One update on episodes as they come from envrunners.
+
+        Args:
+            episodes: by module id; a bare list is for the module "default".
+            async_update: as for `update_from_batch`.
+
+        Returns:
+            As `update_from_batch`.
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
+            ValueError: there are no episodes, or nobody knows a module.
         """
         self._must_train_on("episodes", "update_from_episodes")
+        if async_update:
+            return self._in_flight.begin(self._update_from_episodes, episodes)
+        self.wait()
+        return self._update_from_episodes(episodes)
+
+    def wait(self) -> None:
+        """Until no update is in flight; at once in the course of one."""
+        self._in_flight.wait()
+
+    def close(self) -> None:
+        """Wait for updates in flight, and end their thread; there are no more with `async_update`
+        afterwards. A learner that never had one needs no closing."""
+        self._in_flight.close()
+
+    def _update_from_batch(self, batch: Sample) -> Metrics:
+        return self.step(self._prepared(batch))
+
+    def _update_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Metrics:
         return self.step(self.sample_from_episodes(episodes))
 
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
-        """What `step` takes, on its way to the device: can be made while another step runs."""
+        """What `step` takes, on its way to the device, where steps before may still run."""
+        self.wait()
         by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
         started = time.perf_counter()
         pin_memory = self.device.type == "cuda"
@@ -125,6 +234,7 @@ class Learner:
 
         Later updates do not change them.
         """
+        self.wait()
         return self.core.get_params(self.state)
 
     def get_weights(self) -> dict[str, Tree]:
@@ -133,10 +243,17 @@ class Learner:
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
+        self.wait()
         tree = self.core.state_to_tree(self.state)
         if states := self._pipeline_states():
             tree[_PIPELINES] = arrays_like(states)
         return tree, {"algorithm": self.core.name, "updates": self.updates}
+
+    def forget(self) -> None:
+        """Let go of what `save` does not save, the samples that were to be used again: from here
+        on, this learner and one that restores what it saved do the same."""
+        self.wait()
+        self._buffer.clear()
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
         """Goes on from where `save` was called.
@@ -150,6 +267,7 @@ class Learner:
                 f"the checkpoint is of algorithm {extras.get('algorithm')!r}; "
                 f"this learner runs {self.core.name!r}"
             )
+        self.wait()
         updates = int(extras["updates"])
         rest = dict(tree) if isinstance(tree, Mapping) else {}
         pipelines = {_PIPELINES: rest.pop(_PIPELINES, {})}
@@ -157,6 +275,7 @@ class Learner:
         self.state = self.core.state_from_tree(rest, like=self.state)
         for module_id, state in states[_PIPELINES].items():
             self.pipelines[module_id].set_state(state)
+        self.forget()
         self.updates = updates
 
     def _prepared(self, sample: Sample) -> Sample:
@@ -175,6 +294,19 @@ class Learner:
         if kind not in self.core.trains_on:
             served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
             raise TypeError(f"{self.core.name} does not serve {method}: call {served}")
+
+
+def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:
+    """Raises:
+    ValueError: the key that was not found is a column that a module's part of the sample lacks.
+    """
+    (key,) = error.args
+    for module_id, columns in sample.items():
+        if key not in columns:
+            raise ValueError(
+                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm} "
+                f"needs; it has {', '.join(sorted(columns))}"
+            ) from error
 
 
 def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:

@@ -22,7 +22,7 @@ class LiveMean:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Of x [N, T], finite even where steps are not live -> []."""
-        return torch.dot(self._weights, x.flatten())  # []
+        return torch.dot(self._weights.to(x.dtype), x.flatten())  # []
 
     def variance(self, x: Tensor) -> Tensor:
         """Of x [N, T] -> []."""

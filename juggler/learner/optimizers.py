@@ -7,6 +7,7 @@ The order of operations is that of torch.optim's single-tensor forms, so results
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,3 +90,11 @@ def make_optimizer(config: LearnerConfig) -> Optimizer:
 def clip_by_global_norm(gradient: Tensor, norm: Tensor, limit: float) -> Tensor:
     """The gradient [P] of this norm (0-d), scaled down to `limit` where it is longer."""
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)  # [P]
+
+
+def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
+    """The gradient [P] of parameters of these sizes, each by itself scaled down to `limit` where it
+    is longer."""
+    pieces = torch.split(gradient, list(sizes))  # [p] each
+    clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
+    return torch.cat(clipped)  # [P]

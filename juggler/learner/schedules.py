@@ -15,7 +15,7 @@ class Schedule:
     It is computed where the step counter lies, so that no update waits for a device.
     """
 
-    def __init__(self, points: float | Sequence[tuple[int, float]]) -> None:
+    def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
         """Args:
             points: (step, value) pairs by rising step, or one value for all steps.
 
@@ -27,17 +27,10 @@ class Schedule:
             raise ValueError(f"a schedule needs points of rising steps, not {points!r}")
         self.points = pairs
 
-    @classmethod
-    def linear(cls, initial: float, final: float | None, steps: int | None) -> Schedule:
-        """On a straight line from `initial` to `final`, reached after `steps`; none: constant."""
-        if final is None or steps is None:
-            return cls(initial)
-        return cls([(0, initial), (steps, final)])
-
     def __call__(self, steps: Tensor) -> Tensor:
         """The value after so many steps, 0-d and float64."""
         value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
         for (start, low), (stop, high) in pairwise(self.points):
-            share = ((steps - start) / (stop - start)).clamp(0, 1)  # []
+            share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
             value = value + share * (high - low)  # []
         return value

@@ -68,7 +68,9 @@ def _tensor(array: object, expected: Tensor, path: tuple[str, ...]) -> Tensor:
     if array.shape != expected.shape:
         shapes = f"has shape {array.shape}; here it is {tuple(expected.shape)}"
         raise _mismatch(path, shapes)
-    tensor = torch.from_numpy(array.copy())
+    # In torch's own memory: what a matrix product gives may depend on how its operands are aligned,
+    # and training that goes on from here must give what it gives without a break.
+    tensor = torch.tensor(array)  # [...]
     if tensor.dtype != expected.dtype:
         raise _mismatch(path, f"has dtype {tensor.dtype}; here it is {expected.dtype}")
     return tensor.to(expected.device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from juggler.learner.training_pass import TrainingPass
 from juggler.runtime.modules.acting import acting_names
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
@@ -26,13 +27,19 @@ class Unit:
     Attributes:
         id: in states and checkpoints: that of its module, or all of theirs with "+" between them.
         modules: by id, for their spaces and distributions; what they hold is not trained.
+        sizes: of the parameters in the vector, by their names in the unit, in their order there.
     """
 
-    def __init__(self, modules: Mapping[str, RLModule]) -> None:
-        """Raises:
-        ValueError: one of the modules cannot be trained.
+    def __init__(self, modules: Mapping[str, RLModule], training_pass: TrainingPass) -> None:
+        """Args:
+            modules: by id.
+            training_pass: how theirs are computed.
+
+        Raises:
+            ValueError: one of the modules cannot be trained.
         """
         self.id = "+".join(modules)
+        self._pass = training_pass
         self.modules = dict(modules)
         self._names: dict[str, dict[str, str]] = {}  # in the unit, by module and by name there
         self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the unit
@@ -41,18 +48,29 @@ class Unit:
             prefix = "" if len(modules) == 1 else f"{module_id}:"
             names = {
                 name: found.setdefault(id(tensor), prefix + name)
-                for name, tensor in chain(module.named_parameters(), module.named_buffers())
+                for name, tensor in chain(
+                    # A tensor that a module has under several names is there under each of them.
+                    module.named_parameters(remove_duplicate=False),
+                    module.named_buffers(remove_duplicate=False),
+                )
             }
             self._names[module_id] = names
             for name, parameter in _trained(module).items():
                 self._shapes[names[name]] = parameter.shape
-        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self.arrange(list(self._shapes))
+        _check_one_dtype(modules)
         self._initial_states = {
             module_id: _InitialState(module)
             for module_id, module in modules.items()
             if module.get_initial_state()
         }
         self._acting = {module_id: acting_names(module) for module_id, module in modules.items()}
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Put the parameters into this order, before anything is made of the unit."""
+        self._shapes = {name: self._shapes[name] for name in names}
+        self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        self._sizes = list(self.sizes.values())
 
     def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
         """Copies of the parameters [P] and buffers of modules of the same structure."""
@@ -93,9 +111,7 @@ class Unit:
         """
         tensors = {**self.named(parameters), **buffers}
         named = {name: tensors[own] for name, own in self._names[module_id].items()}
-        module = self.modules[module_id]
-        outputs: dict[str, Any] = torch.func.functional_call(module, named, (batch,))
-        return outputs
+        return self._pass(self.modules[module_id], named, batch)
 
     def initial_state(
         self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor]
@@ -106,7 +122,7 @@ class Unit:
         tensors = {**self.named(parameters), **buffers}
         named = {f"module.{name}": tensors[own] for name, own in self._names[module_id].items()}
         state: dict[str, Any] = torch.func.functional_call(
-            self._initial_states[module_id], named, ()
+            self._initial_states[module_id], named, (), tie_weights=False
         )
         return state
 
@@ -144,15 +160,23 @@ def _trained(module: RLModule) -> dict[str, torch.nn.Parameter]:
     """Parameters that need a gradient.
 
     Raises:
-        ValueError: there are none, or not in float32.
+        ValueError: there are none.
     """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"{type(module).__name__} has no parameters to train")
-    if dtypes := {parameter.dtype for parameter in trained.values()} - {torch.float32}:
-        names = ", ".join(sorted(str(dtype) for dtype in dtypes))
-        raise ValueError(
-            f"{type(module).__name__} has parameters in {names}: trained parameters must be "
-            "float32; a module may compute in other dtypes under torch.autocast"
-        )
     return trained
+
+
+def _check_one_dtype(modules: Mapping[str, RLModule]) -> None:
+    """Raises:
+    ValueError: trained parameters are neither all float32 nor all float64.
+    """
+    dtypes = {p.dtype for module in modules.values() for p in _trained(module).values()}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        kinds = " and ".join(type(module).__name__ for module in modules.values())
+        raise ValueError(
+            f"{kinds} has parameters in {', '.join(sorted(map(str, dtypes)))}: trained parameters "
+            "must be float32, or all of them float64; to compute in fewer bits, leave them so and "
+            "use torch.autocast in the module"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from juggler.driver.record import checkpoints
+from juggler.runtime.checkpoints.checkpoint import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -55,7 +55,7 @@ def test_a_module_of_ones_own_is_trained(tmp_path: Path) -> None:
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
-    state: Any = checkpoints.read(run_dir).tree["default"]
+    state: Any = read(run_dir).tree["default"]
     trained = state["parameters"]["normalize.weight"]
     assert trained.shape == (64,)
     assert not np.allclose(trained, 1), "as it was drawn"
@@ -75,7 +75,7 @@ def test_a_part_of_ones_own_is_trained_with(tmp_path: Path, name: str, parameter
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
-    state: Any = checkpoints.read(run_dir).tree["default"]
+    state: Any = read(run_dir).tree["default"]
     assert parameter in state["parameters"]
 
 
@@ -100,4 +100,4 @@ def test_a_run_in_a_file_is_solved(tmp_path: Path) -> None:
     output = run(tmp_path, "-m", "juggler", "train", EXAMPLES / "my_run.toml")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
-    assert checkpoints.read(run_dir).config["model"] == {"hidden_sizes": [128]}
+    assert read(run_dir).config["model"] == {"hidden_sizes": [128]}

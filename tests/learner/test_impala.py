@@ -90,7 +90,7 @@ def test_steps_that_are_not_live_do_not_change_the_gradient(make_batch: MakeBatc
 
 
 def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
-    core = make_core(lr=1e-3, lr_final=0.0, schedule_steps=100)
+    core = make_core(lr=[(0, 1e-3), (100, 0.0)])
     state = core.init(seed=0)
     batch = make_batch(4, 10, ends=0.0)
     sample = {"default": collate([batch])}

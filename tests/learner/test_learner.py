@@ -162,7 +162,7 @@ def test_weights_are_the_parameters_that_acting_needs_as_arrays_by_name() -> Non
 def test_a_restored_learner_goes_on_with_the_same_numbers(
     make_batch: MakeBatch, optimizer: str
 ) -> None:
-    settings = {"optimizer": optimizer, "lr_final": 0.0, "schedule_steps": 500}
+    settings = {"optimizer": optimizer, "lr": [(0, 5e-4), (500, 0.0)]}
     learner = make_learner(**settings)
     for seed in range(3):
         learner.update_from_episodes([make_batch(seed=seed)])
@@ -232,7 +232,7 @@ def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -
 def test_an_unknown_algorithm_is_told_the_nearest() -> None:
     with pytest.raises(ValueError, match="'imapla' is not known: did you mean 'impala'"):
         find_algorithm("imapla")
-    with pytest.raises(ValueError, match="known are impala"):
+    with pytest.raises(ValueError, match=r"known are .*impala"):
         find_algorithm("zzz")
 
 

@@ -18,7 +18,7 @@ from juggler.learner.config import ImpalaConfig
         ({"gamma": 1.1}, "gamma = 1.1: must be at least 0 and at most 1"),
         ({"rmsprop_decay": 1.0}, "rmsprop_decay = 1.0: must be at least 0 and below 1"),
         ({"adam_betas": (0.9, 1.0)}, r"adam_betas = \(0.9, 1.0\): must be at least 0 and below 1"),
-        ({"optimizer": "sgd"}, "optimizer = 'sgd': expected 'adam' or 'rmsprop'"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd' is not known: expected 'adam' or 'rms"),
         ({"optimizer_epsilon": 0.0}, "optimizer_epsilon = 0.0: must be above 0"),
         ({"reward_scale": 0.0}, "reward_scale = 0.0: must be above 0"),
         ({"grad_clip": 0.0}, "grad_clip = 0.0: must be above 0"),
@@ -27,10 +27,11 @@ from juggler.learner.config import ImpalaConfig
         ({"burn_in": -1}, "burn_in = -1: must be at least 0"),
         ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be at least 0"),
         ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must be at least 0"),
-        ({"lr_final": 0.0}, "lr_final = 0.0 needs schedule_steps"),
-        ({"entropy_coefficient_final": 0.0}, "entropy_coefficient_final = 0.0 needs schedule_st"),
-        ({"lr_final": -1.0, "schedule_steps": 9}, "lr_final = -1.0: must be at least 0"),
-        ({"schedule_steps": 0}, "schedule_steps = 0: must be above 0"),
+        ({"lr": []}, r"lr = \[\]: expected \[step, value\] pairs by rising step"),
+        ({"lr": [(5, 0.1), (5, 0.2)]}, r"lr = .*: expected \[step, value\] pairs by rising step"),
+        ({"lr": [(-1, 0.1)]}, r"lr = .*: expected \[step, value\] pairs by rising step"),
+        ({"lr": [(0, -0.1)]}, "lr = .*: values must be at least 0 and finite"),
+        ({"entropy_coefficient": [(0, float("nan"))]}, "entropy_coefficient = .*: values must be"),
         ({"lambda_": 2.0}, "lambda_ = 2.0: must be at least 0 and at most 1"),
         ({"rho_bar_pg": 0.0}, "rho_bar_pg = 0.0: must be above 0"),
         ({"rho_bar": 0.5}, "rho_bar = 0.5: must be at least c_bar = 1.0"),
@@ -46,4 +47,4 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(
 def test_what_is_in_range_passes() -> None:
     ImpalaConfig().validate()
     ImpalaConfig(grad_clip=None, optimizer="rmsprop", rho_bar=2.0, gamma=1.0).validate()
-    ImpalaConfig(lr_final=0.0, schedule_steps=10, entropy_coefficient_final=0.0).validate()
+    ImpalaConfig(lr=[(0, 0.0), (10, 1e-3), (1e6, 0.0)], entropy_coefficient=0.0).validate()

@@ -70,18 +70,12 @@ def test_a_schedule_is_linear_between_its_points_and_constant_beyond(
     steps: int, value: float
 ) -> None:
     schedule = Schedule([(10, 1.0), (20, 0.5), (100, 0.0)])
-    assert schedule(torch.tensor(steps)).item() == pytest.approx(value)
+    assert schedule(torch.tensor(steps)).item() == pytest.approx(value, rel=1e-12)
 
 
 def test_a_schedule_from_one_value_is_constant() -> None:
-    for schedule in (Schedule(3e-4), Schedule.linear(3e-4, None, 100)):
-        assert [schedule(torch.tensor(steps)).item() for steps in (0, 10**12)] == [3e-4, 3e-4]
-
-
-def test_a_schedule_from_one_value_to_another_ends_there() -> None:
-    schedule = Schedule.linear(1.0, 0.2, 100)
-    found = [schedule(torch.tensor(steps)).item() for steps in (0, 50, 100, 200)]
-    assert found == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    schedule = Schedule(3e-4)
+    assert [schedule(torch.tensor(steps)).item() for steps in (0, 10**12)] == [3e-4, 3e-4]
 
 
 @pytest.mark.parametrize("points", [[], [(10, 1.0), (10, 2.0)], [(10, 1.0), (5, 2.0)]])

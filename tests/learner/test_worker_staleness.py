@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
+from juggler.learner import worker
 from juggler.learner.config import ImpalaConfig
 from juggler.learner.worker import LearnerWorker
 from juggler.runtime.actors.attachment import Command, Detached
@@ -267,3 +269,30 @@ def test_a_batch_for_a_predecessor_is_refused_and_not_counted(world: World) -> N
     assert world.driver.arrived == {}
     done = world.update(1)
     assert (done.steps_trained, done.steps_dropped) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that is it
+def test_gradients_that_stay_not_finite_end_the_worker_with_the_module_and_the_update(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = iter([math.nan, 1.0, *[math.inf] * 5])
+    learner = world._worker._learner
+    monkeypatch.setattr(
+        learner,
+        "after_gradients",
+        lambda grads, aux: ({key: x * next(factors) for key, x in grads.items()}, aux),
+    )
+    monkeypatch.setattr(worker, "_METRICS_SECONDS", 0.0)
+    for update in range(6):
+        world.send(update, update=10 + update)
+        before = learner.state["default"]["parameters"]
+        done = world.update(update)
+        skipped = update != 1
+        assert done.metrics["default"].values["skipped"] == skipped
+        assert _version(done).update == 11 + update
+        assert (learner.state["default"]["parameters"] == before).all() == skipped
+    world.send(6, update=16)
+    with pytest.raises(
+        AssertionError, match=r"module 'default': .* 5 updates in a row.* update 17"
+    ):
+        world.update(6)

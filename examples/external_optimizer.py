@@ -1,0 +1,158 @@
+"""A learner around another library: an optimizer of torch's that changes parameters in place.
+
+    python examples/external_optimizer.py
+
+Algorithms that ship are functions of an explicit state. What keeps a state of its own, such as an
+optimizer of another library or a whole other trainer, becomes a `Learner` instead: it overrides
+`step`, `get_params`, `save` and `restore`, and has the rest (episodes, sources, asynchronous
+updates) from there. This one learns CartPole by advantage actor-critic (Mnih et al. 2016,
+"Asynchronous Methods for Deep Reinforcement Learning") with Nesterov's momentum, in some seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+
+from juggler import ActorCritic, RLModule
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.sampler import Sampler
+from juggler.learner.config import LearnerConfig
+from juggler.learner.core import LearnerCore, Metrics, Params, Sample
+from juggler.learner.learner import Learner
+from juggler.learner.returns import gae, next_values
+from juggler.learner.sequences import all_observations
+from juggler.learner.state import arrays_like, tensors_like
+from juggler.runtime.modules.acting import acting_names, strip_to_acting
+from juggler.runtime.wire.trees import Tree
+
+
+class NoCore(LearnerCore[dict[str, Any]]):
+    """What a Learner asks about its algorithm, which has no state that the Learner could hold."""
+
+    name = "a2c with momentum"
+    trains_on = frozenset({"episodes"})
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self.config = config
+
+    def init(self, seed: int) -> dict[str, Any]:
+        return {}
+
+
+class MomentumLearner(Learner):
+    """Trains a module in place."""
+
+    def __init__(
+        self,
+        make_module: Callable[[], RLModule],
+        config: LearnerConfig,
+        lr: float = 0.05,
+        *,
+        seed: int = 0,
+        source: Iterator[Sample] | None = None,
+    ) -> None:
+        # Of a core's methods only those are called that nothing here overrides.
+        super().__init__(NoCore(config), source=source)  # type: ignore[abstract]
+        torch.manual_seed(seed)
+        self.module = make_module()
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(), lr=lr, momentum=0.9, nesterov=True
+        )
+        # Momentum starts at 0, so that a new learner has all that a saved one has.
+        for parameter in self.module.parameters():
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def step(self, sample: Sample | None = None) -> Metrics:
+        if sample is None:
+            if self.source is None:
+                raise ValueError("step() without a sample needs a learner with a source")
+            sample = next(self.source)
+        columns, live = sample["default"], sample["default"]["live"]  # [N, T]
+        rows, steps = live.shape
+        outputs = self.module.forward_train({"observations": all_observations(columns)})
+        values, last, final = outputs["values"].tensor_split([rows * steps, rows * steps + rows])
+        values = values.view(rows, steps)  # [N, T]
+        inputs = outputs["action_dist_inputs"][: rows * steps].view(rows, steps, -1)  # [N, T, D]
+        policy = self.module.action_distribution()(inputs)
+        with torch.no_grad():
+            estimates = gae(
+                rewards=columns["rewards"] * self.config.reward_scale,
+                values=values,
+                next_values=next_values(
+                    values, last, final, columns["final_rows"], columns["final_steps"]
+                ),
+                terminated=columns["terminated"],
+                truncated=columns["truncated"],
+                live=live,
+                gamma=self.config.gamma,
+                lambda_=0.95,
+            )
+        gains = estimates.advantages * policy.log_prob(columns["actions"])  # [N, T]
+        errors = (estimates.targets - values).square()  # [N, T]
+        entropy = policy.entropy()  # [N, T]
+        losses = 0.5 * self.config.value_coefficient * errors - gains - 0.01 * entropy  # [N, T]
+        loss = (losses * live).sum() / live.sum().clamp(min=1)  # []
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)  # []
+        self.optimizer.step()
+        self.updates += 1
+        return {"default": {"loss": loss.detach(), "grad_norm": norm}}
+
+    def get_params(self) -> Params:
+        """Copies: later updates change the module in place."""
+        tensors = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+        return {"default": {name: tensors[name] for name in acting_names(self.module)}}
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
+        copies: Any = arrays_like(self._state())
+        copies = {
+            kind: {name: array.copy() for name, array in arrays.items()}
+            for kind, arrays in copies.items()
+        }
+        return copies, {"algorithm": self.core.name, "updates": self.updates}
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
+        mine = self._state()
+        for kind, tensors in tensors_like(tree, mine).items():
+            for name, tensor in tensors.items():
+                mine[kind][name].copy_(tensor)
+        self.updates = int(extras["updates"])
+
+    def _state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The tensors themselves."""
+        momentum = {
+            name: self.optimizer.state[parameter]["momentum_buffer"]
+            for name, parameter in self.module.named_parameters()
+        }
+        return {"module": self.module.state_dict(), "momentum": momentum}
+
+
+def main() -> None:
+    env = gymnasium.make_vec("CartPole-v1", num_envs=16, vectorization_mode="sync")
+    spaces = env.single_observation_space, env.single_action_space
+
+    def make_module() -> ActorCritic:
+        return ActorCritic(*spaces, {"hidden_sizes": [64]})
+
+    learner = MomentumLearner(make_module, LearnerConfig(reward_scale=0.1))
+    module = make_module()
+    strip_to_acting(module)
+    policy = BehaviourPolicy(module, rows=16, steps=32, seed=0)
+    sampler = Sampler(env, policy, steps=32, seed=0)
+    returns: list[float] = []
+    for update in range(400):
+        policy.load(learner.get_weights()["default"])
+        fragment = sampler.sample((1, update))
+        learner.update_from_episodes([fragment.batch])
+        returns += fragment.episode_returns
+        if update % 100 == 99:
+            print(f"update {update + 1}: return {sum(returns[-50:]) / 50:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

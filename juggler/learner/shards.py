@@ -1,0 +1,107 @@
+"""Episodes in shards, one for each of several learners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.wire.structures import tree_map
+
+_FINALS = ("final_observations", "final_steps")
+_SEGMENTS = (
+    "segment_episodes",
+    "segment_starts",
+    "segment_lengths",
+    "segment_offsets",
+    "segment_generations",
+    "segment_updates",
+)
+
+
+def shard(
+    episodes: Mapping[str, Sequence[EpisodeBatch]] | Sequence[EpisodeBatch], count: int
+) -> list[dict[str, list[EpisodeBatch]]]:
+    """Batches in shards that hold their rows one after the other.
+
+    Each shard has a live step of each module, and about equally many: they differ by less than two
+    rows' worth, or as much as it takes that none is empty. Rows are views of what is given.
+
+    Args:
+        episodes: batches by module id; a bare list is for the module "default".
+        count: how many shards.
+
+    Returns:
+        The same for each shard.
+
+    Raises:
+        ValueError: a module has fewer rows with a live step than there are to be shards.
+    """
+    if count < 1:
+        raise ValueError(f"{count} shards: there must be at least 1")
+    by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
+    shards: list[dict[str, list[EpisodeBatch]]] = [{} for _ in range(count)]
+    for module_id, batches in by_module.items():
+        live_steps = [np.count_nonzero(batch.live, axis=1) for batch in batches]  # [N] each
+        try:
+            ends = _ends(np.concatenate([np.zeros(0, np.int64), *live_steps]), count)
+        except ValueError as error:
+            raise ValueError(f"module {module_id!r}: {error}") from None
+        for part, start, end in zip(shards, [0, *ends], ends, strict=False):
+            part[module_id] = _between(batches, start, end)
+    return shards
+
+
+def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
+    """Where each of some shards ends, which has a live step and about as many as the others.
+
+    Args:
+        live_steps: [N] of each row.
+        count: of shards.
+    """
+    rows = np.flatnonzero(live_steps)  # [R] those with any
+    if len(rows) < count:
+        raise ValueError(
+            f"{len(rows)} rows with a live step cannot be shared out to {count} learners"
+        )
+    sums = np.cumsum(live_steps[rows])  # [R]
+    ends, last = [], 0
+    for place in range(1, count):
+        wanted = sums[-1] * place / count
+        after = int(np.searchsorted(sums, wanted))  # rows before the one that gets there
+        nearest = after + bool(
+            sums[after] - wanted < wanted - (sums[after] - live_steps[rows[after]])
+        )
+        last = min(max(nearest, last + 1), len(rows) - count + place)
+        ends.append(int(rows[last]))
+    return [*ends, len(live_steps)]
+
+
+def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[EpisodeBatch]:
+    """Rows of several batches that count through all of them."""
+    found, before = [], 0
+    for batch in batches:
+        first, last = max(start - before, 0), min(end - before, batch.rows)
+        if first < last:
+            found.append(batch if last - first == batch.rows else _rows(batch, first, last))
+        before += batch.rows
+    return found
+
+
+def _rows(batch: EpisodeBatch, start: int, end: int) -> EpisodeBatch:
+    """Some rows of a batch as one."""
+    columns: dict[str, Any] = {}
+    for rows_name, names in (("final_rows", _FINALS), ("segment_rows", _SEGMENTS)):
+        rows = getattr(batch, rows_name)  # [K] or [S]
+        within = (rows >= start) & (rows < end)  # [K] or [S]
+        columns[rows_name] = rows[within] - rows.dtype.type(start)
+        for name in names:
+            columns[name] = tree_map(lambda x, mask=within: x[mask], getattr(batch, name))
+    by_row = batch.to_tree().keys() - columns.keys()
+    for name in by_row:
+        columns[name] = tree_map(lambda x: x[start:end], getattr(batch, name))
+    return replace(batch, **columns)

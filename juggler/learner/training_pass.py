@@ -1,0 +1,98 @@
+"""How the training passes of modules are computed: in which precision, and whether compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.wire.structures import tree_map
+
+
+class TrainingPass:
+    """`forward_train` of modules, with tensors in place of those that they hold.
+
+    Attributes:
+        compiled_calls: how often graphs that torch.compile has made were run.
+    """
+
+    def __init__(self, *, bfloat16: bool = False, compiled: bool = False) -> None:
+        """Args:
+            bfloat16: passes run under torch.autocast; what they return is float32 again.
+            compiled: passes are compiled by torch.compile, for any number of rows. The first pass
+                of each module is not: its specs are checked in it.
+
+        Raises:
+            ValueError: to be compiled, where there is no C++ compiler.
+        """
+        self.compiled_calls = 0
+        self._bfloat16 = bfloat16
+        self._compiled: Callable[..., Any] | None = None
+        self._first_passed: set[RLModule] = set()
+        if compiled:
+            _check_compiler()
+            self._compiled = torch.compile(_call, backend=self._counted)
+
+    def __call__(
+        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        """A module's pass with these parameters and buffers, all of them by every name that they
+        have. Buffers that it updates in place are the ones given."""
+        if not self._bfloat16:
+            return self._outputs(module, tensors, batch)
+        with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
+            outputs = self._outputs(module, tensors, batch)
+        return {name: tree_map(_float32, x) for name, x in outputs.items()}
+
+    def _outputs(
+        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        outputs: dict[str, Any]
+        if self._compiled is not None and module in self._first_passed:
+            tree_map(_any_rows, batch)
+            outputs = self._compiled(module, tensors, (batch,))
+        else:
+            self._first_passed.add(module)
+            outputs = functional_call(module, tensors, (batch,), tie_weights=False)
+        return outputs
+
+    def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """What torch.compile calls to have a graph compiled: by its default, and counted."""
+        compile_graph = torch._dynamo.lookup_backend("inductor")
+        return partial(self._count, compile_graph(graph, inputs))
+
+    def _count(self, compiled: Callable[..., Any], *inputs: Any) -> Any:
+        self.compiled_calls += 1
+        return compiled(*inputs)
+
+
+def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:
+    # torch.compile looks into functions of ours, and not into those of torch.
+    return functional_call(module, tensors, arguments, tie_weights=False)
+
+
+def _any_rows(x: Tensor) -> None:
+    """Have what is compiled for this tensor [B, ...] serve every B."""
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+def _float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype is torch.bfloat16 else x
+
+
+def _check_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ValueError(
+            "compile = true: torch.compile needs a C++ compiler, and this host has none. Install "
+            "g++ or clang, name one in the environment variable CXX, or set compile = false"
+        ) from error

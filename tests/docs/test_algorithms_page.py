@@ -1,0 +1,182 @@
+"""docs/algorithms.md: every cell of its table, with updates on what was sampled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.sampler import Sampler
+from juggler.learner.algorithms import ALGORITHMS, find_algorithm
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.rl_module import RLModule
+
+Space = gymnasium.Space[Any]
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+ROWS, STEPS = 4, 8
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+TWO = spaces.Discrete(2)
+SMALL = {"hidden_sizes": [8], "initializer": "default"}
+
+#: By column: observations, actions, and what the default module is built with.
+CELLS: dict[str, tuple[Space, Space, dict[str, Any]]] = {
+    "fully connected": (VECTOR, TWO, {}),
+    "image": (spaces.Box(0, 255, (20, 20, 3), np.uint8), TWO, {}),
+    "recurrent": (VECTOR, TWO, {"recurrent": "lstm", "recurrent_size": 6}),
+    "Dict observations": (spaces.Dict({"at": VECTOR, "goal": spaces.Discrete(4)}), TWO, {}),
+    "masks": (
+        spaces.Dict({"at": VECTOR, "action_mask": spaces.MultiBinary(3)}),
+        spaces.Discrete(3),
+        {},
+    ),
+    "discrete": (VECTOR, spaces.MultiDiscrete([2, 3]), {}),
+    "continuous": (VECTOR, spaces.Box(-1, 1, (2,), np.float32), {}),
+    "multi-module": (VECTOR, TWO, {}),
+}
+
+
+def _table() -> dict[tuple[str, str], str]:
+    """What stands in the cells, by algorithm and column."""
+    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("|")]
+    head = next(place for place, row in enumerate(rows) if "fully connected" in row)
+    columns = [each.strip() for each in rows[head].strip("|").split("|")]
+    found = {}
+    for row in rows[head + 2 :]:
+        first, *cells = (each.strip() for each in row.strip("|").split("|"))
+        found.update(
+            {
+                (first.strip("`"), column): cell
+                for column, cell in zip(columns[1:], cells, strict=True)
+            }
+        )
+    return found
+
+
+class Anything(gymnasium.Env[Any, Any]):
+    """Shows anything of a space, and takes nothing but actions that are legal."""
+
+    def __init__(self, observations: Space, actions: Space) -> None:
+        self.observation_space, self.action_space = observations, actions
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._left = int(self.np_random.integers(2, 12))
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._legal is not None:
+            assert self._legal[action], "an illegal action"
+        self._left -= 1
+        ends = self._left == 0
+        reward = float(self.np_random.normal())
+        by_truncation = bool(self.np_random.integers(2))
+        return self._shown(), reward, ends and not by_truncation, ends and by_truncation, {}
+
+    def _shown(self) -> Any:
+        observation, self._legal = self.observation_space.sample(), None
+        if isinstance(self.observation_space, spaces.Dict) and "action_mask" in observation:
+            self._legal = observation["action_mask"]
+            self._legal[int(self.np_random.integers(3))] = 1
+        return observation
+
+
+class Runner:
+    """Samples with the weights of a learner's module."""
+
+    def __init__(
+        self, make: Callable[[], RLModule], observations: Space, actions: Space, seed: int
+    ) -> None:
+        config = EnvRunnerConfig(envs_per_runner=ROWS, fragment_steps=STEPS, vectorize="sync")
+        env = make_vector_env(config, partial(Anything, observations, actions))
+        connectors, module_to_env = build_runner_pipelines(
+            ConnectorsConfig(), observations, actions
+        )
+        module = make()
+        strip_to_acting(module)
+        self.policy = BehaviourPolicy(module, ROWS, STEPS, seed, module_to_env)
+        self._sampler = Sampler(env, self.policy, STEPS, seed, connectors)
+
+    def sample(self) -> EpisodeBatch:
+        return self._sampler.sample((0, 0)).batch
+
+
+def _learner(name: str, make: dict[str, Callable[[], RLModule]], **keys: Any) -> Learner:
+    import importlib
+
+    algorithm = find_algorithm(name)
+    package, _, attribute = algorithm.core.partition(":")
+    core = getattr(importlib.import_module(package), attribute)
+    return Learner(core(make, algorithm.config(**keys)), seed=1)
+
+
+@pytest.mark.parametrize(("algorithm", "column"), [*_table()])
+def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
+    assert _table()[algorithm, column] == "yes"
+    observations, actions, model = CELLS[column]
+    make = partial(build_module, None, observations, actions, {**SMALL, **model}, check_specs=True)
+    ids = ["default"] if column != "multi-module" else ["left", "right"]
+    learner = _learner(algorithm, dict.fromkeys(ids, make), lr=1e-2)
+    runners = {
+        module_id: Runner(make, observations, actions, seed) for seed, module_id in enumerate(ids)
+    }
+    before = learner.get_weights()
+    for update in range(3):
+        for module_id, runner in runners.items():
+            runner.policy.load(learner.get_weights()[module_id])
+        episodes = {module_id: [runner.sample()] for module_id, runner in runners.items()}
+        if update == 0:
+            _assert_policies_agree(algorithm, make, learner, episodes)
+        metrics = fetch_metrics(learner.update_from_episodes(episodes))
+        assert metrics.keys() == set(ids)
+        for values in metrics.values():
+            assert np.isfinite(list(values.values())).all()
+            assert values["skipped"] == 0.0
+    for module_id, weights in learner.get_weights().items():
+        for name, array in weights.items():
+            if array.dtype.kind == "f":  # other arrays are what a module knows of its spaces
+                assert not np.array_equal(array, before[module_id][name]), name
+
+
+def _assert_policies_agree(
+    algorithm: str,
+    make: Callable[[], RLModule],
+    learner: Learner,
+    episodes: dict[str, list[EpisodeBatch]],
+) -> None:
+    """The learner finds the probabilities that the runner acted with: their KL is 0."""
+    keys: dict[str, Any] = {"epochs": 1, "minibatches": 1} if algorithm == "ppo" else {}
+    other = _learner(algorithm, dict.fromkeys(episodes, make), **keys)
+    other.restore(learner.save()[0], learner.save()[1])
+    for values in fetch_metrics(other.update_from_episodes(episodes)).values():
+        assert values["kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_table_has_every_algorithm_and_column() -> None:
+    table = _table()
+    assert {algorithm for algorithm, _ in table} == ALGORITHMS.keys()
+    assert {column for _, column in table} == CELLS.keys()
+    assert len(table) == len(ALGORITHMS) * len(CELLS)
+
+
+def test_the_page_says_how_large_a_pass_is() -> None:
+    from juggler.learner.chunks import CHUNK
+
+    assert re.search(r"passes of at most (\d+)", PAGE.read_text())[1] == str(CHUNK)  # type: ignore[index]

@@ -1,0 +1,28 @@
+"""The page on cores is true."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from pages import ROOT, links, run_python
+
+from juggler.learner.core import LearnerCore
+
+PAGE = "docs/cores.md"
+
+
+def test_its_python_runs_as_one_script(tmp_path: Path) -> None:
+    assert "'grad_norm'" in run_python(PAGE, tmp_path)
+
+
+def test_its_links_lead_to_files() -> None:
+    assert len(links(PAGE)) > 5
+    assert [link for link in links(PAGE) if not link.exists()] == []
+
+
+def test_it_names_every_method_of_a_core() -> None:
+    methods = inspect.getmembers(LearnerCore, inspect.isfunction)
+    named = set(re.findall(r"`(\w+)\(", (ROOT / PAGE).read_text()))
+    assert {name for name, _ in methods if not name.startswith("_")} <= named

@@ -1,0 +1,87 @@
+"""The examples of cores and learners do what they say."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import runpy
+import tokenize
+from pathlib import Path
+
+import torch
+from test_examples import EXAMPLES, run
+
+from juggler.learner.core import LearnerCore
+
+
+def lines_of_code(source: str) -> int:
+    """Lines with something other than comments and docstrings."""
+    layout = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
+    lines: set[int] = set()
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = token.type == tokenize.STRING and before in layout
+        if token.type not in (*layout, tokenize.ENDMARKER) and not is_docstring:
+            lines.update(range(token.start[0], token.end[0] + 1))
+        before = token.type
+    return len(lines)
+
+
+def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not(
+    tmp_path: Path,
+) -> None:
+    output = run(tmp_path, EXAMPLES / "learning_rates.py")
+    returns = [float(each) for each in re.findall(r"return +([\d.]+)", output)]
+    assert len(returns) == 16
+    assert max(returns[:4]) < 60, "1e-5 is too little"
+    assert max(returns) > 200, output
+
+
+def test_a_reward_for_what_is_new_leads_to_the_treasure(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "intrinsic_reward.py")
+    plain, curious = output.splitlines()
+    assert plain.startswith("impala ")
+    assert curious.startswith("curious impala ")
+    assert float(plain.split()[-1]) < 0.1
+    assert float(curious.split()[-1]) > 0.9
+
+
+def test_a_core_around_another_is_short_and_adds_one_over_the_root_of_visits() -> None:
+    script = EXAMPLES / "intrinsic_reward.py"
+    text = script.read_text()
+    example = runpy.run_path(str(script))
+    source = text[text.index("class Curious") : text.index("def live_features")]
+    assert lines_of_code(source) < 40
+
+    class Recording(LearnerCore):  # type: ignore[type-arg]
+        name, trains_on, config = "recording", frozenset(), None  # type: ignore[assignment]
+
+        def step(self, state, sample, seam=None):  # type: ignore[no-untyped-def]
+            self.rewards = sample["default"]["rewards"]
+            return example["StepOutput"](state, {})
+
+    inner = Recording()
+    core = example["Curious"](inner, features=2, scale=2.0)
+    columns = {
+        "observations": torch.eye(2)[torch.tensor([[0, 0, 1, 0]])],  # [1, 4, 2]
+        "live": torch.tensor([[True, True, True, False]]),
+        "rewards": torch.tensor([[1.0, 0.0, 0.0, 0.0]]),
+    }
+    state = {"inner": {}, "seen": torch.eye(2)}
+    state = core.step(state, {"default": columns}).state
+    # Each feature counts as seen once before: √(1 / 3), √(1 / 2), and nothing where nobody looked.
+    expected = torch.tensor([[1 + 2 / 3**0.5, 2 / 3**0.5, 2 / 2**0.5, 0.0]])
+    torch.testing.assert_close(inner.rewards, expected)
+    core.step(state, {"default": columns})
+    torch.testing.assert_close(inner.rewards[0, 1], torch.tensor(2 / 5**0.5))
+
+
+def test_a_learner_around_another_library_learns(tmp_path: Path) -> None:
+    output = run(tmp_path, EXAMPLES / "external_optimizer.py")
+    returns = [float(each) for each in re.findall(r"return ([\d.]+)", output)]
+    assert returns[-1] > 100, output
+    learner = runpy.run_path(str(EXAMPLES / "external_optimizer.py"))["MomentumLearner"]
+    overridden = {name for name, _ in inspect.getmembers(learner) if name in vars(learner)}
+    public = {name for name in overridden if not name.startswith("_")}
+    assert public == {"step", "get_params", "save", "restore"}

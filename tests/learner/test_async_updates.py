@@ -1,0 +1,274 @@
+"""Updates beside their caller: order, how many, errors, the end; and what a subclass may change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.learner.algorithms import build_learner
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig, PpoConfig
+from juggler.learner.core import Aux, Grads, Metrics, Sample
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.ppo import Ppo
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+class OfBoth(Impala):
+    trains_on = frozenset({"episodes", "batch"})
+
+
+class Gated(Learner):
+    """Waits in the middle of an update until somebody lets it go on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.go_on, self.begun = threading.Semaphore(0), threading.Semaphore(0)
+        super().__init__(*args, **options)
+
+    def before_gradients(self, sample: Sample) -> Sample:
+        self.begun.release()
+        assert self.go_on.acquire(timeout=20)
+        return sample
+
+
+def make_learner(kind: type[Learner] = Learner, core: Any = OfBoth, **options: Any) -> Any:
+    plain = build_learner(ImpalaConfig(), None, VECTOR, TWO, {"hidden_sizes": [8]})
+    config = PpoConfig() if core is Ppo else ImpalaConfig()
+    return kind(core(plain.core._factories, config), **options)
+
+
+def weights(learner: Learner) -> list[Any]:
+    return [array.tolist() for array in learner.get_weights()["default"].values()]
+
+
+@pytest.mark.parametrize("kind", ["episodes", "batch"])
+def test_asynchronous_updates_are_the_same_in_the_same_order(
+    make_batch: MakeBatch, kind: str
+) -> None:
+    one, other = make_learner(), make_learner()
+    batches = [make_batch(seed=seed) for seed in range(6)]
+    given: list[Any] = [
+        [batch] if kind == "episodes" else {"default": collate([batch])} for batch in batches
+    ]
+    expected = [fetch_metrics(getattr(one, f"update_from_{kind}")(each)) for each in given]
+    handles = [getattr(other, f"update_from_{kind}")(each, async_update=True) for each in given[:5]]
+    last = getattr(other, f"update_from_{kind}")(given[5])  # and one that waits for its turn
+    assert all(handle.done() for handle in handles)
+    assert [fetch_metrics(handle.result()) for handle in handles] == expected[:5]
+    assert fetch_metrics(last) == expected[5]
+    assert other.updates == 6
+    assert weights(one) == weights(other)
+    other.close()
+
+
+def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch) -> None:
+    learner = make_learner(Gated, updates_in_flight=2)
+    handles = []
+
+    def ask() -> None:
+        for batch in (make_batch(), make_batch(), make_batch()):
+            handle = learner.update_from_episodes([batch], async_update=True)
+            handles.append(handle)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert learner.begun.acquire(timeout=20)
+    asking.join(timeout=0.2)
+    assert asking.is_alive()
+    assert len(handles) == 2
+    assert not handles[0].done()
+    with pytest.raises(TimeoutError):
+        handles[0].result(timeout=0.01)
+    learner.go_on.release(3)
+    asking.join(timeout=20)
+    assert [handle.result(timeout=20)["default"]["skipped"] for handle in handles] == [0, 0, 0]
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda learner, batch: learner.get_params(),
+        lambda learner, batch: learner.get_weights(),
+        lambda learner, batch: learner.save(),
+        lambda learner, batch: learner.restore(*make_learner().save()),
+        lambda learner, batch: learner.forget(),
+        lambda learner, batch: learner.sample_from_episodes([batch]),
+        lambda learner, batch: learner.step({"default": collate([batch])}),
+        lambda learner, batch: learner.update_from_episodes([batch]),
+        lambda learner, batch: learner.update_from_batch({"default": collate([batch])}),
+        lambda learner, batch: learner.wait(),
+    ],
+)
+def test_other_calls_wait_for_what_is_in_flight(
+    make_batch: MakeBatch, call: Callable[[Learner, EpisodeBatch], Any]
+) -> None:
+    learner = make_learner(Gated)
+    handle = learner.update_from_episodes([make_batch()], async_update=True)
+    found: list[Any] = []
+
+    def calling() -> None:
+        call(learner, make_batch(seed=1))
+        found.append((handle.done(), learner.updates))
+
+    other = threading.Thread(target=calling)
+    other.start()
+    assert learner.begun.acquire(timeout=20)
+    other.join(timeout=0.1)
+    assert other.is_alive()
+    learner.go_on.release(2)
+    other.join(timeout=20)
+    assert found[0][0]
+    learner.close()
+
+
+def test_an_error_comes_out_of_the_handle_and_the_next_update_goes_on(
+    make_batch: MakeBatch,
+) -> None:
+    learner = make_learner()
+    bad = learner.update_from_episodes([], async_update=True)
+    good = learner.update_from_episodes([make_batch()], async_update=True)
+    with pytest.raises(ValueError, match="no batches"):
+        bad.result()
+    assert good.result()["default"]["skipped"] == 0
+    assert learner.updates == 1
+    learner.close()
+
+
+def test_close_finishes_what_is_in_flight_and_ends_the_thread(make_batch: MakeBatch) -> None:
+    learner = make_learner()
+    before = threading.active_count()
+    handles = [learner.update_from_episodes([make_batch()], async_update=True) for _ in range(2)]
+    assert threading.active_count() == before + 1
+    learner.close()
+    assert all(handle.done() for handle in handles)
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="the learner is closed"):
+        learner.update_from_episodes([make_batch()], async_update=True)
+    learner.update_from_episodes([make_batch()])
+    learner.close()
+    assert learner.updates == 3
+
+
+def test_a_learner_without_asynchronous_updates_has_no_thread(make_batch: MakeBatch) -> None:
+    before = threading.active_count()
+    learner = make_learner()
+    learner.update_from_episodes([make_batch()])
+    learner.get_params()
+    assert threading.active_count() == before
+    with pytest.raises(ValueError, match="updates_in_flight = 0"):
+        make_learner(updates_in_flight=0)
+
+
+def test_what_the_algorithm_does_not_serve_is_said_at_once(make_batch: MakeBatch) -> None:
+    learner = make_learner(core=Impala)
+    with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
+        learner.update_from_batch({}, async_update=True)
+
+
+def test_an_asynchronous_update_returns_before_it_is_made(make_batch: MakeBatch) -> None:
+    class Slow(Learner):
+        def preprocess_episodes(self, episodes: Any) -> Any:
+            time.sleep(0.3)
+            return episodes
+
+    learner = make_learner(Slow)
+    started = time.perf_counter()
+    handle = learner.update_from_episodes([make_batch()], async_update=True)
+    assert time.perf_counter() - started < 0.2
+    handle.result()
+    assert time.perf_counter() - started >= 0.3
+    learner.close()
+
+
+class Hooked(Learner):
+    """Learns from rewards that are twice as high, by half the gradient."""
+
+    def before_gradients(self, sample: Sample) -> Sample:
+        self.seen = getattr(self, "seen", 0) + 1
+        return {
+            key: {**columns, "rewards": columns["rewards"] * 2} for key, columns in sample.items()
+        }
+
+    def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        self.gradients_seen = getattr(self, "gradients_seen", 0) + 1
+        return {unit_id: gradient / 2 for unit_id, gradient in grads.items()}, aux
+
+
+def test_a_subclass_changes_samples_before_and_gradients_after(make_batch: MakeBatch) -> None:
+    hooked, plain = make_learner(Hooked), make_learner()
+    batch = make_batch()
+    doubled = make_batch(rewards=batch.rewards * 2)
+    expected, aux = plain.core.grads(plain.state, {"default": collate([doubled])})
+    found = fetch_metrics(hooked.update_from_episodes([batch]))["default"]
+    norm = torch.linalg.vector_norm(expected["default"]).item()
+    assert found["grad_norm"] == pytest.approx(norm / 2)
+    output = plain.core.apply(plain.state, {"default": expected["default"] / 2}, aux)
+    assert torch.equal(hooked.state["default"]["parameters"], output.state["default"]["parameters"])
+    assert (hooked.seen, hooked.gradients_seen) == (1, 1)
+
+
+def test_hooks_are_called_for_every_gradient_of_an_algorithm_with_several(
+    make_batch: MakeBatch,
+) -> None:
+    learner = make_learner(Hooked, core=Ppo)
+    learner.update_from_episodes([make_batch(8, 8)])
+    config = learner.config
+    assert (learner.seen, learner.gradients_seen) == (1, config.epochs * config.minibatches)
+
+
+@pytest.mark.parametrize("core", [Impala, Ppo])
+@pytest.mark.parametrize("key", ["rewards", "action_logp", "last_observations", "live"])
+def test_a_sample_that_lacks_a_column_is_refused_by_its_name(
+    make_batch: MakeBatch, core: Any, key: str
+) -> None:
+    learner = make_learner(core=core)
+    sample = collate([make_batch()])
+    del sample[key]
+    before = learner.state
+    with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which \w+ nee"):
+        learner.step({"default": sample})
+    assert learner.state is before
+    assert learner.updates == 0
+
+
+@pytest.mark.parametrize("core", [Impala, Ppo])
+def test_a_batch_of_a_module_that_nobody_knows_is_refused(make_batch: MakeBatch, core: Any) -> None:
+    learner = make_learner(core=core)
+    with pytest.raises(ValueError, match=r"modules \['other'\]; there are \['default'\]"):
+        learner.update_from_episodes({"other": [make_batch()]})
+
+
+def test_a_key_that_a_module_misses_by_itself_stays_an_error_of_its_own(
+    make_batch: MakeBatch,
+) -> None:
+    class Clumsy(Impala):
+        def loss(self, *args: Any) -> Any:
+            raise KeyError("rewards")
+
+    with pytest.raises(KeyError, match="rewards"):
+        make_learner(core=Clumsy).step({"default": collate([make_batch()])})
+
+
+def test_a_learner_around_another_library_updates_asynchronously_too() -> None:
+    class Counting(Learner):
+        def step(self, sample: Sample | None = None) -> Metrics:
+            self.updates += 1
+            return {"default": {"updates": torch.tensor(float(self.updates))}}
+
+    learner = make_learner(Counting)
+    handles = [learner.update_from_batch({}, async_update=True) for _ in range(3)]
+    assert [fetch_metrics(each.result())["default"]["updates"] for each in handles] == [1, 2, 3]
+    learner.close()

@@ -1,0 +1,318 @@
+"""A population does what its members would do by themselves."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.core import Sample
+from juggler.learner.gradient_core import Factories
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.optimizers import Adam, RMSProp
+from juggler.learner.population import Population, member_id, stacked
+from juggler.learner.state import StateMismatch
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.module_spec import RLModuleSpec
+from juggler.runtime.modules.multi_rl_module import MultiRLModule
+from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.wire.structures import tree_map
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
+
+
+class Small(RLModule):
+    """A policy and a value function on one hidden layer, in the dtype asked for."""
+
+    def __init__(self, layer: nn.Module | None = None, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(VECTOR, TWO, {})
+        self.body = nn.Sequential(nn.Linear(4, 8), layer or nn.Identity(), nn.Tanh())
+        self.heads = nn.Linear(8, 3)
+        self.to(dtype)
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        observations = batch["observations"].to(self.heads.weight.dtype)  # [B, 4]
+        outputs = self.heads(self.body(observations))  # [B, 3]
+        return {"action_dist_inputs": outputs[:, :2], "values": outputs[:, 2]}
+
+
+def make_core(make: Factories | None = None, **config: Any) -> Impala:
+    return Impala(make or {"default": Small}, ImpalaConfig(**config))
+
+
+def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Sample:
+    columns = collate([make_batch(4, 9, seed=seed, **options)])
+    # Observations stay as the space has them; the module casts them.
+    return {
+        "default": {
+            **columns,
+            **{name: columns[name].double() for name in ("rewards", "action_logp")},
+        }
+    }
+
+
+def assert_close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
+    if isinstance(one, Tensor):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        return
+    assert one.keys() == other.keys()
+    for key, branch in one.items():
+        assert_close(branch, other[key], tolerance)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert_close(one, other, 0.0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("layer", [None, partial(nn.BatchNorm1d, 8)], ids=["plain", "batch norm"])
+def test_sixteen_members_are_sixteen_runs(
+    make_batch: MakeBatch, optimizer: str, layer: Callable[[], nn.Module] | None
+) -> None:
+    def make() -> Small:
+        return Small(layer and layer(), torch.float64)
+
+    entropies = np.linspace(0, 0.1, 16).tolist()
+    population = Population(
+        make_core({"default": make}, optimizer=optimizer),
+        hyperparameters={"lr": RATES, "entropy_coefficient": entropies},
+    )
+    state = population.init(seed=3)
+    runs = [
+        make_core({"default": make}, optimizer=optimizer, lr=lr, entropy_coefficient=entropy)
+        for lr, entropy in zip(RATES, entropies, strict=True)
+    ]
+    states = [run.init(seed=3 + index) for index, run in enumerate(runs)]
+    for update in range(50):
+        sample = in_float64(make_batch, seed=update % 7)
+        output = population.step(state, sample)
+        state = output.state
+        alone = [run.step(each, sample) for run, each in zip(runs, states, strict=True)]
+        states = [each.state for each in alone]
+    for index, (run, each) in enumerate(zip(runs, alone, strict=True)):
+        assert_close(population.member(state, index), each.state)
+        # Some metrics are float32 whatever the parameters are.
+        assert_close(output.metrics[member_id("default", index)], each.metrics["default"], 1e-6)
+        assert_close(
+            population.get_params(state)[member_id("default", index)],
+            run.get_params(each.state)["default"],
+        )
+
+
+def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> None:
+    core = make_core({"default": partial(Small, dtype=torch.float64)})
+    population = Population(core, size=3, same_start=True, own_samples=True)
+    # Many truncated episodes, none, and some.
+    samples = [
+        in_float64(make_batch, seed=index, ends=ends) for index, ends in enumerate([0.6, 0.0, 0.3])
+    ]
+    counts = [len(sample["default"]["final_rows"]) for sample in samples]
+    assert counts[1] == 0 < counts[2] < counts[0]
+    output = population.step(population.init(seed=0), stacked(samples))
+    for index, sample in enumerate(samples):
+        alone = core.step(core.init(seed=0), sample)
+        assert_close(population.member(output.state, index), alone.state)
+    parameters = output.state["members"]["default"]["parameters"]  # [3, P]
+    assert len(parameters.unique(dim=0)) == 3
+
+
+def test_modules_that_share_parameters_are_members_together(make_batch: MakeBatch) -> None:
+    class Pair(MultiRLModule):
+        def build(self, specs: Any) -> dict[str, RLModule]:
+            modules = {module_id: Small() for module_id in specs}
+            modules["right"].body = modules["left"].body
+            return dict(modules)
+
+    spec = RLModuleSpec(observation_space=VECTOR, action_space=TWO)
+
+    def make() -> Pair:
+        return Pair({"left": spec, "right": spec})
+
+    core = make_core(make)
+    population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
+    state = population.init(seed=0)
+    sample = {key: collate([make_batch(seed=3)]) for key in ("left", "right")}
+    output = population.step(state, sample)
+    assert output.metrics.keys() == {"left[0]", "right[0]", "left[1]", "right[1]"}
+    slow = make_core(make, lr=1e-3)
+    assert_close(population.member(output.state, 0), slow.step(slow.init(0), sample).state, 1e-5)
+    only_left = population.step(state, {"left": sample["left"]}).state
+    for index in range(2):
+        before, after = population.get_params(state), population.get_params(only_left)
+        right = member_id("right", index)
+        assert torch.equal(before[right]["heads.weight"], after[right]["heads.weight"])
+        assert not torch.equal(before[right]["body.0.weight"], after[right]["body.0.weight"])
+
+
+def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: MakeBatch) -> None:
+    population = Population(make_core(), size=2, own_samples=True)
+    good, bad = (make_batch(seed=seed, ends=0.0) for seed in range(2))
+    bad.rewards[0, 0] = np.nan
+    state = population.init(seed=0)
+    sample = stacked([{"default": collate([batch])} for batch in (good, bad)])
+    output = population.step(state, sample)
+    skipped = [output.metrics[member_id("default", index)]["skipped"] for index in range(2)]
+    assert skipped == [0.0, 1.0]
+    assert_equal(population.member(output.state, 1), population.member(state, 1))
+    moved = (
+        output.state["members"]["default"]["parameters"]
+        != (state["members"]["default"]["parameters"])
+    )  # [2, P]
+    assert moved.any(1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_member_alone_takes_the_steps_of_torch_bit_for_bit(
+    make_batch: MakeBatch, optimizer: str
+) -> None:
+    config = ImpalaConfig(optimizer=optimizer, grad_clip=None)
+    population = Population(make_core(optimizer=optimizer, grad_clip=None), size=1)
+    state = population.init(seed=0)
+    reference = state["members"]["default"]["parameters"][0].clone().requires_grad_()  # [P]
+    settings = {"lr": config.lr, "eps": config.optimizer_epsilon, "foreach": False}
+    theirs: torch.optim.Optimizer
+    if optimizer == "adam":
+        theirs = torch.optim.Adam([reference], betas=config.adam_betas, **settings)
+    else:
+        theirs = torch.optim.RMSprop([reference], alpha=config.rmsprop_decay, **settings)
+    for seed in range(50):
+        grads, aux = population.grads(state, {"default": collate([make_batch(seed=seed % 5)])})
+        assert grads["default"].shape == (1, len(reference))
+        reference.grad = grads["default"][0].clone()
+        theirs.step()
+        state = population.apply(state, grads, aux).state
+        assert torch.equal(state["members"]["default"]["parameters"][0], reference.detach())
+
+
+def test_optimizers_in_a_population_of_one_are_those_of_one() -> None:
+    for optimizer in (Adam(), RMSProp()):
+        parameters, gradient = torch.randn(100), torch.randn(100)
+        moments = optimizer.init(parameters)
+        lr = torch.tensor(1e-3, dtype=torch.float64)
+        alone = optimizer.update(parameters, gradient, moments, lr)
+        several = tree_map(
+            lambda x: x.unsqueeze(0), {"p": parameters, "g": gradient, "m": moments, "lr": lr}
+        )
+        mapped = torch.func.vmap(optimizer.update)(*several.values())
+        assert torch.equal(mapped[0][0], alone[0])
+        assert_equal(tree_map(lambda x: x[0], mapped[1]), alone[1])
+
+
+def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) -> None:
+    def make(seed: int) -> Learner:
+        return Learner(Population(make_core(), hyperparameters={"lr": RATES[:3]}), seed=seed)
+
+    learner, restored = make(seed=0), make(seed=9)
+    learner.update_from_episodes([make_batch(seed=1)])
+    restored.restore(*learner.save())
+    found = fetch_metrics(learner.update_from_episodes([make_batch(seed=2)]))
+    assert found == fetch_metrics(restored.update_from_episodes([make_batch(seed=2)]))
+    assert [values["lr"] for values in found.values()] == RATES[:3]
+    assert_equal(learner.state, restored.state)
+    assert learner.get_weights().keys() == {member_id("default", index) for index in range(3)}
+
+    four = Learner(Population(make_core(), size=4))
+    with pytest.raises(StateMismatch, match="the checkpoint has 3 members; here there are 4"):
+        four.restore(*learner.save())
+
+
+def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
+    core = make_core()
+    population = Population(core, size=2)
+    state = population.init(seed=0)
+    member = population.member(state, 1)
+    assert_equal(member, core.init(seed=1))
+    sample = {"default": collate([make_batch()])}
+    after = population.step(state, sample).state
+    assert_close(core.step(member, sample).state, population.member(after, 1), 1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
+    package, _, attribute = ALGORITHMS[name].core.partition(":")
+    kind = getattr(importlib.import_module(package), attribute)
+    make = {"default": partial(Small, dtype=torch.float64)}
+    core = kind(make, ALGORITHMS[name].config())
+    population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
+    state = population.init(seed=5)
+    states = [core.init(seed=5), core.init(seed=6)]
+    cores = [kind(make, ALGORITHMS[name].config(lr=lr)) for lr in (1e-3, 1e-2)]
+    for seed in range(3):
+        sample = in_float64(make_batch, seed)
+        state = population.step(state, sample).state
+        states = [core.step(each, sample).state for core, each in zip(cores, states, strict=True)]
+    for index, each in enumerate(states):
+        assert_close(population.member(state, index), each)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bfloat16"},
+        {"micro_batches": 2},
+        {"grad_clip_by": "norm", "grad_clip": 0.1},
+        {"optimizers": {"heads": {"parameters": ["heads.*"], "lr": 0.1}}},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str, Any]) -> None:
+    core = make_core(**settings)
+    population = Population(core, size=2)
+    sample = {"default": collate([make_batch(4, 9)])}
+    after = population.step(population.init(seed=0), sample).state
+    for index in range(2):
+        alone = core.step(core.init(seed=index), sample).state
+        assert_close(population.member(after, index), alone, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs one size above 0"),
+        ({"size": 0}, "needs one size above 0"),
+        ({"size": 3, "hyperparameters": {"lr": [1e-3]}}, "needs one size above 0: size = 3, and"),
+        ({"hyperparameters": {"lr": [1.0], "entropy_coefficient": [0.1, 0.2]}}, r"\[1, 2\]"),
+        ({"hyperparameters": {"entropy_coeff": [0.1]}}, "did you mean 'entropy_coefficient'"),
+        ({"hyperparameters": {"gamma": [0.1]}}, "'gamma': members can differ in 'lr', 'entropy_c"),
+    ],
+)
+def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Population(make_core(), **options)
+
+
+def test_a_module_that_cannot_be_mapped_is_named() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return x if self.seen.item() else -x
+
+    def make(layer: nn.Module) -> Factories:
+        return {"plain": Small, "odd": partial(Small, layer)}
+
+    with pytest.raises(ValueError, match=r"'odd' \(Small\) cannot .*buffers are \['body.1.seen'\]"):
+        Population(make_core(make(Counting())), size=2)
+    with pytest.raises(ValueError, match=r"module 'odd' \(Small\) cannot .* random"):
+        Population(make_core(make(nn.Dropout())), size=2)
+    recurrent = partial(build_module, None, VECTOR, TWO, {"recurrent": "lstm"})
+    with pytest.raises(ValueError, match=r"'memory' \(ActorCritic\) has a state"):
+        Population(make_core({"plain": Small, "memory": recurrent}), size=2)

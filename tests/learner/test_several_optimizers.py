@@ -1,0 +1,200 @@
+"""Several optimizers in one module, beside those of torch; and three ways to clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.state import StateMismatch
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.multi_rl_module import MultiRLModule
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+VALUE = {"parameters": ["value*"], "lr": 1e-2, "optimizer": "rmsprop", "optimizer_epsilon": 0.1}
+make = partial(build_module, None, VECTOR, spaces.Discrete(2), {"hidden_sizes": [8]})
+
+
+def make_core(factories: Any = None, **config: Any) -> Impala:
+    return Impala(factories or {"default": make}, ImpalaConfig(**config))
+
+
+def flat(core: Impala, state: Any) -> dict[str, Tensor]:
+    return core._units["default"].named(state["default"]["parameters"])
+
+
+def test_two_optimizers_are_those_of_torch_bit_for_bit(make_batch: MakeBatch) -> None:
+    core = make_core(lr=1e-3, grad_clip=0.5, optimizers={"value": {**VALUE, "grad_clip": "none"}})
+    state = core.init(seed=0)
+    reference = {name: x.clone().requires_grad_() for name, x in flat(core, state).items()}
+    value = [x for name, x in reference.items() if name.startswith("value")]
+    rest = [x for name, x in reference.items() if not name.startswith("value")]
+    assert len(value) > 1
+    theirs = [
+        torch.optim.Adam(rest, lr=1e-3, eps=1e-5, foreach=False),
+        torch.optim.RMSprop(value, lr=1e-2, eps=0.1, foreach=False),
+    ]
+    for seed in range(20):
+        sample = {"default": collate([make_batch(seed=seed)])}
+        grads, aux = core.grads(state, sample)
+        for name, gradient in core._units["default"].named(grads["default"]).items():
+            reference[name].grad = gradient.clone()
+        # In one vector, as ours is: the order in which squares are added up matters to the bit.
+        whole = torch.cat([x.grad.flatten() for x in rest])
+        scale = (0.5 / (torch.linalg.vector_norm(whole) + 1e-6)).clamp(max=1.0)
+        for x in rest:
+            x.grad *= scale
+        for each in theirs:
+            each.step()
+        state = core.apply(state, grads, aux).state
+        for name, x in flat(core, state).items():
+            assert torch.equal(x, reference[name].detach()), name
+
+
+def test_each_has_a_schedule_and_a_metric_of_its_own(make_batch: MakeBatch) -> None:
+    core = make_core(
+        lr=1e-3,
+        optimizers={
+            "value": {"parameters": ["value*"], "lr": [[0, 1e-2], [36, 0.0]]},
+            "bias": {"parameters": ["policy*.bias"], "optimizer": "rmsprop"},
+        },
+    )
+    batch = make_batch(3, 6, ends=0.0)
+    sample = {"default": collate([batch])}
+    output = core.step(core.init(0), sample)
+    first = fetch_metrics(output.metrics)["default"]
+    second = fetch_metrics(core.step(output.state, sample).metrics)["default"]
+    assert (first["lr"], first["lr_value"]) == (1e-3, 1e-2)
+    assert (second["lr"], second["lr_value"]) == pytest.approx((1e-3, 5e-3))
+    assert "lr_bias" not in first  # it has none of its own
+    before = core.step(output.state, sample).state
+    after = core.step(before, sample).state
+    for name, x in flat(core, after).items():
+        assert torch.equal(x, flat(core, before)[name]) == name.startswith("value"), name
+
+
+def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
+    make_batch: MakeBatch,
+) -> None:
+    learner = Learner(make_core(optimizers={"value": VALUE}), seed=0)
+    for seed in range(3):
+        learner.update_from_episodes([make_batch(seed=seed)])
+    tree, extras = learner.save()
+    assert tree["default"]["moments"].keys() == {"mean", "mean_square", "updates"}
+    restored = Learner(make_core(optimizers={"value": VALUE}), seed=9)
+    restored.restore(tree, extras)
+    for seed in (7, 8):
+        batch = make_batch(seed=seed)
+        expected = fetch_metrics(learner.update_from_episodes([batch]))
+        assert fetch_metrics(restored.update_from_episodes([batch])) == expected
+    saved = [each.save()[0]["default"]["parameters"] for each in (learner, restored)]
+    for name, array in saved[0].items():
+        np.testing.assert_array_equal(array, saved[1][name])
+    with pytest.raises(StateMismatch, match="'default/moments/mean' is not part of this one"):
+        Learner(make_core(optimizer="rmsprop")).restore(tree, extras)
+
+
+def test_modules_that_are_trained_as_one_have_several_too(make_batch: MakeBatch) -> None:
+    def make_pair() -> MultiRLModule:
+        one, other = make(), make()
+        other.policy_head = one.policy_head
+        return MultiRLModule({"one": one, "other": other})
+
+    tables = {"value": {**VALUE, "parameters": ["other:value*"]}}
+    core, plain = make_core(make_pair, optimizers=tables), make_core(make_pair)
+    assert list(core._units) == ["one+other"]
+    sample = {key: collate([make_batch()]) for key in ("one", "other")}
+    before, after, without = (
+        core.state_to_tree(state)["one+other"]["parameters"]
+        for state in (
+            core.init(0),
+            core.step(core.init(0), sample).state,
+            plain.step(plain.init(0), sample).state,
+        )
+    )
+    assert not any(np.array_equal(x, before[name]) for name, x in after.items())
+    differ = {name for name, x in after.items() if not np.allclose(x, without[name], atol=1e-6)}
+    assert differ == {name for name in after if name.startswith("other:value")}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (
+            {"value": {"parameters": ["valeu_head*"]}},
+            r"optimizers.value: no parameter has a name like 'valeu_head\*'; there are .*, value_h",
+        ),
+        (
+            {"a": {"parameters": ["value*"]}, "b": {"parameters": ["*head.bias"]}},
+            "optimizers.a and optimizers.b both name 'value_head.bias'",
+        ),
+        ({"a": {"parameter": ["x"]}}, "optimizers.a has no key 'parameter': did you mean 'param"),
+        ({"a": {"parameters": ["x"], "batch_size": 3}}, "optimizers.a has no key 'batch_size': kn"),
+        ({"a": {"parameters": []}}, "optimizers.a needs parameters = "),
+        ({"a": {"parameters": "x"}}, "optimizers.a needs parameters = "),
+        ({"a": {"lr": 1.0}}, "optimizers.a needs parameters = "),
+        ({"a b": {"parameters": ["x"]}}, "optimizers.a b: a name is made of"),
+        ({"a": 3}, "optimizers.a = 3: expected a table"),
+        ({"a": {"parameters": ["x"], "lr": 0.0}}, "optimizers.a.lr = 0.0: must be above 0"),
+        ({"a": {"parameters": ["x"], "lr": "x"}}, "optimizers.a.lr = 'x': Expected"),
+        (
+            {"a": {"parameters": ["x"], "optimizer": "admm"}},
+            "optimizers.a.optimizer = 'admm' is not known: did you mean 'adam'",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_says_where_and_what_is_near(
+    tables: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_core(optimizers=tables)
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+def test_gradients_are_clipped_as_torch_does(make_batch: MakeBatch, by: str) -> None:
+    core = make_core(grad_clip=0.02, grad_clip_by=by, optimizer="rmsprop", lr=1.0)
+    state = core.init(seed=0)
+    grads, aux = core.grads(state, {"default": collate([make_batch()])})
+    output = core.apply(state, grads, aux)
+    parameters = []
+    for gradient in core._units["default"].named(grads["default"]).values():
+        parameters.append(torch.zeros_like(gradient, requires_grad=True))
+        parameters[-1].grad = gradient.clone()
+    if by == "global_norm":
+        torch.nn.utils.clip_grad_norm_(parameters, 0.02)
+    elif by == "value":
+        torch.nn.utils.clip_grad_value_(parameters, 0.02)
+    else:
+        for each in parameters:
+            torch.nn.utils.clip_grad_norm_([each], 0.02)
+    expected = torch.cat([0.01 * each.grad.flatten().square() for each in parameters])
+    torch.testing.assert_close(output.state["default"]["moments"]["mean_square"], expected)
+    assert output.metrics["default"]["grad_norm"] == torch.linalg.vector_norm(grads["default"])
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_skipped_however_it_is_clipped(
+    make_batch: MakeBatch, by: str, wrong: float
+) -> None:
+    core = make_core(grad_clip=0.5, grad_clip_by=by, optimizers={"value": VALUE})
+    state = core.init(seed=0)
+    grads, aux = core.grads(state, {"default": collate([make_batch()])})
+    grads["default"][3] = wrong
+    output = core.apply(state, grads, aux)
+    assert output.metrics["default"]["skipped"] == 1
+    assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
+    for name, moment in output.state["default"]["moments"].items():
+        assert torch.equal(moment, state["default"]["moments"][name])

@@ -1,0 +1,155 @@
+"""Training passes in bfloat16, and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
+
+from juggler.learner.collate import collate
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.impala import Impala
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.population import Population
+from juggler.learner.training_pass import TrainingPass
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def make_core(model: dict[str, Any] | None = None, **config: Any) -> Impala:
+    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [16], **(model or {})})
+    return Impala({"default": make}, ImpalaConfig(**config))
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm", "gru"])
+def test_a_pass_in_bfloat16_returns_float32_near_to_that_of_float32(recurrent: str) -> None:
+    core = make_core({"recurrent": recurrent, "recurrent_size": 8})
+    module, state = core.modules["default"], core.init(0)["default"]
+    tensors = {**core._units["default"].named(state["parameters"]), **state["buffers"]}
+    shape = (32, 4) if recurrent == "none" else (32, 5, 4)
+    batch: dict[str, Any] = {"observations": torch.randn(shape)}
+    if initial := module.get_initial_state():
+        batch["states"] = {
+            key: {name: x.expand(32, -1) for name, x in each.items()}
+            if isinstance(each, dict)
+            else each.expand(32, -1)
+            for key, each in initial.items()
+        }
+    exact = TrainingPass()(module, tensors, batch)
+    found = TrainingPass(bfloat16=True)(module, tensors, batch)
+    assert found.keys() == exact.keys()
+    for name in ("action_dist_inputs", "values"):
+        assert found[name].dtype == torch.float32
+        assert not torch.equal(found[name], exact[name])  # it was computed in fewer bits
+        torch.testing.assert_close(found[name], exact[name], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+def test_gradients_in_bfloat16_point_where_those_of_float32_do(
+    make_batch: MakeBatch, recurrent: str
+) -> None:
+    model = {"recurrent": recurrent, "recurrent_size": 8}
+    exact, core = make_core(model), make_core(model, precision="bfloat16")
+    state = core.init(0)
+    states: dict[str, Any] = {}
+    if initial := core.initial_states():
+        states["module"] = _rows(initial["default"], 8)
+    sample = {"default": collate([make_batch(8, 16, states=states)])}
+    (one, _), (other, aux) = exact.grads(state, sample), core.grads(state, sample)
+    assert other["default"].dtype == torch.float32
+    assert not torch.equal(one["default"], other["default"])
+    assert torch.cosine_similarity(one["default"], other["default"], dim=0) > 0.99
+    after = core.apply(state, other, aux).state["default"]
+    assert after["parameters"].dtype == after["moments"]["mean"].dtype == torch.float32
+
+
+def _rows(tree: Any, rows: int) -> Any:
+    if isinstance(tree, dict):
+        return {key: _rows(each, rows) for key, each in tree.items()}
+    return tree.expand(rows, *tree.shape).detach().numpy().copy()
+
+
+def test_a_policy_learns_in_bfloat16(make_batch: MakeBatch) -> None:
+    """One step an episode; one action of three pays."""
+    make = partial(build_module, None, VECTOR, spaces.Discrete(3), {"hidden_sizes": [8]})
+    learner = Learner(Impala({"default": make}, ImpalaConfig(lr=0.02, precision="bfloat16")))
+    shape = (16, 8)
+    ended = {"terminated": np.ones(shape, bool), "truncated": np.zeros(shape, bool)}
+    for seed in range(40):
+        actions = np.random.default_rng(seed).integers(0, 3, shape)
+        learner.update_from_episodes(
+            [
+                make_batch(
+                    *shape,
+                    observations=np.ones((*shape, 4), np.float32),
+                    actions=actions,
+                    action_logp=np.full(shape, -np.log(3), np.float32),
+                    rewards=(actions == 2).astype(np.float32),
+                    live=np.ones(shape, bool),
+                    **ended,
+                )
+            ]
+        )
+    module = make()
+    module.load_state_dict(learner.get_params()["default"], strict=False)
+    with torch.no_grad():
+        outputs = module.forward_inference({"observations": torch.ones(1, 4)})
+    assert outputs["action_dist_inputs"].softmax(-1)[0, 2] > 0.9
+
+
+def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What turns graphs into machine code takes long; tests/system has it too.
+    backends = {"inductor": "eager"}
+    lookup = torch._dynamo.lookup_backend
+    monkeypatch.setattr(
+        torch._dynamo, "lookup_backend", lambda name: lookup(backends.get(name, name))
+    )
+    compiled, plain = Learner(make_core(compile=True)), Learner(make_core())
+    calls, before = [], torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for seed, rows in enumerate((4, 5, 7)):
+        batch = make_batch(rows, 6, seed=seed)
+        found = fetch_metrics(compiled.update_from_episodes([batch]))["default"]
+        expected = fetch_metrics(plain.update_from_episodes([batch]))["default"]
+        calls.append(found.pop("compiled_calls"))
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert calls[0] == 0  # the first pass is not compiled
+    assert min(calls[1:]) >= 1  # a graph was run in every other update
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+    assert graphs <= calls[1]  # and the same one for another number of rows
+    assert compiled.core._pass.compiled_calls == sum(calls)
+    for name, x in plain.get_params()["default"].items():
+        torch.testing.assert_close(compiled.get_params()["default"][name], x, rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_is_compiled_where_nobody_asks_for_it(make_batch: MakeBatch) -> None:
+    learner = Learner(make_core())
+    metrics = learner.update_from_episodes([make_batch()])["default"]
+    assert "compiled_calls" not in metrics
+    assert learner.core._pass.compiled_calls == 0
+
+
+def test_a_population_is_not_compiled() -> None:
+    with pytest.raises(ValueError, match="compile = true: nothing is compiled under vmap"):
+        Population(make_core(compile=True), size=2)
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", no_compiler)
+    with pytest.raises(ValueError, match=r"compile = true: torch.compile needs a C\+\+ compiler"):
+        make_core(compile=True)

@@ -1,0 +1,114 @@
+"""Does every algorithm learn? The shipped settings, seed by seed, against thresholds; and stretches
+of training with memories, masks and maps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from place import REPOSITORY, Place, assert_books_balance, metrics, summary
+
+pytestmark = pytest.mark.slow
+
+seeds = pytest.mark.parametrize("seed", range(3))
+algorithms = pytest.mark.parametrize("algorithm", ["appo", "ppo"])
+
+#: For the environments in toys.py.
+TOYS: dict[str, dict[str, Any]] = {
+    "appo": {"envs_per_runner": 32, "fragment_steps": 20, "batch_size": 640, "grad_clip": 0.5},
+    "ppo": {"envs_per_runner": 32, "fragment_steps": 40, "batch_size": 1280},
+}
+
+
+def train(place: Place, *options: object) -> dict[str, Any]:
+    path = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
+    run = place.run("train", *options, "--run-dir", "run", seconds=118, **path)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+    return summary(place.path / "run")
+
+
+@seeds
+@pytest.mark.parametrize("algorithm", ["impala", "appo", "ppo"])
+@pytest.mark.parametrize(("name", "threshold"), [("cartpole", 475.0), ("acrobot", -100.0)])
+def test_a_task_is_solved(
+    place: Place, name: str, threshold: float, algorithm: str, seed: int
+) -> None:
+    limits = ("--stop-return", threshold, "--stop-seconds", 100)
+    end = train(place, name, "--algorithm", algorithm, "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@seeds
+def test_continuous_actions_are_learned_by_ppo(place: Place, seed: int) -> None:
+    limits = ("--stop-return", -300, "--stop-seconds", 100)
+    end = train(place, "pendulum", "--algorithm", "ppo", "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@seeds
+def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
+    options = ("--algorithm", "ppo", "--synchronous", "--stop-seconds", 100)
+    end = train(place, "cartpole", *options, "--seed", seed)
+    assert end["solved"], metrics(place.path / "run")
+    assert end["staleness_max"] == 0
+
+
+@algorithms
+@pytest.mark.parametrize("seed", range(5))
+def test_solved_stays_solved(place: Place, algorithm: str, seed: int) -> None:
+    """475, and then another million steps in which what greedy play brings stays at 400."""
+    limits = ("--stop-return", 501, "--stop-steps", 1_500_000)
+    evaluations = ("--evaluation-seconds", 1, "--evaluation-episodes", 20)
+    train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits, *evaluations)
+    lines = metrics(place.path / "run")
+    steps = [line["env_steps_trained"] for line in lines]
+    solved = next(
+        step
+        for step, line in zip(steps, lines, strict=True)
+        if (line["episode_return_mean"] or 0.0) >= 475
+    )
+    assert solved <= 500_000
+    # A line has the newest evaluation, which may be of a policy of some time ago.
+    returns = [
+        line["evaluation_return_mean"]
+        for step, line in zip(steps, lines, strict=True)
+        if step > solved + 200_000
+    ]
+    assert len(returns) > 3
+    assert min(returns) >= 400, returns
+
+
+@algorithms
+@pytest.mark.parametrize(
+    ("env", "threshold", "keys"),
+    [
+        ("NextFree", 17.0, {"env_kwargs": {"mask_in": "info"}, "gamma": 0.5}),
+        ("Errand", 0.6, {"gamma": 0.9}),
+        ("Dials", 17.0, {"gamma": 0.5}),
+        ("TMaze", 0.85, {"env_kwargs": {"length": 4}, "model": {"recurrent": "lstm"}}),
+    ],
+    ids=["masks", "dict", "several choices", "memory"],
+)
+def test_masks_maps_choices_and_memories_are_learned_with(
+    place: Place, algorithm: str, env: str, threshold: float, keys: dict[str, Any]
+) -> None:
+    settings = {
+        "env": f"toys:{env}",
+        "algorithm": algorithm,
+        "num_env_runners": 1,
+        "lr": 2e-3,
+        "stop_return": threshold,
+        "stop_seconds": 100,
+        **TOYS[algorithm],
+        **keys,
+    }
+    options: list[object] = []
+    for key, value in settings.items():
+        text = json.dumps(value) if isinstance(value, dict) else value
+        options += [f"--{key.replace('_', '-')}", text]
+    end = train(place, *options)
+    assert end["solved"], [line["episode_return_mean"] for line in metrics(place.path / "run")]
