@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 
 from commands import pairs, steady_rate, table, train
 
-from juggler.driver.config import RunConfig
+from juggler.driver.training import load_config
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments import make_vector_env
 from juggler.envrunner.sampler import Sampler
@@ -24,7 +23,7 @@ from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
-PONG = Path(__file__).parents[1] / "examples" / "pong.toml"
+PONG = "pong"
 FRAGMENTS = 4
 SECONDS = 25
 
@@ -35,7 +34,7 @@ def bytes_per_step(stacked: bool) -> float:
     Args:
         stacked: by the environment, and not in the learner.
     """
-    config = RunConfig.from_toml(PONG)
+    config = load_config(PONG)
     connectors = config.connectors.parsed()
     if stacked:
         config.env_runner.env_kwargs["stack_num"] = 4
@@ -69,7 +68,7 @@ def measure() -> str:
         seconds.update(summary["seconds"])  # of the newest run
         return steady_rate(lines)
 
-    env_kwargs = RunConfig.from_toml(PONG).env_runner.env_kwargs | {"stack_num": 4}
+    env_kwargs = load_config(PONG).env_runner.env_kwargs | {"stack_num": 4}
     theirs_alone = ("--connectors", "{}", "--env-kwargs", json.dumps(env_kwargs))
     ours, theirs, ratios = pairs(rate, lambda: rate(*theirs_alone), 3)
     spread = f"({min(ratios):.2f}–{max(ratios):.2f})"

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 def script(name: str, *options: object) -> dict[str, Any]:
     """A script of this directory -> the JSON object that it prints last."""
     command = [sys.executable, str(HERE / name), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -30,7 +30,7 @@ def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         run_dir = Path(directory, "run")
         command = [sys.executable, "-m", "juggler", "train", *map(str, options)]
         command += ["--run-dir", str(run_dir), "--progress", "off"]
-        subprocess.run(command, check=True, env=_environment(), stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
         summary = json.loads((run_dir / "summary.json").read_text())
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return summary, lines
@@ -68,19 +68,19 @@ def table(title: str, head: list[str], rows: list[list[str]]) -> str:
 def machine() -> str:
     import torch
 
-    cores = len(os.sched_getaffinity(0))
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return (
-        f"{cores} cores of {model}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    python = platform.python_version()
+    return f"{cores()} cores of {processor()}, Python {python}, torch {torch.__version__}"
 
 
-def _environment() -> dict[str, str]:
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}

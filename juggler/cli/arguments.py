@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import tyro
 
+from juggler.driver.config import RunConfig, must_suit
+from juggler.learner.algorithms import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, split_address
@@ -68,13 +70,49 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     return parsed
 
 
+def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[T, str | None]:
+    """What is asked for, and the algorithm if that is said: they decide which options there are,
+    and what their defaults. So far every option of every algorithm is one.
+
+    Args:
+        kind: a dataclass with a RunConfig as `run`.
+        arguments: of the command.
+        command: its name.
+    """
+    configs = {each.config: None for each in ALGORITHMS.values()}
+    bases = sorted(configs, key=lambda each: -len(each.__mro__))  # subclasses before their bases
+    every = make_dataclass("EveryAlgorithm", [("algorithm", str, "")], bases=tuple(bases))
+    asked = [argument for argument in arguments if argument not in ("-h", "--help")]
+    first = parse(kind, asked, command, kind(run=RunConfig(learner=every())))  # type: ignore[call-arg]
+    return first, first.run.learner.algorithm or None  # type: ignore[attr-defined]
+
+
+def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T) -> T:
+    """Everything that was said, over what a configuration says.
+
+    Args:
+        kind: as of `parse_first`.
+        arguments: of the command.
+        command: its name.
+        default: with the configuration as `run`.
+
+    Raises:
+        ConfigError: an option is one of other algorithms.
+    """
+    for argument in arguments:
+        if argument.startswith("--"):
+            key = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+            must_suit(key, default.run.learner.algorithm, argument)  # type: ignore[attr-defined]
+    return parse(kind, arguments, command, default)
+
+
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; what people can mend becomes one message and exit status 1."""
     from juggler.cli.picture import PlotError
     from juggler.driver.config import ConfigError
     from juggler.driver.driver import RunFailed
-    from juggler.driver.record.checkpoints import CheckpointError
     from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.runtime.checkpoints.checkpoint import CheckpointError
 
     try:
         return work()

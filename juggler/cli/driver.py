@@ -8,12 +8,12 @@ from pathlib import Path
 
 import tyro
 
-from juggler.cli.arguments import parse, process_started, report_errors
+from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
 from juggler.driver.config import RunConfig
 from juggler.driver.driver import Listen
-from juggler.driver.record import checkpoints
 from juggler.driver.training import load_config, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.checkpoints.checkpoint import read
 
 
 @dataclass(kw_only=True)
@@ -44,14 +44,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _drive(arguments: Sequence[str], started: float) -> int:
-    first = parse(Arguments, arguments, "driver")
+    first, algorithm = parse_first(Arguments, arguments, "driver")
     listen = Listen(first.bind, first.insecure, read_token(first.token_file))
     if first.resume is not None:
-        checkpoint = checkpoints.read(Path(first.resume))
+        checkpoint = read(Path(first.resume))
         base = RunConfig.from_flat(checkpoint.config, where=first.resume)
     else:
-        checkpoint, base = None, load_config(first.config)
-    given = parse(Arguments, arguments, "driver", Arguments(run=base))
+        checkpoint, base = None, load_config(first.config, algorithm)
+    given = parse_rest(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
     if checkpoint is not None:
         run_dir = Path(first.resume or "")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tyro
 
-from juggler.cli.arguments import parse, process_started, report_errors
+from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
 from juggler.driver.config import RunConfig
-from juggler.driver.training import load_config, resume_run, shipped_configs, start_run
+from juggler.driver.training import load_config, resume_run, start_run
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class Arguments:
     """Go on with the run in this directory, from its newest checkpoint."""
 
     list: bool = False
-    """Name the configurations that ship with Juggler, and stop."""
+    """Show the configurations that ship with Juggler and what they were seen to reach, and stop."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -39,15 +39,17 @@ def _train(arguments: Sequence[str], started: float) -> int:
     from juggler.runtime.actors.processes import warm_up
 
     # The file decides what the options' defaults are, so its name is read first.
-    first = parse(Arguments, arguments, "train")
+    first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
-        print("\n".join(shipped_configs()))
+        from juggler.cli.listing import listing
+
+        print(listing())
         return 0
-    base = load_config(first.config)
+    base = load_config(first.config, algorithm)
     if first.resume is not None:
         return _resume(first, arguments, started)
     warm_up()
-    given = parse(Arguments, arguments, "train", Arguments(run=base))
+    given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
     start_run(given.run, started=started)
     return 0
@@ -57,14 +59,14 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     if first.config is not None:
         print("juggler train: give a configuration or --resume, not both", file=sys.stderr)
         return 2
-    from juggler.driver.record import checkpoints
     from juggler.runtime.actors.processes import warm_up
+    from juggler.runtime.checkpoints.checkpoint import read
 
     run_dir = Path(first.resume or "")
-    checkpoint = checkpoints.read(run_dir)
+    checkpoint = read(run_dir)
     before = RunConfig.from_flat(checkpoint.config, where=str(run_dir))
     warm_up()
-    given = parse(Arguments, arguments, "train", Arguments(run=before))
+    given = parse_rest(Arguments, arguments, "train", Arguments(run=before))
     given.run.validate()
     if given.run.driver.run_dir != before.driver.run_dir:
         print(

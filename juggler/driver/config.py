@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.algorithms import ALGORITHMS, algorithms_with
 from juggler.learner.config import ImpalaConfig, LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
@@ -62,7 +62,11 @@ class DriverConfig:
     """Stop after so many seconds."""
 
     checkpoint_seconds: float = 30.0
-    """Between checkpoints; there is always one at the end."""
+    """Between checkpoints of an asynchronous run; there is always one at the end."""
+
+    checkpoint_updates: int = 1000
+    """Updates between checkpoints of a synchronous run. Episodes do not go on beyond one: all
+    environments are reset, so that a run that is resumed there gives the same numbers."""
 
     keep_checkpoints: int = 3
     """How many to keep, the newest first."""
@@ -88,6 +92,7 @@ class DriverConfig:
             "num_learners": 1,
             "requests_per_runner": 1,
             "updates_in_flight": 1,
+            "checkpoint_updates": 1,
             "keep_checkpoints": 1,
             "evaluation_episodes": 1,
             "seed": 0,
@@ -104,6 +109,14 @@ class DriverConfig:
         for key in (*above_0, "stop_steps", "stop_seconds"):
             if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
                 raise ConfigError(f"{key} = {value}: must be above 0")
+        idle, instead = "checkpoint_updates", "checkpoint_seconds"
+        if self.synchronous:
+            idle, instead = instead, idle
+        if (value := getattr(self, idle)) != (default := getattr(DriverConfig, idle)):
+            raise ConfigError(
+                f"{idle} = {value} with synchronous = {str(self.synchronous).lower()}: set "
+                f"{instead}, and leave {idle} at {default}"
+            )
         if not self.evaluation_seconds >= 0:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
         if self.stop_return is not None and math.isnan(self.stop_return):
@@ -136,6 +149,12 @@ class RunConfig:
                 raise
             except ValueError as error:
                 raise ConfigError(str(error)) from error
+        if self.learner.burn_in >= self.env_runner.fragment_steps:
+            raise ConfigError(
+                f"burn_in = {self.learner.burn_in}: must be below fragment_steps = "
+                f"{self.env_runner.fragment_steps}, or a row that goes on with an episode leaves "
+                "nothing to learn from"
+            )
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value."""
@@ -160,6 +179,7 @@ class RunConfig:
         owners = {key.name: name for name, part in _parts(config).items() for key in fields(part)}
         for key in values:
             if key not in owners:
+                must_suit(key, algorithm, where)
                 raise ConfigError(f"{where}: unknown key {key!r}" + _nearest(key, owners))
         for name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners[key] == name}
@@ -168,9 +188,14 @@ class RunConfig:
         return config
 
     @classmethod
-    def from_toml(cls, path: Path) -> RunConfig:
-        """Raises:
-        ConfigError: the file is missing, is not TOML, or says something wrong.
+    def from_toml(cls, path: Path, **keys: Any) -> RunConfig:
+        """
+        Args:
+            path: of the file.
+            keys: in place of what it says.
+
+        Raises:
+            ConfigError: the file is missing, is not TOML, or says something wrong.
         """
         try:
             values = tomllib.loads(path.read_text())
@@ -178,7 +203,23 @@ class RunConfig:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
-        return cls.from_flat(values, where=str(path))
+        if "seen" in values:
+            raise ConfigError(
+                f"{path}: the table 'seen' tells what a configuration that ships was seen to "
+                "reach: leave it out of a file of your own"
+            )
+        return cls.from_flat({**values, **keys}, where=str(path))
+
+
+def must_suit(key: str, algorithm: str, where: str) -> None:
+    """
+    Raises:
+        ConfigError: only other algorithms have this key.
+    """
+    having = algorithms_with(key)
+    if having and algorithm not in having:
+        names = " and ".join(having)
+        raise ConfigError(f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}")
 
 
 def _parts(config: RunConfig) -> dict[str, Any]:
@@ -196,7 +237,11 @@ def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"{where}: {place.rstrip('`') or 'value'}: {text}") from error
+        place = place.rstrip("`")
+        if text.startswith("Invalid enum value"):
+            choices = dict.fromkeys(map(str, get_args(hints[place])))
+            text = f"{values[place]!r} is not known" + _nearest(str(values[place]), choices)
+        raise ConfigError(f"{where}: {place or 'value'}: {text}") from error
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

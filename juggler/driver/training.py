@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver, Listen
-from juggler.driver.record import checkpoints
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.connectors.built_in import PLACES
-from juggler.runtime.connectors.pipeline import class_path
-
-_CONFIGS = "juggler.driver.configs"
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
+from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.modules import by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +40,41 @@ class Result:
         return bool(self.summary["solved"])
 
 
-def shipped_configs() -> list[str]:
-    """Names of the configurations in the package."""
-    files = resources.files(_CONFIGS).iterdir()
-    return sorted(Path(file.name).stem for file in files if file.name.endswith(".toml"))
-
-
-def load_config(name: str | Path | None) -> RunConfig:
+def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
     """The configuration in a file, or a shipped one by its name; None: the defaults.
+
+    Args:
+        name: of a file or a shipped configuration. What ships for a task and another algorithm
+            than the one it is best learned by is named after both: cartpole-ppo is what "cartpole"
+            means for "ppo".
+        algorithm: in place of the one that the configuration names; none: that one.
 
     Raises:
         ConfigError: there is no such configuration, or it says something wrong.
     """
+    keys = {} if algorithm is None else {"algorithm": algorithm}
     if name is None:
-        return RunConfig()
+        return RunConfig.from_flat(keys)
     if not isinstance(name, str | Path):
         raise ConfigError(f"a configuration is a name, a file or a RunConfig, not {name!r}")
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
-        return RunConfig.from_toml(path)
-    if str(name) not in shipped_configs():
+        return RunConfig.from_toml(path, **keys)
+    shipped = shipped_configs()
+    found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
+    if found not in shipped:
         raise ConfigError(
-            f"there is no configuration {str(name)!r}: give a .toml file or one of those that "
-            f"ship: {', '.join(shipped_configs())}"
+            f"there is no configuration {found!r}: give a .toml file or one of those that "
+            f"ship: {', '.join(shipped)}"
         )
-    with resources.as_file(resources.files(_CONFIGS) / f"{name}.toml") as shipped:
-        return RunConfig.from_toml(shipped)
+    config = read_shipped(found).config
+    if algorithm not in (None, config.learner.algorithm):
+        RunConfig.from_flat(keys)  # an algorithm that nobody knows is what is wrong then
+        raise ConfigError(
+            f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
+            f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
+        )
+    return config
 
 
 def train(
@@ -95,7 +102,8 @@ def train(
         RunFailed: something failed; the message says what.
     """
     started = time.monotonic()
-    base = config if isinstance(config, RunConfig) else load_config(config)
+    algorithm = keys.get("algorithm")
+    base = config if isinstance(config, RunConfig) else load_config(config, algorithm)
     own_code = _own_code(env, module, own_connectors(keys), keys)
     final = RunConfig.from_flat({**base.flat(), **keys})
     return start_run(final, started=started, own_code=own_code)
@@ -123,29 +131,10 @@ def resume(
     started = time.monotonic()
     own = own_connectors(keys)
     own_code = _own_code(env, module, own, keys)
-    checkpoint = checkpoints.read(Path(run_dir))
+    checkpoint = read(Path(run_dir))
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=str(checkpoint.path))
     must_be_given_again(config, env, module, own)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
-
-
-def own_connectors(keys: dict[str, Any]) -> dict[str, type[Any]]:
-    """Connector classes among the keys by the names that are put in their place."""
-    own: dict[str, type[Any]] = {}
-    if "connectors" in keys:
-        keys["connectors"] = _with_names(keys["connectors"], own)
-    return own
-
-
-def _with_names(value: Any, own: dict[str, type[Any]]) -> Any:
-    if isinstance(value, type):
-        own[class_path(value)] = value
-        return class_path(value)
-    if isinstance(value, dict):
-        return {key: _with_names(each, own) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_names(each, own) for each in value]
-    return value
 
 
 def must_be_given_again(
@@ -155,20 +144,12 @@ def must_be_given_again(
     Raises:
         ConfigError: the run was trained on something of a script, which no name leads to.
     """
-    for key, name, given in (
-        ("env", config.env_runner.env, env),
-        ("module", config.module.module, module),
-    ):
-        if name is not None and name.startswith("__main__:") and not callable(given):
-            mine = name.partition(":")[2]
-            raise ConfigError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again")
-    for place in PLACES:
-        for piece in config.connectors.parsed().pipeline(place):
-            if piece.path.startswith("__main__:") and piece.path not in own:
-                raise ConfigError(
-                    f"this run's connector {piece.name!r} is of a script: pass connectors=... "
-                    "with its class again"
-                )
+    try:
+        by_name.must_be_given_again("env", config.env_runner.env, env)
+        by_name.must_be_given_again("module", config.module.module, module)
+        config.connectors.parsed().must_be_given_again(own)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _own_code(
@@ -217,7 +198,7 @@ def start_run(
 
 def resume_run(
     run_dir: Path,
-    checkpoint: checkpoints.Checkpoint,
+    checkpoint: Checkpoint,
     config: RunConfig,
     *,
     started: float,

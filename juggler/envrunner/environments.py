@@ -24,6 +24,7 @@ from juggler.envrunner.autoreset import autoreset_mode
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.extras import check_extra
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.seeding import environment_seeds
 
@@ -57,7 +58,7 @@ def make_vector_env(
         EnvironmentFailed: an environment could not be constructed.
     """
     config.validate()
-    source = factory or _find(config.env)
+    source = factory or find(config.env)
     if isinstance(source, EnvSpec):
         env = _from_registry(config, source)
     else:
@@ -79,8 +80,9 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
     return observations
 
 
-def _find(name: str) -> EnvSpec | EnvironmentFactory:
+def find(name: str) -> EnvSpec | EnvironmentFactory:
     """What `env` names: a registered environment, or a callable of a module."""
+    check_extra(name)
     module_name, colon, attribute = name.rpartition(":")
     callables: list[str] = []
     if colon:

@@ -12,8 +12,7 @@ pytest.importorskip("ale_py", reason="needs ale-py: pip install -e .[atari]")
 
 
 def test_pong_is_trained_from_single_frames(place: Place) -> None:
-    pong = REPOSITORY / "examples" / "pong.toml"
-    run = place.run("train", pong, "--run-dir", "run", "--stop-steps", 2000)
+    run = place.run("train", "pong", "--run-dir", "run", "--stop-steps", 2000)
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
     end = summary(place.path / "run")

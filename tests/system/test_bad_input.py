@@ -107,6 +107,17 @@ def test_an_unknown_environment_is_named_with_the_nearest_ones(place: Place) -> 
     place.assert_nothing_is_left()
 
 
+def test_an_extra_that_is_not_installed_is_named(place: Place) -> None:
+    # In the way of the package, if that is here.
+    place.write("mujoco.py", "raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
+    run = place.run("train", "hopper")
+    assert run.status == 1
+    last = run.output.splitlines()[-1]
+    assert "'Hopper-v5' needs the package mujoco: pip install 'juggler[mujoco]'" in last
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
 def test_a_space_that_nothing_serves_yet_is_named(place: Place) -> None:
     place.write(
         "spaces.py",

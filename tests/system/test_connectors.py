@@ -8,7 +8,7 @@ from pathlib import Path
 
 from place import Place, assert_books_balance, summary
 
-from juggler.driver.record.checkpoints import STATE_FILE, read
+from juggler.runtime.checkpoints.checkpoint import STATE_FILE, read
 from juggler.runtime.connectors.moments import Moments
 
 RUN = """

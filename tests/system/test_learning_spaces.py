@@ -29,8 +29,8 @@ FAST = {
 SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}
 MAZE = SEQUENCES | {"env": "toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
 CARTPOLE = SEQUENCES | {
-    "env": "toys:CartPoleWithoutVelocities",
-    "env_kwargs": {"num_envs": 32, "max_episode_steps": 200},
+    "env": "juggler.envrunner.memory_cartpole:MemoryCartPole-v0",
+    "env_kwargs": {"max_episode_steps": 200},
     "reward_scale": 0.1,
     "stop_steps": 1_000_000,
 }

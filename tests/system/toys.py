@@ -7,31 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 Infos = dict[str, Any]
 Step = tuple[Any, float, bool, bool, Infos]
 Floats = NDArray[np.float32]
-
-
-class CartPoleWithoutVelocities(CartPoleVectorEnv):
-    """CartPole of which the positions alone are seen: where to push is in how they change."""
-
-    def __init__(self, num_envs: int, max_episode_steps: int) -> None:
-        super().__init__(num_envs, max_episode_steps)
-        space = self.single_observation_space
-        self.single_observation_space = spaces.Box(space.low[::2], space.high[::2])
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-
-    def reset(self, **options: Any) -> tuple[Floats, Infos]:
-        observations, infos = super().reset(**options)  # [N, 4]
-        return observations[:, ::2], infos
-
-    def step(self, actions: Any) -> Any:
-        observations, *rest = super().step(actions)  # [N, 4]
-        return observations[:, ::2], *rest
 
 
 class TMaze(gymnasium.Env[Floats, int]):

@@ -1,0 +1,53 @@
+"""The simulators that Juggler's extras bring."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from gymnasium.envs.registration import registry
+from gymnasium.error import DependencyNotInstalled
+
+#: Extras by the Python packages that make the environments.
+EXTRAS: Final = {
+    "ale_py": "atari",
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco",
+}
+
+
+def extra_for(env: str) -> str | None:
+    """The extra that an environment needs; None: none, or nobody knows.
+
+    Args:
+        env: its name, as in a configuration.
+    """
+    module = _module_of(env)
+    needed = (extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}."))
+    return next(needed, None)
+
+
+def check_extra(env: str) -> None:
+    """
+    Raises:
+        ValueError: the environment's extra is not installed.
+    """
+    if (extra := extra_for(env)) is None:
+        return
+    try:
+        importlib.import_module(_module_of(env))
+    except (DependencyNotInstalled, ModuleNotFoundError) as error:
+        missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        raise ValueError(
+            f"env {env!r} needs the package {getattr(missing, 'name', None) or extra}: "
+            f"pip install 'juggler[{extra}]', wherever this run has envrunners"
+        ) from error
+
+
+def _module_of(env: str) -> str:
+    """Where an environment is registered or made; empty where its name does not lead there."""
+    module, colon, _ = env.rpartition(":")
+    if colon:
+        return module
+    entry_point = registry[env].entry_point if env in registry else None
+    return entry_point.partition(":")[0] if isinstance(entry_point, str) else ""

@@ -1,0 +1,95 @@
+"""The configurations in the package, and what their files say that they were seen to reach."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import juggler.driver.configs
+from juggler.driver import shipped
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.shipped import Seen, read_shipped, shipped_configs
+from juggler.driver.training import load_config
+
+CONFIGS = Path(juggler.driver.configs.__path__[0])
+SEEN = """
+[seen]
+episode_return = 476.5
+env_steps = 430_000
+seconds = 4.1
+seeds = 3
+machine = "2 cores, AMD EPYC"
+"""
+
+
+@pytest.fixture
+def in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose files are those that ship."""
+    monkeypatch.setattr(shipped, "_CONFIGS", tmp_path)
+    return tmp_path
+
+
+def test_there_is_one_for_each_of_these_tasks() -> None:
+    assert set(shipped_configs()) >= {
+        "acrobot",
+        "breakout",
+        "cartpole",
+        "hopper",
+        "lunarlander",
+        "memory-cartpole",
+        "mountaincar-continuous",
+        "pendulum",
+        "pong",
+    }
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_each_has_a_goal_and_a_head_that_names_its_algorithm(name: str) -> None:
+    found = read_shipped(name)
+    assert found.config.driver.stop_return is not None
+    head = (CONFIGS / f"{name}.toml").read_text().partition("\n")[0]
+    assert re.search(rf"\b{found.config.learner.algorithm.upper()}\b", head), head
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_each_is_found_by_its_name_alone(name: str) -> None:
+    assert load_config(name) == read_shipped(name).config
+
+
+def test_what_was_seen_is_beside_the_configuration(in_a_package: Path) -> None:
+    (in_a_package / "mine.toml").write_text(f"lr = 0.5\n{SEEN}")
+    found = read_shipped("mine")
+    assert found.config == RunConfig.from_flat({"lr": 0.5})
+    assert found.seen == Seen(476.5, 430_000, 4.1, 3, "2 cores, AMD EPYC")
+    assert load_config("mine") == found.config
+
+
+def test_without_the_table_nothing_was_seen(in_a_package: Path) -> None:
+    (in_a_package / "mine.toml").write_text("lr = 0.5\n")
+    assert read_shipped("mine").seen is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("machine", "machine"), ("seconds", "seconds"), ("seeds", "seeds")],
+)
+def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str) -> None:
+    without = "\n".join(each for each in SEEN.splitlines() if not each.startswith(line))
+    (in_a_package / "mine.toml").write_text(without)
+    with pytest.raises(ConfigError, match=rf"mine\.toml: seen: .*{words}"):
+        read_shipped("mine")
+
+
+def test_a_word_in_the_table_that_nobody_knows_is_refused(in_a_package: Path) -> None:
+    (in_a_package / "mine.toml").write_text(f"{SEEN}luck = 1\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: seen: .*luck"):
+        read_shipped("mine")
+
+
+def test_a_file_of_ones_own_says_nothing_of_what_was_seen(tmp_path: Path) -> None:
+    file = tmp_path / "copied.toml"
+    file.write_text(f"lr = 0.5\n{SEEN}")
+    with pytest.raises(ConfigError, match="leave it out of a file of your own"):
+        load_config(file)

@@ -1,0 +1,56 @@
+"""Every configuration that ships runs, and those that no other test trains learn."""
+
+from __future__ import annotations
+
+import pytest
+from place import Place, assert_books_balance, summary
+
+from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.envrunner.extras import check_extra
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def skip_without_its_packages(name: str) -> None:
+    try:
+        check_extra(read_shipped(name).config.env_runner.env)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_it_makes_some_updates_and_plays(place: Place, name: str) -> None:
+    skip_without_its_packages(name)
+    steps = 3 * read_shipped(name).config.learner.batch_size
+    run = place.run("train", name, "--run-dir", "run", "--stop-steps", steps)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    end = summary(place.path / "run")
+    assert end["updates"] >= 2
+    assert end["modules"]["default"]["skipped"] == 0
+    played = place.run("evaluate", "run", "--episodes", 1)
+    assert played.status == 0, played.output
+    assert "1 episodes: return" in played.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "threshold"),
+    [
+        ("hopper", 800.0),
+        ("lunarlander", 100.0),
+        ("memory-cartpole", 400.0),
+        ("mountaincar-continuous", 80.0),
+    ],
+)
+def test_it_reaches_its_threshold(place: Place, name: str, threshold: float, seed: int) -> None:
+    skip_without_its_packages(name)
+    options = ["--run-dir", "run", "--seed", seed, "--stop-return", threshold]
+    run = place.run("train", name, *options, "--stop-seconds", 120, seconds=150)
+    assert run.status == 0, run.output
+    end = summary(place.path / "run")
+    assert end["solved"], run.output
+    assert "stale" not in end["env_steps_dropped"]
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
