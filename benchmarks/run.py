@@ -56,21 +56,39 @@ def throughput() -> str:
     return table("Trained steps per second", head, rows)
 
 
+def ppo() -> str:
+    """PPO's four epochs of four minibatches, and the time to a return of 475."""
+    loop = ("ppo.py", "--envs", 64, "--seconds", SECONDS)
+    measured = pairs(
+        lambda: _juggler(64, 1, "--algorithm", "ppo"),
+        lambda: script(*loop)["steps_per_second"],
+        PAIRS,
+    )
+    head = ["configuration", "Juggler, steps/s", "beside it, steps/s", "ratio", "goal"]
+    row = _row("1 runner × 64, a single-file PPO", *measured, "≥ 1")
+    return table("PPO, trained steps per second", head, [row]) + "\n" + _solved(475, "ppo")
+
+
 def solved() -> str:
     """From the command to a return of 450."""
-    summaries = [train("cartpole", "--stop-return", 450, "--seed", seed)[0] for seed in range(5)]
+    return _solved(450, "impala")
+
+
+def _solved(goal: int, algorithm: str) -> str:
+    options = ("cartpole", "--algorithm", algorithm, "--stop-return", goal)
+    summaries = [train(*options, "--seed", seed)[0] for seed in range(5)]
     times = [summary["wall_seconds_to_solved"] for summary in summaries]
     first = [summary["wall_seconds_to_first_update"] for summary in summaries]
     rows = [
         [
-            "command to 450",
+            f"command to {goal}",
             *(f"{each:.1f}" for each in times),
             f"**{statistics.median(times):.1f}**",
         ],
         ["first update", *(f"{each:.1f}" for each in first), f"**{statistics.median(first):.1f}**"],
     ]
     head = ["seconds", *(f"seed {seed}" for seed in range(5)), "median"]
-    return table("Command to solved", head, rows)
+    return table(f"Command to solved, {algorithm}", head, rows)
 
 
 def shares() -> str:
@@ -140,8 +158,33 @@ def atari() -> str:
     return measure()
 
 
+def sample_efficiency() -> str:
+    """PPO beside Stable-Baselines3's, and a picture."""
+    from sample_efficiency import measure
+
+    return measure(Path(__file__).with_name("sample_efficiency.png"))
+
+
+def population() -> str:
+    """Sixteen learning rates at once against sixteen learners in turn."""
+    rows = []
+    for envs, steps, hidden in ((4, 16, (32,)), (8, 32, (32,)), (8, 32, (64, 64)), (64, 32, (64,))):
+        found = script(
+            *("population.py", "--envs", envs, "--steps", steps, "--hidden", *hidden),
+        )
+        pairs = zip(found["in_turn"], found["together"], strict=True)
+        ratios = [in_turn / together for in_turn, together in pairs]
+        times = [statistics.median(found[name]) for name in ("in_turn", "together")]
+        ratio = f"**{statistics.median(ratios):.1f}** ({min(ratios):.1f}–{max(ratios):.1f})"
+        sizes = " × ".join(map(str, hidden))
+        rows.append([f"{envs * steps} steps, {sizes}", *(f"{x:.1f}" for x in times), ratio])
+    head = ["an update, hidden layers", "in turn, ms", "together, ms", "times as fast"]
+    return table("Sixteen learning rates on one stream of data", head, rows)
+
+
 TABLES = {
     "throughput": throughput,
+    "ppo": ppo,
     "solved": solved,
     "shares": shares,
     "memory": memory,
@@ -149,6 +192,8 @@ TABLES = {
     "streams": streams,
     "lag": lag,
     "atari": atari,
+    "sample_efficiency": sample_efficiency,
+    "population": population,
 }
 
 

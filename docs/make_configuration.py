@@ -17,7 +17,7 @@ import tomli_w
 
 from juggler.driver.config import DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
@@ -45,17 +45,21 @@ juggler.train("my_run.toml", num_env_runners=8)
 What is given with the command goes before what the file says, and that before the defaults below.
 A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
 out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`,
-`connectors`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. What is "none" here
-is `none` on the command line, `"none"` in a file, and `None` in Python.
+`connectors`, `optimizers`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The
+pairs of a schedule (`lr`) stand there one after the other: `--lr 0 1e-3 1000000 1e-4`. What is
+"none" here is `none` on the command line, `"none"` in a file, and `None` in Python.
 
-`juggler train --list` names the configurations that ship. `config.toml` in a run's directory is the
+`juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own, and can be given to `juggler train` in its turn (with another `--run-dir` if it has one).
 """
 
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("The run", DriverConfig),
     ("Environments", EnvRunnerConfig),
+    ("Learning", LearnerConfig),
     ("Learning with IMPALA", ImpalaConfig),
+    ("Learning with APPO", AppoConfig),
+    ("Learning with PPO", PpoConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),
@@ -81,10 +85,18 @@ def _section(title: str, kind: type[Any]) -> str:
         "| Key | Type | Default | |",
         "|---|---|---|---|",
     ]
-    for field in fields(kind):
+    for field in _own_fields(kind):
         type_, default = _type(hints[field.name]), _default(field)
         lines.append(f"| `{field.name}` | {type_} | {default} | {texts[field.name]} |")
     return "\n".join([*lines, ""])
+
+
+def _own_fields(kind: type[Any]) -> list[Field[Any]]:
+    """All of them; of an algorithm those that not every other has, and other defaults."""
+    if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
+        return list(fields(kind))
+    every = {field.name: _default(field) for field in fields(LearnerConfig)}
+    return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 
 
 def _texts(kind: type[Any]) -> dict[str, str]:

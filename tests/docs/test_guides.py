@@ -1,7 +1,8 @@
-"""The pages on modules and connectors, and the one for people who come from RLlib, are true."""
+"""The pages on modules and connectors, and those for people who come from elsewhere, are true."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import fields
@@ -10,12 +11,21 @@ from pathlib import Path
 import pytest
 from pages import ROOT, blocks, links, run_python
 
+import juggler
 from juggler.driver.config import RunConfig
+from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.config import PpoConfig
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.model_config import ModelConfig
 
-GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/from-rllib.md"]
+FROM_ELSEWHERE = [
+    "docs/from-rllib.md",
+    "docs/from-cleanrl.md",
+    "docs/from-stable-baselines3.md",
+    "docs/from-acme.md",
+]
+GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 
 
 @pytest.mark.parametrize("page", GUIDES)
@@ -24,7 +34,7 @@ def test_the_python_of_a_page_runs_as_one_script(page: str, tmp_path: Path) -> N
     assert list((tmp_path / "runs").iterdir()), "it trains something"
 
 
-@pytest.mark.parametrize("page", ["docs/connectors.md", "docs/from-rllib.md"])
+@pytest.mark.parametrize("page", ["docs/connectors.md", "docs/from-rllib.md", "docs/from-acme.md"])
 def test_a_file_has_only_keys_that_exist(page: str) -> None:
     (file,) = blocks("toml", page)
     RunConfig.from_flat(tomllib.loads(file))
@@ -51,14 +61,38 @@ def test_the_page_on_connectors_has_every_one_that_ships_with_its_options() -> N
         assert listed[name] == list(BUILT_IN[name].options), name
 
 
-def test_keys_that_rllibs_are_translated_to_exist() -> None:
-    text = (ROOT / "docs/from-rllib.md").read_text()
-    known = RunConfig().flat().keys() | {key.name for key in fields(ConnectorsConfig)} | {*BUILT_IN}
+@pytest.mark.parametrize(
+    ("page", "titles"),
+    [
+        ("docs/from-rllib.md", ["Keys of the model", "Configuration"]),
+        ("docs/from-cleanrl.md", ["Arguments"]),
+        ("docs/from-stable-baselines3.md", ["Arguments of PPO", "policy_kwargs", "VecNormalize"]),
+        ("docs/from-acme.md", ["Hyper-parameters"]),
+    ],
+)
+def test_keys_that_others_are_translated_to_exist(page: str, titles: list[str]) -> None:
+    known = {key for name in ALGORITHMS for key in RunConfig.from_flat({"algorithm": name}).flat()}
+    known |= {key.name for key in fields(ConnectorsConfig)} | {*BUILT_IN}
+    known |= {option for each in BUILT_IN.values() for option in each.options}
     known |= {key.name for key in fields(ModelConfig)}
-    for title in ("## Keys of the model", "## Configuration"):
-        section = text.partition(title)[2].partition("\n## ")[0]
-        rows = [row.split("|") for row in section.splitlines() if row.startswith("| `")]
-        assert rows
-        for row in rows:
-            for key in re.findall(r"`([a-z_]+)(?: = [^`]+)?`", row[2]):
-                assert key in known, f"{row[1].strip()} is said to be {key!r}"
+    for title in titles:
+        for theirs, keys in translated(page, title):
+            assert keys <= known, f"{theirs} is said to be {keys - known}"
+
+
+def test_metrics_that_others_are_translated_to_are_written(tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    result = juggler.train("cartpole", algorithm="ppo", stop_steps=1, run_dir=run_dir)
+    line = json.loads((result.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    known = {*line, *line["modules"]["default"], *RunConfig(learner=PpoConfig()).flat()}
+    for page in ("docs/from-cleanrl.md", "docs/from-stable-baselines3.md"):
+        for theirs, keys in translated(page, "Metrics"):
+            assert keys <= known, f"{theirs} is said to be {keys - known}"
+
+
+def translated(page: str, title: str) -> list[tuple[str, set[str]]]:
+    """A table's rows: what there is elsewhere, and the keys that are said to be that here."""
+    section = (ROOT / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    rows = [row.split("|") for row in section.splitlines() if row.startswith("| ")]
+    assert len(rows) > 3, f"{title} has a table"
+    return [(row[1].strip(), set(re.findall(r"`([a-z_]+)(?: = [^`]+)?`", row[2]))) for row in rows]

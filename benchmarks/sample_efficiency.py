@@ -1,0 +1,147 @@
+"""The return over steps beside Stable-Baselines3: PPO of both with the same hyper-parameters.
+
+Needs a Python that has stable-baselines3, which JUGGLER_SB3_PYTHON names; it need not be this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from commands import HERE, environment, table, train
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+SEEDS = range(5)
+AT_ONCE = 2  # runs beside one another: only steps are counted here
+THEIR_PYTHON = "JUGGLER_SB3_PYTHON"
+
+Curve = tuple[list[int], list[float]]  # steps, mean return of the last 100 episodes by then
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both learn, and how; what is not here are the defaults of Stable-Baselines3."""
+
+    env: str
+    steps: int
+    envs: int
+    rollout: int  # steps of each environment before an update
+    lr: float = 3e-4
+    gamma: float = 0.99
+    lambda_: float = 0.95
+    minibatch: int = 64
+    epochs: int = 10
+
+    @property
+    def batch(self) -> int:
+        return self.envs * self.rollout
+
+    def ours(self, seed: int) -> Curve:
+        _, lines = train(
+            *("--algorithm", "ppo", "--synchronous", "--env", self.env, "--seed", seed),
+            *("--stop-steps", self.steps, "--num-env-runners", 1, "--vectorize", "sync"),
+            *("--envs-per-runner", self.envs, "--fragment-steps", self.rollout),
+            *("--batch-size", self.batch, "--minibatches", self.batch // self.minibatch),
+            *("--epochs", self.epochs, "--lr", self.lr, "--gamma", self.gamma),
+            *("--lambda_", self.lambda_, "--clip", 0.2, "--entropy-coefficient", 0.0),
+            # The loss has half the squared error, theirs has the whole.
+            *("--value-coefficient", 2 * 0.5, "--grad-clip", 0.5),
+        )
+        # Episodes of a round are booked when it has been trained on.
+        known = [line for line in lines if line["episode_return_mean"] is not None]
+        return (
+            [line["env_steps_trained"] for line in known],
+            [line["episode_return_mean"] for line in known],
+        )
+
+    def theirs(self, seed: int) -> Curve:
+        ppo = {
+            "n_steps": self.rollout,
+            "batch_size": self.minibatch,
+            "n_epochs": self.epochs,
+            "learning_rate": self.lr,
+            "gamma": self.gamma,
+            "gae_lambda": self.lambda_,
+        }
+        given = {"env": self.env, "n_envs": self.envs, "steps": self.steps, "seed": seed}
+        script = HERE / "peers/sb3_ppo.py"
+        command = [os.environ[THEIR_PYTHON], str(script), json.dumps({**given, "ppo": ppo})]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=environment()
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        return found["steps"], found["returns"]
+
+
+TASKS = (
+    Task("CartPole-v1", steps=100_000, envs=8, rollout=256),
+    Task("Acrobot-v1", steps=100_000, envs=8, rollout=256),
+    Task("Pendulum-v1", steps=120_000, envs=4, rollout=1024, lr=1e-3, gamma=0.9),
+)
+
+
+def measure(picture: Path, seeds: range = SEEDS, tasks: tuple[Task, ...] = TASKS) -> str:
+    """The table; the curves go into `picture`."""
+    if not os.environ.get(THEIR_PYTHON):
+        raise SystemExit(
+            f"sample_efficiency needs a Python with stable-baselines3, which {THEIR_PYTHON} names: "
+            "benchmarks/README.md says how to get one"
+        )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = {
+            (task, seed): (pool.submit(task.ours, seed), pool.submit(task.theirs, seed))
+            for seed in seeds
+            for task in tasks
+        }
+        curves = {key: (mine.result(), theirs.result()) for key, (mine, theirs) in runs.items()}
+    rows, drawn = [], {}
+    for task in tasks:
+        grid = np.linspace(task.steps / 20, task.steps, 20)  # [20]
+        drawn[task] = [
+            np.array([np.interp(grid, *curves[task, seed][side]) for seed in seeds])
+            for side in (0, 1)
+        ]  # [seeds, 20] of ours and of theirs
+        rows += _rows(task, *drawn[task])
+    _draw(drawn, picture)
+    head = ["", "", *(f"{share} of the steps" for share in ("1/4", "2/4", "3/4", "all"))]
+    return table("Sample efficiency", [*head, "mean over steps"], rows)
+
+
+def _rows(task: Task, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[list[str]]:
+    """A task's rows, of returns [seeds, 20]: the median, and behind it the least and greatest."""
+    rows = []
+    for name, returns in (("Juggler", ours), ("Stable-Baselines3", theirs)):
+        columns = [*returns[:, 4::5].T, returns.mean(1)]  # [seeds] each
+        cells = [f"**{median(x):.0f}** ({min(x):.0f} to {max(x):.0f})" for x in columns]
+        rows.append([f"{task.env}, {task.steps // 1000}k steps", name, *cells])
+    return rows
+
+
+def _draw(drawn: dict[Task, list[NDArray[np.float64]]], picture: Path) -> None:
+    figure = Figure(figsize=(3.6 * len(drawn), 3.4), layout="constrained")
+    columns = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axes, (task, sides) in zip(columns, drawn.items(), strict=True):
+        steps = np.linspace(task.steps / 20, task.steps, 20) / 1e3  # [20]
+        for name, colour, returns in zip(
+            ("Juggler", "Stable-Baselines3"), ("#0072b2", "#d55e00"), sides, strict=True
+        ):
+            axes.plot(steps, returns.T, color=colour, lw=0.7, alpha=0.45)
+            axes.plot(steps, np.median(returns, 0), color=colour, lw=2.2, label=name)
+        axes.set_title(task.env, fontsize=10)
+        axes.set_xlabel("environment steps (thousand)")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    columns[0].set_ylabel("mean return of 100 episodes")
+    columns[0].legend(frameon=False)
+    figure.savefig(picture, dpi=110)
+
+
+if __name__ == "__main__":
+    print(measure(Path(__file__).with_name("sample_efficiency.png")))
