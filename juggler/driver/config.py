@@ -237,6 +237,7 @@ def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
+        text = text.replace("`float | array`", "a number, or [step, value] pairs")  # of schedules
         place = place.rstrip("`")
         if text.startswith("Invalid enum value"):
             choices = dict.fromkeys(map(str, get_args(hints[place])))

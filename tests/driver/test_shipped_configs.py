@@ -9,6 +9,7 @@ import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.training import load_config, shipped_configs, train
+from juggler.learner.algorithms import ALGORITHMS
 
 
 def test_a_task_ships_with_settings_for_each_algorithm() -> None:
@@ -37,8 +38,8 @@ def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
 def test_every_name_is_that_of_its_task_and_algorithm() -> None:
     for name in shipped_configs():
         config = load_config(name)
-        task, _, algorithm = name.partition("-")
-        if algorithm:
+        task, _, algorithm = name.rpartition("-")
+        if algorithm in ALGORITHMS:
             assert config.learner.algorithm == algorithm
             assert config.env_runner.env == load_config(task).env_runner.env
 

@@ -30,7 +30,7 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("learning_rate = 1e-3", "unknown key 'learning_rate'"),
         ("envs_per_runer = 4", "Did you mean 'envs_per_runner'?"),
-        ('lr = "fast"', "lr: Expected `float`, got `str`"),
+        ('lr = "fast"', "lr: Expected a number, or [step, value] pairs, got `str`"),
         ("lr = -1.0", "lr = -1.0: must be above 0"),
         ("num_env_runners = -1", "num_env_runners = -1"),
         ("num_learners = 3", "num_learners = 3"),
