@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,9 +40,14 @@ def run(arguments: Sequence[str]) -> int:
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
-    played = evaluate(
-        given.checkpoint, given.episodes, given.seed, env=given.env, video=given.video
-    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        played = evaluate(
+            given.checkpoint, given.episodes, given.seed, env=given.env, video=given.video
+        )
+    for problem in said:
+        if str(problem.message).startswith("passed over"):
+            print(f"juggler evaluate: {problem.message}", file=sys.stderr)
     print(f"checkpoint: {played.checkpoint}")
     print(
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "

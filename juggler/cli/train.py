@@ -11,7 +11,7 @@ import tyro
 
 from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
 from juggler.driver.config import RunConfig
-from juggler.driver.training import load_config, resume_run, start_run
+from juggler.driver.training import load_config, must_be_given_again, resume_run, start_run
 
 
 @dataclass(kw_only=True)
@@ -68,6 +68,7 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=before))
     given.run.validate()
+    must_be_given_again(given.run, None, None, {})
     if given.run.driver.run_dir != before.driver.run_dir:
         print(
             "juggler train: a resumed run goes on where it is, without --run-dir", file=sys.stderr

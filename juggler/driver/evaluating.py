@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.training import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -53,7 +54,8 @@ def evaluate(
     """Play `episodes` whole episodes with the policy in a checkpoint.
 
     Args:
-        checkpoint: a checkpoint, or a run directory: then its newest good one.
+        checkpoint: a checkpoint, or a run directory: then its newest good one, with a warning if
+            that is not the newest.
         episodes: how many.
         seed: of the environments.
         env: another one than the run's; a callable where the run was trained on a callable.
@@ -63,6 +65,7 @@ def evaluate(
             the other, whatever the run says.
 
     Raises:
+        ConfigError: there is nothing to play, or the run needs something of a script again.
         CheckpointError: there is none, it is damaged, or it is another module's.
         EnvironmentFailed: the environment did.
         ValueError: `video`: the environment shows no pictures, or a package is missing.
@@ -74,7 +77,11 @@ def evaluate(
     from juggler.envrunner.video import recorded
     from juggler.policies.loading import Recipe, restored
 
+    if episodes < 1:
+        raise ConfigError(f"episodes = {episodes}: must be at least 1")
     found = read(Path(checkpoint))
+    for problem in found.problems:
+        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}

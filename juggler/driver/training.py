@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,8 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
     found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
     if found not in shipped:
         raise ConfigError(
-            f"there is no configuration {found!r}: give a .toml file or one of those that "
-            f"ship: {', '.join(shipped)}"
+            f"there is no configuration {found!r}{_hint(found, shipped)}: give a .toml file or one "
+            f"of those that ship: {', '.join(shipped)}"
         )
     config = read_shipped(found).config
     if algorithm not in (None, config.learner.algorithm):
@@ -75,6 +76,11 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
             f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
         )
     return config
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def train(
@@ -132,7 +138,8 @@ def resume(
     own = own_connectors(keys)
     own_code = _own_code(env, module, own, keys)
     checkpoint = read(Path(run_dir))
-    config = RunConfig.from_flat({**checkpoint.config, **keys}, where=str(checkpoint.path))
+    where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
+    config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
     must_be_given_again(config, env, module, own)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
 
@@ -209,7 +216,14 @@ def resume_run(
 
     Raises:
         RunDirectoryError: this is no run directory.
+        ConfigError: the run has another algorithm, or its module is one of a script.
     """
+    before = checkpoint.config["algorithm"]
+    if config.learner.algorithm != before:
+        raise ConfigError(
+            f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
+            "that is resumed keeps its algorithm"
+        )
     directory = RunDirectory.open(run_dir, config.flat())
     return _drive(
         config, directory, started=started, own_code=own_code, resume=checkpoint, listen=listen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -55,7 +56,8 @@ def load_policy(
     """The policy in a checkpoint, with everything around it that made its actions.
 
     Args:
-        checkpoint: a checkpoint, or a run directory: then its newest good one.
+        checkpoint: a checkpoint, or a run directory: then its newest good one, with a warning if
+            that is not the newest.
         module: the class that the run trained, where that has no name to import it by.
         connectors: those of the run again, where classes among them have no such name.
         seed: of exploration.
@@ -65,6 +67,8 @@ def load_policy(
         ValueError: a part of the run cannot be built here; says which and what to do.
     """
     saved = read(Path(checkpoint))
+    for problem in saved.problems:
+        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
     config = {**saved.config, **keys}

@@ -15,7 +15,7 @@ from juggler.envrunner.legal_actions import LegalActions
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Path, path_name
+from juggler.runtime.wire.trees import Path, flatten, path_name
 
 Space = gymnasium.Space[Any]
 
@@ -94,6 +94,10 @@ class Observed:
 
     def _require_legal(self, masks: Any) -> None:
         assert self._legal is not None
+        for path, mask in flatten(masks):
+            if not np.isin(mask, (0, 1)).all():
+                which = f" for {path_name(path)}" if path else ""
+                raise ValueError(f"the action mask{which} has other numbers than 0 and 1")
         for path, legal in self._legal.somewhere(masks):
             if not legal.all():
                 which = f" for {path_name(path)}" if path else ""
@@ -151,5 +155,7 @@ def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
         )
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"the observation{where} has numbers that are not finite")
     # Of its own: environments may write the next observation into the same memory.
     return array.astype(dtype)

@@ -83,6 +83,10 @@ class Policy:
         self._generator = torch.Generator()
         self.seed(seed)
 
+    def __repr__(self) -> str:
+        module = type(self.module).__name__
+        return f"Policy({module}, {self.observation_space} -> {self.action_space})"
+
     def seed(self, seed: int) -> None:
         """Start the noise of exploration anew."""
         self._generator.manual_seed(seed)
@@ -147,6 +151,8 @@ class Policy:
     ) -> NDArray[np.bool_]:
         """Where episodes begin [N]."""
         rows = 1 if batch is None else batch
+        if not isinstance(state, PolicyState | None):
+            raise ValueError(f"state must be what the last `act` returned, or None: not {state!r}")
         if state is not None and state.rows != batch:
             raise ValueError(
                 f"the state is of {_sized(state.rows)}, and the observation of {_sized(batch)}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -165,12 +166,28 @@ def test_masks_of_a_batch_come_as_vectors_give_them(explore: bool, tmp_path: Pat
         (np.zeros(4, np.complex64), "is complex64: expected float32"),
         (["a", "b", "c", "d"], "is <U1: expected float32"),
         ([[1], [1, 2]], "is no array"),
+        ([0, 0, 0, np.nan], "not finite"),
     ],
 )
 def test_a_misfit_says_what_was_expected(given, said, tmp_path: Path) -> None:
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
     with pytest.raises(ValueError, match=said):
         policy.act(given)
+
+
+def test_a_state_that_is_none_is_said(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
+    with pytest.raises(ValueError, match="what the last `act` returned, or None: not 3"):
+        policy.act(np.zeros(4), 3)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain)
+    newer = path.with_name(f"{int(path.name) + 1:09}")
+    shutil.copytree(path, newer)
+    (newer / "checkpoint.json").write_text("{")
+    with pytest.warns(UserWarning, match=f"passed over.*{newer.name}"):
+        juggler.load_policy(tmp_path)
 
 
 def test_a_misfit_in_a_part_names_it(tmp_path: Path) -> None:
@@ -224,6 +241,10 @@ def test_masks_that_are_missing_wrong_or_leave_nothing_are_said(tmp_path: Path) 
         policy.act(np.zeros((2, 4)), mask=np.array([[1, 1, 1], [0, 0, 0]]))
     with pytest.raises(ValueError, match=r"'action_mask' has shape \[2\]: expected \[3\]"):
         policy.act(np.zeros(4), mask=np.ones(2, np.int8))
+    shown = juggler.load_policy(worlds.written(tmp_path / "shown", worlds.masked))
+    seen = {key: np.zeros(4) for key in shown.observation_space.spaces}
+    with pytest.raises(ValueError, match="other numbers than 0 and 1"):
+        shown.act({**seen, "action_mask": np.array([1, 0, -3])})
     plain = juggler.load_policy(worlds.written(tmp_path / "plain", worlds.plain))
     with pytest.raises(ValueError, match="gave no action masks"):
         plain.act(np.zeros(4), mask=np.ones(3))

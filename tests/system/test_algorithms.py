@@ -1,5 +1,5 @@
-"""Does every algorithm learn? The shipped settings, seed by seed, against thresholds; and stretches
-of training with memories, masks and maps."""
+"""Do PPO and APPO learn, as IMPALA does in test_learning.py? The shipped settings, seed by seed,
+against thresholds; and stretches of training with memories, masks and maps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(place: Place, *options: object) -> dict[str, Any]:
 
 
 @seeds
-@pytest.mark.parametrize("algorithm", ["impala", "appo", "ppo"])
+@algorithms
 @pytest.mark.parametrize(("name", "threshold"), [("cartpole", 475.0), ("acrobot", -100.0)])
 def test_a_task_is_solved(
     place: Place, name: str, threshold: float, algorithm: str, seed: int

@@ -57,7 +57,8 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "carpole"), "no configuration 'carpole'"),
+        (("train", "carpole"), "no configuration 'carpole' (did you mean 'cartpole'?)"),
+        (("evaluate", "nowhere", "--episodes", "0"), "episodes = 0: must be at least 1"),
         (("train", "nowhere.toml"), "cannot read nowhere.toml"),
         (("trian",), "Did you mean 'juggler train'?"),
         (("train", "--resume", "nowhere"), "nowhere"),
@@ -167,6 +168,10 @@ def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
     run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000)
     assert run.status == 0, run.output
     (good,) = (place.path / "run" / "checkpoints").iterdir()
+
+    other = place.run("train", "--resume", "run", "--algorithm", "appo")
+    assert other.status != 0
+    assert "a run that is resumed keeps its algorithm" in other.output
 
     truncated = place.path / "truncated" / good.name
     shutil.copytree(good, truncated)

@@ -17,9 +17,10 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
-    """475, and then another million steps during which the training return stays at 400."""
+    """475, and then another million steps in which training and greedy play stay at 400."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
-    run = place.run("train", "cartpole", *options, seconds=120)
+    evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
+    run = place.run("train", "cartpole", *options, *evaluations, seconds=120)
     assert run.status == 0, run.output
     place.assert_nothing_is_left()
     assert_books_balance(place.path / "run")
@@ -30,6 +31,13 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     assert solved <= 1_500_000, curve
     after = [(steps, value) for steps, value in curve if steps >= solved]
     assert min(value for _, value in after) >= 400, after
+    # A line has the newest evaluation, which may be of a policy of some time ago.
+    returns = [
+        line["evaluation_return_mean"]
+        for line in lines
+        if line["env_steps_trained"] > solved + 200_000
+    ]
+    assert min(returns) >= 400, returns
     assert_hardly_any_are_stale(summary(place.path / "run"))
 
 

@@ -56,4 +56,4 @@ def must_be_given_again(key: str, name: str | None, given: object) -> None:
     """
     if name is not None and name.startswith(SCRIPT) and not callable(given):
         mine = name.removeprefix(SCRIPT)
-        raise ValueError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again")
+        raise ValueError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again, in Python")
