@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+from juggler.runtime.nearest import closest
 
 #: By name: where it is, and what `juggler --help` says of it.
 COMMANDS = {
@@ -32,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean 'juggler {near[0]}'?" if near else ""
+        near = closest(name, COMMANDS)
+        hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2
     # Names such as my_module:MyEnvironment are looked for where the command is given, too.

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import tyro
 
@@ -40,14 +41,11 @@ def run(arguments: Sequence[str]) -> int:
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", UserWarning)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
         played = evaluate(
             given.checkpoint, given.episodes, given.seed, env=given.env, video=given.video
         )
-    for problem in said:
-        if str(problem.message).startswith("passed over"):
-            print(f"juggler evaluate: {problem.message}", file=sys.stderr)
     print(f"checkpoint: {played.checkpoint}")
     print(
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
@@ -57,3 +55,15 @@ def _evaluate(given: Arguments) -> int:
     if played.videos:
         print(f"videos: {given.video}, {len(played.videos)} of them")
     return 0
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning in a line of its own, without the line of code that it comes from."""
+    print(f"juggler evaluate: {message}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -14,10 +14,11 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.algorithms import ALGORITHMS, algorithms_with
+from juggler.learner.algorithms import algorithms_with, find_algorithm
 from juggler.learner.config import ImpalaConfig, LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.nearest import nearest
 
 
 class ConfigError(ValueError):
@@ -139,16 +140,14 @@ class RunConfig:
         """Raises:
         ConfigError: a value is out of its range; names the key.
         """
-        if self.learner.algorithm not in ALGORITHMS:
-            hint = _nearest(self.learner.algorithm, ALGORITHMS)
-            raise ConfigError(f"algorithm = {self.learner.algorithm!r} is not known{hint}")
-        for part in _parts(self).values():
-            try:
+        try:
+            find_algorithm(self.learner.algorithm)
+            for part in _parts(self).values():
                 part.validate()
-            except ConfigError:
-                raise
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if self.learner.burn_in >= self.env_runner.fragment_steps:
             raise ConfigError(
                 f"burn_in = {self.learner.burn_in}: must be below fragment_steps = "
@@ -172,15 +171,15 @@ class RunConfig:
                 the wrong type or out of range.
         """
         algorithm = values.get("algorithm", "impala")
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            hint = _nearest(str(algorithm), ALGORITHMS)
-            raise ConfigError(f"{where}: algorithm = {algorithm!r} is not known{hint}")
-        config = cls(learner=ALGORITHMS[algorithm].config())
+        try:
+            config = cls(learner=find_algorithm(algorithm).config())
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
         owners = {key.name: name for name, part in _parts(config).items() for key in fields(part)}
         for key in values:
             if key not in owners:
                 must_suit(key, algorithm, where)
-                raise ConfigError(f"{where}: unknown key {key!r}" + _nearest(key, owners))
+                raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, owners)}")
         for name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners[key] == name}
             setattr(config, name, _converted(type(part), mine, where))
@@ -237,16 +236,10 @@ def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
-        text = text.replace("`float | array`", "a number, or [step, value] pairs")  # of schedules
+        for word, in_toml in (("object", "table"), ("null", "none")):
+            text = re.sub(rf"\b{word}\b", in_toml, text)
         place = place.rstrip("`")
         if text.startswith("Invalid enum value"):
             choices = dict.fromkeys(map(str, get_args(hints[place])))
-            text = f"{values[place]!r} is not known" + _nearest(str(values[place]), choices)
+            text = f"{values[place]!r} is not known{nearest(values[place], choices)}"
         raise ConfigError(f"{where}: {place or 'value'}: {text}") from error
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
-    if close:
-        return f". Did you mean {close[0]!r}?"
-    return f". Known are: {', '.join(sorted(known))}"

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import RunConfig
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -29,13 +29,6 @@ class Spaces:
             "observation": MessageToDict(self.observation),
             "action": MessageToDict(self.action),
         }
-
-    @classmethod
-    def from_json(cls, values: dict[str, dict[str, object]]) -> Spaces:
-        return cls(
-            ParseDict(values["observation"], spaces_pb2.Space()),
-            ParseDict(values["action"], spaces_pb2.Space()),
-        )
 
 
 @dataclass(slots=True)

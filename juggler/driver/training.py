@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
+from juggler.runtime.nearest import closest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,10 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
     shipped = shipped_configs()
     found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
     if found not in shipped:
+        near = closest(found, shipped)
+        hint = f" (did you mean {near!r}?)" if near else ""
         raise ConfigError(
-            f"there is no configuration {found!r}{_hint(found, shipped)}: give a .toml file or one "
+            f"there is no configuration {found!r}{hint}: give a .toml file or one "
             f"of those that ship: {', '.join(shipped)}"
         )
     config = read_shipped(found).config
@@ -76,11 +78,6 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
             f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
         )
     return config
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def train(

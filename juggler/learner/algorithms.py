@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from juggler.runtime.nearest import nearest
 from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
@@ -40,15 +40,13 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def find_algorithm(name: str) -> Algorithm:
+def find_algorithm(name: object) -> Algorithm:
     """Raises:
     ValueError: there is no algorithm of that name; says which is nearest.
     """
-    if name in ALGORITHMS:
+    if isinstance(name, str) and name in ALGORITHMS:
         return ALGORITHMS[name]
-    near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(ALGORITHMS)}"
-    raise ValueError(f"algorithm = {name!r} is not known: {hint}")
+    raise ValueError(f"algorithm = {name!r} is not known{nearest(name, ALGORITHMS)}")
 
 
 def algorithms_with(key: str) -> list[str]:

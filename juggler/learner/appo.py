@@ -34,7 +34,6 @@ from juggler.learner.core import Columns, UnitAux
 from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss, UnitState
 from juggler.learner.live_mean import LiveMean
 from juggler.learner.returns import vtrace
-from juggler.learner.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
 
@@ -51,7 +50,6 @@ class Appo(GradientCore):
 
     def __init__(self, factories: Factories, config: AppoConfig) -> None:
         super().__init__(factories, config)
-        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
         # `steps` of a state go up with each use of a batch; schedules follow the environment's.
         self.schedules = {
             key: partial(_after_uses, schedule, config.batch_uses)
@@ -132,17 +130,14 @@ class Appo(GradientCore):
             means["kl_from_target"] = distance.detach()
 
         with torch.no_grad():
-            behaviour_ratios = log_ratios.exp()  # [N, T]
-            spread = mean.variance(estimates.targets)  # []
             metrics = {
                 **means,
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
-                # KL(μ || π) from samples of μ: each term is at least 0, and the mean unbiased.
-                "kl": mean(behaviour_ratios - 1 - log_ratios),
+                "kl": mean.kl(log_ratios),
                 "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
-                "explained_variance": 1 - mean.variance(errors) / spread.clamp(min=1e-8),
+                "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
+from juggler.runtime.nearest import nearest
 from juggler.learner.optimizer_groups import optimizer_groups
 
 #: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
@@ -127,10 +127,7 @@ class LearnerConfig:
 
     def _one_of(self, key: str, choices: tuple[str, ...]) -> None:
         if (value := getattr(self, key)) not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-            expected = f"expected {' or '.join(map(repr, choices))}"
-            hint = f"did you mean {near[0]!r}?" if near else expected
-            raise ValueError(f"{key} = {value!r} is not known: {hint}")
+            raise ValueError(f"{key} = {value!r} is not known{nearest(value, choices)}")
 
     def _above(self, key: str, limit: float) -> None:
         value = getattr(self, key)

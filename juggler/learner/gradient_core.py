@@ -116,6 +116,7 @@ class GradientCore(LearnerCore[State], ABC):
         check_patterns(units, optimizers)
         self._optimizers = {unit.id: UnitOptimizers(unit, optimizers) for unit in units}
         self.schedules = {group.lr_key: Schedule(group.config.lr) for group in reversed(optimizers)}
+        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
         self._gradient = gradient_of
 
     @property

@@ -16,10 +16,9 @@ import torch
 from juggler.learner.actor_critic_pass import actor_critic_pass
 from juggler.learner.config import ImpalaConfig
 from juggler.learner.core import Columns
-from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss, UnitState
+from juggler.learner.gradient_core import Forward, GradientCore, Loss, UnitState
 from juggler.learner.live_mean import LiveMean
 from juggler.learner.returns import vtrace
-from juggler.learner.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
 
@@ -29,10 +28,6 @@ class Impala(GradientCore):
     name = "impala"
     trains_on = frozenset({"episodes"})
     config: ImpalaConfig
-
-    def __init__(self, factories: Factories, config: ImpalaConfig) -> None:
-        super().__init__(factories, config)
-        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
 
     def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
         config = self.config
@@ -63,23 +58,20 @@ class Impala(GradientCore):
         policy_loss = -mean(estimates.advantages * action_logp)  # []
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
-        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"]).to(
-            entropy.dtype
-        )  # []
+        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
         total = (
-            policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
+            policy_loss
+            + config.value_coefficient * value_loss
+            - entropy_coefficient.to(entropy.dtype) * entropy
         )  # []
 
         with torch.no_grad():
-            ratios = log_ratios.exp()  # [N, T]
-            spread = mean.variance(estimates.targets)  # []
             metrics = {
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
-                # KL(μ || π) from samples of μ: each term is at least 0, and the mean unbiased.
-                "kl": mean(ratios - 1 - log_ratios),
-                "clipped_share": mean((ratios > config.rho_bar).float()),
-                "explained_variance": 1 - mean.variance(errors) / spread.clamp(min=1e-8),
+                "kl": mean.kl(log_ratios),
+                "clipped_share": mean((log_ratios.exp() > config.rho_bar).float()),
+                "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})

@@ -27,3 +27,14 @@ class LiveMean:
     def variance(self, x: Tensor) -> Tensor:
         """Of x [N, T] -> []."""
         return self((x - self(x)).square())  # []
+
+    def kl(self, log_ratios: Tensor) -> Tensor:
+        """KL(μ || π) -> [], from log π/μ [N, T] of actions that μ sampled; μ is what the steps were
+        sampled with. Each term is at least 0, and the mean unbiased."""
+        return self(log_ratios.exp() - 1 - log_ratios)  # []
+
+    def explained_variance(self, targets: Tensor, errors: Tensor) -> Tensor:
+        """How much of the variance of targets [N, T] values explain that are off by errors [N, T]
+        -> []: 1 is all, 0 what a constant would."""
+        spread = self.variance(targets).clamp(min=1e-8)  # []
+        return 1 - self.variance(errors) / spread  # []

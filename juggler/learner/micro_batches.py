@@ -11,10 +11,10 @@ from juggler.learner.core import Columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
-#: Columns that are not one entry for each row, by the column that says which row they belong to.
+#: Columns that are not one entry for each row, by the one that says which row they belong to.
 _INDEXED = {
-    c.FINAL_ROWS: (c.FINAL_STEPS, c.FINAL_OBSERVATIONS),
-    c.SEGMENT_ROWS: (c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS),
+    c.FINAL_ROWS: c.FINALS,
+    c.SEGMENT_ROWS: c.SEGMENTS,
 }
 
 
@@ -29,7 +29,7 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         count: of parts; as many as there are rows, where these are fewer.
     """
     indexed = {
-        name: rows for rows, names in _INDEXED.items() if rows in columns for name in (rows, *names)
+        name: rows for rows, names in _INDEXED.items() if rows in columns for name in names
     }
     whole = {name: column for name, column in columns.items() if name not in indexed}
     n = len(columns[c.LIVE])
@@ -41,7 +41,7 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         for rows in _INDEXED.keys() & columns.keys():
             within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
             index = within.nonzero().squeeze(1)  # [k] or [s]
-            for name in (rows, *_INDEXED[rows]):
+            for name in _INDEXED[rows]:
                 part[name] = tree_map(lambda x, i=index: x[i], columns[name])
             part[rows] = part[rows] - start
         if c.SEGMENT_ROWS not in part or len(part[c.SEGMENT_ROWS]):

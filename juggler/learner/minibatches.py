@@ -18,7 +18,6 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
 _32_BITS = 2**32 - 1
-_SEGMENTS = (c.SEGMENT_ROWS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -117,6 +116,6 @@ class Table(NamedTuple):
                 steps = tree_map(lambda x, at=places: x.index_select(0, at), self.columns)
                 yield {**steps, c.LIVE: there}
             else:
-                segments = {name: self.columns[name][places] for name in _SEGMENTS}  # [B]
+                segments = {name: self.columns[name][places] for name in c.SEGMENTS}  # [B]
                 segments[c.SEGMENT_LENGTHS] = segments[c.SEGMENT_LENGTHS] * there  # [B]
                 yield {**self.columns, **segments}

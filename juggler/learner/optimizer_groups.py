@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 import msgspec
+
+from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
     from juggler.learner.config import LearnerConfig
@@ -57,7 +58,8 @@ def optimizer_groups(config: LearnerConfig) -> list[OptimizerGroup]:
             raise ValueError(f"{where} = {table!r}: expected a table with the key 'parameters'")
         for key in table:
             if key not in ("parameters", *OWN_KEYS):
-                raise ValueError(f"{where} has no key {key!r}{_nearest(key)}")
+                close = nearest(key, ("parameters", *OWN_KEYS))
+                raise ValueError(f"{where} has no key {key!r}{close}")
         own = replace(config, optimizers={}, **_converted(where, table, type(config)))
         try:
             own.validate_optimizer()
@@ -92,8 +94,3 @@ def _converted(where: str, table: Mapping[str, Any], kind: type[LearnerConfig]) 
         except msgspec.ValidationError as error:
             raise ValueError(f"{where}.{key} = {value!r}: {error}") from error
     return values
-
-
-def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, ("parameters", *OWN_KEYS), n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else f": known are {', '.join(OWN_KEYS)}"

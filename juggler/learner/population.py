@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypedDict
@@ -10,6 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from juggler.runtime.nearest import nearest
 from juggler.learner.core import (
     ALONE,
     Aux,
@@ -29,8 +29,6 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
-_FINALS = (c.FINAL_ROWS, c.FINAL_STEPS, c.FINAL_OBSERVATIONS)
-_SEGMENTS = (c.SEGMENT_ROWS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
 
 
 class PopulationState(TypedDict):
@@ -77,10 +75,10 @@ class Population(LearnerCore[PopulationState]):
         """
         given = {key: list(values) for key, values in (hyperparameters or {}).items()}
         for key in given.keys() - core.schedules.keys():
-            known = ", ".join(map(repr, core.schedules))
-            near = difflib.get_close_matches(key, core.schedules, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"members can differ in {known}"
-            raise ValueError(f"hyperparameters: members of {core.name} have no {key!r}: {hint}")
+            raise ValueError(
+                f"hyperparameters: members of {core.name} cannot differ in {key!r}"
+                f"{nearest(key, core.schedules)}"
+            )
         sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
@@ -232,12 +230,12 @@ def stacked(samples: Sequence[Sample]) -> Sample:
 
 def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
     """A module's columns without segments, with so many truncated episodes."""
-    kept = {name: x for name, x in columns.items() if name not in _SEGMENTS}
+    kept = {name: x for name, x in columns.items() if name not in c.SEGMENTS}
     missing = truncated - len(kept[c.FINAL_ROWS])
     if not missing:
         return kept
     if len(kept[c.FINAL_ROWS]):
-        last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in _FINALS}  # [1, ...]
+        last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in c.FINALS}  # [1, ...]
     else:
         # What follows a row's last step anyway, where that is not truncated.
         steps = kept[c.LIVE].shape[1]
@@ -246,7 +244,7 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
             c.FINAL_STEPS: torch.full_like(kept[c.LIVE][:1, 0], steps - 1, dtype=torch.int64),
             c.FINAL_OBSERVATIONS: tree_map(lambda x: x[:1], kept[c.LAST_OBSERVATIONS]),
         }
-    for name in _FINALS:
+    for name in c.FINALS:
         kept[name] = tree_map(
             lambda x, y: torch.cat([x, *[y] * missing]), kept[name], last[name]
         )  # [truncated, ...]

@@ -41,12 +41,11 @@ from juggler.learner.core import (
     StepOutput,
     UnitAux,
 )
-from juggler.learner.gradient_core import Factories, Forward, GradientCore, Loss, State, UnitState
+from juggler.learner.gradient_core import Forward, GradientCore, Loss, State, UnitState
 from juggler.learner.live_mean import LiveMean
 from juggler.learner.mean_metrics import mean_metrics
 from juggler.learner.minibatches import Table, mixed
 from juggler.learner.returns import gae
-from juggler.learner.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
 # What the steps of a sample get beside their own columns.
@@ -68,10 +67,6 @@ class Ppo(GradientCore):
     name = "ppo"
     trains_on = frozenset({"episodes"})
     config: PpoConfig
-
-    def __init__(self, factories: Factories, config: PpoConfig) -> None:
-        super().__init__(factories, config)
-        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {"key": torch.tensor(seed % 2**32)}  # []
@@ -134,8 +129,7 @@ class Ppo(GradientCore):
             - entropy_coefficient.to(entropy.dtype) * entropy
         )  # []
         with torch.no_grad():
-            # KL(μ || π) from samples of μ: each term is at least 0, and the mean unbiased.
-            kl = mean(ratios - 1 - log_ratios)  # []
+            kl = mean.kl(log_ratios)  # []
             metrics = {
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
@@ -278,6 +272,5 @@ def _metrics(each: Sequence[Metrics], tables: Mapping[str, Table]) -> Metrics:
     for key, table in tables.items():
         mean = LiveMean(table.columns[c.LIVE])
         targets, values = table.columns[TARGETS], table.columns[OLD_VALUES]  # [N, T] or [N T]
-        spread = mean.variance(targets).clamp(min=1e-8)  # []
-        metrics[key]["explained_variance"] = 1 - mean.variance(targets - values) / spread
+        metrics[key]["explained_variance"] = mean.explained_variance(targets, targets - values)
     return metrics

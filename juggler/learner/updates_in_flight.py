@@ -10,6 +10,24 @@ from typing import Any
 from juggler.learner.core import Metrics
 
 
+class Handle(Future[Metrics]):
+    """Of an update; knows whether anybody has been told how it ended."""
+
+    told = False
+
+    def result(self, timeout: float | None = None) -> Metrics:
+        try:
+            return super().result(timeout)
+        finally:
+            self.told = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        finally:
+            self.told = self.done()
+
+
 class UpdatesInFlight:
     """Updates made one after the other by a thread of their own, in the order they are asked for.
 
@@ -28,6 +46,7 @@ class UpdatesInFlight:
         self._places = threading.BoundedSemaphore(limit)
         self._executor = ThreadPoolExecutor(1, "updates", initializer=self._started)
         self._thread: int | None = None
+        self._failed: list[Handle] = []
         self._begun = False
         self._closed = False
 
@@ -41,22 +60,46 @@ class UpdatesInFlight:
             raise RuntimeError("the learner is closed: it makes no more updates with async_update")
         self._places.acquire()
         self._begun = True
-        future = self._executor.submit(update, *arguments)
-        future.add_done_callback(self._finished)
-        return future
+        handle = Handle()
+        self._executor.submit(self._make, handle, update, arguments)
+        return handle
 
     def wait(self) -> None:
-        """Until none is in flight; at once in the course of one of them."""
+        """Until none is in flight; at once in the course of one of them.
+
+        Raises:
+            Exception: of an update that failed, if nobody has asked its handle.
+        """
         if self._begun and not self._closed and threading.get_ident() != self._thread:
             self._executor.submit(int).result()  # its turn comes after those that are there
+            self._tell()
 
     def close(self) -> None:
-        """Wait for those in flight, and end the thread."""
+        """Wait for those in flight, and end the thread.
+
+        Raises:
+            Exception: as for `wait`.
+        """
         self._closed = True
         self._executor.shutdown()
+        self._tell()
+
+    def _make(self, handle: Handle, update: Callable[..., Metrics], arguments: Any) -> None:
+        try:
+            metrics = update(*arguments)
+        except BaseException as error:
+            self._failed.append(handle)
+            handle.set_exception(error)
+        else:
+            handle.set_result(metrics)
+        finally:
+            self._places.release()
+
+    def _tell(self) -> None:
+        failed, self._failed = self._failed, []
+        for handle in failed:
+            if not handle.told:
+                handle.result()  # raises
 
     def _started(self) -> None:
         self._thread = threading.get_ident()
-
-    def _finished(self, _: Future[Metrics]) -> None:
-        self._places.release()

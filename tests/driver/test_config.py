@@ -117,12 +117,12 @@ def test_a_value_within_a_list_is_named_by_its_place() -> None:
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_one(key: str, nearest: str) -> None:
-    assert _error({key: 1}) == f"run.toml: unknown key {key!r}. Did you mean {nearest!r}?"
+    assert _error({key: 1}) == f"run.toml: unknown key {key!r}: did you mean {nearest!r}?"
 
 
 def test_a_key_that_is_near_to_none_is_named_with_all_of_them() -> None:
     said = _error({"zzz": 1})
-    assert said.startswith("run.toml: unknown key 'zzz'. Known are: ")
+    assert said.startswith("run.toml: unknown key 'zzz': known are ")
     for key in RunConfig().flat():
         assert key in said
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
-from juggler.driver.roster import Roster, Spaces
+from juggler.driver.roster import Roster
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
@@ -145,19 +145,6 @@ def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Re
     assert stranger not in roster.ready.values()
     assert roster.spaces is not None
     assert space_from_message(roster.spaces.observation) == VECTOR
-
-
-def test_spaces_come_back_from_json() -> None:
-    for observation, action in [
-        (VECTOR, TWO),
-        (spaces.Box(-1.5, np.array([1, np.inf, 3]), (3,), np.float64), spaces.Discrete(3, start=7)),
-        (spaces.Box(0, 255, (2, 2, 3), np.uint8), spaces.Box(-2, 2, (1,), np.float32)),
-    ]:
-        written = Spaces(space_to_message(observation), space_to_message(action))
-        read = Spaces.from_json(json.loads(json.dumps(written.to_json())))
-        assert read == written
-        assert space_from_message(read.observation) == observation
-        assert space_from_message(read.action) == action
 
 
 # -- seeds ----------------------------------------------------------------------------------------

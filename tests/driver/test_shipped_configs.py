@@ -27,7 +27,7 @@ def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
         ConfigError, match=r"'cartpole-ppo' has settings for .*'ppo', and none ship"
     ):
         load_config("cartpole-ppo", "appo")
-    with pytest.raises(ConfigError, match=r"algorithm = 'pppo' is not known. Did you mean 'ppo'\?"):
+    with pytest.raises(ConfigError, match=r"algorithm = 'pppo' is not known: did you mean 'ppo'\?"):
         load_config("cartpole", "pppo")
     with pytest.raises(
         ConfigError, match=f"no configuration 'cart'.*: .*{', '.join(shipped_configs())}"

@@ -98,7 +98,7 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     assert found.version == (1, 3)
     np.testing.assert_equal(found.tree["modules"], {"w": np.arange(200, dtype=np.float32) + 3})
     assert found.extra == {"updates": 3}
-    assert Spaces.from_json(found.spaces) == SPACES
+    assert found.spaces == SPACES.to_json()
     assert RunConfig.from_flat(found.config) == CONFIG
 
 

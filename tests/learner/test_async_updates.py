@@ -147,6 +147,21 @@ def test_an_error_comes_out_of_the_handle_and_the_next_update_goes_on(
     learner.close()
 
 
+def test_an_error_that_nobody_asked_for_comes_out_of_the_next_call_that_waits(
+    make_batch: MakeBatch,
+) -> None:
+    learner = make_learner()
+    learner.update_from_episodes([], async_update=True)
+    with pytest.raises(ValueError, match="no batches"):
+        learner.get_weights()
+    learner.get_weights()  # once is enough
+    learner.update_from_episodes([make_batch()], async_update=True)
+    learner.update_from_episodes([], async_update=True)
+    with pytest.raises(ValueError, match="no batches"):
+        learner.close()
+    assert learner.updates == 1
+
+
 def test_close_finishes_what_is_in_flight_and_ends_the_thread(make_batch: MakeBatch) -> None:
     learner = make_learner()
     before = threading.active_count()

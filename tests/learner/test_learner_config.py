@@ -18,7 +18,7 @@ from juggler.learner.config import ImpalaConfig
         ({"gamma": 1.1}, "gamma = 1.1: must be at least 0 and at most 1"),
         ({"rmsprop_decay": 1.0}, "rmsprop_decay = 1.0: must be at least 0 and below 1"),
         ({"adam_betas": (0.9, 1.0)}, r"adam_betas = \(0.9, 1.0\): must be at least 0 and below 1"),
-        ({"optimizer": "sgd"}, "optimizer = 'sgd' is not known: expected 'adam' or 'rms"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd' is not known: known are adam, rmsprop"),
         ({"optimizer_epsilon": 0.0}, "optimizer_epsilon = 0.0: must be above 0"),
         ({"reward_scale": 0.0}, "reward_scale = 0.0: must be above 0"),
         ({"grad_clip": 0.0}, "grad_clip = 0.0: must be above 0"),

@@ -288,7 +288,7 @@ def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str,
         ({"size": 3, "hyperparameters": {"lr": [1e-3]}}, "needs one size above 0: size = 3, and"),
         ({"hyperparameters": {"lr": [1.0], "entropy_coefficient": [0.1, 0.2]}}, r"\[1, 2\]"),
         ({"hyperparameters": {"entropy_coeff": [0.1]}}, "did you mean 'entropy_coefficient'"),
-        ({"hyperparameters": {"gamma": [0.1]}}, "'gamma': members can differ in 'lr', 'entropy_c"),
+        ({"hyperparameters": {"gamma": [0.1]}}, "cannot differ in 'gamma': known are entropy_c"),
     ],
 )
 def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: str) -> None:

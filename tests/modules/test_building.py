@@ -172,7 +172,7 @@ def test_a_spec_without_a_space_says_which(missing: str) -> None:
     ("config", "said"),
     [
         ({"hiden_sizes": [8]}, "has no key 'hiden_sizes': did you mean 'hidden_sizes'"),
-        ({"zzz": 1}, "known are hidden_sizes"),
+        ({"zzz": 1}, "known are .*hidden_sizes"),
         ({"hidden_sizes": 64}, "hidden_sizes must be positive integers, not 64"),
         ({"hidden_sizes": [0]}, "positive integers"),
         ({"activation": "gelu"}, "activation must be one of tanh, relu, not 'gelu'"),
@@ -184,7 +184,7 @@ def test_a_spec_without_a_space_says_which(missing: str) -> None:
         ({"recurrent": "rnn"}, "recurrent must be one of none, lstm, gru, not 'rnn'"),
         ({"recurrent_size": 1.5}, "recurrent_size must be a positive integer, not 1.5"),
         ({"initializer": "xavier"}, "initializer must be one of orthogonal, default"),
-        ({"encoder": "resnet"}, "'resnet' is none of auto, mlp, nature_cnn, impala_resnet"),
+        ({"encoder": "resnet"}, "no encoder 'resnet': did you mean 'impala_resnet'"),
         ({"recurrent": "gru", "shared_value_layers": False}, "does not go with recurrent = 'gru'"),
     ],
 )

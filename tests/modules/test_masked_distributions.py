@@ -174,7 +174,7 @@ def test_a_mask_of_parts_leaves_alone_what_it_does_not_name() -> None:
         (spaces.MultiBinary(2), torch.ones(4, 4), r"is \[4, 4\], not \[4, 2\].* of the 2 bits"),
         (spaces.Box(-1, 1, (2,)), torch.ones(4, 2), "GaussianSpec takes no action mask"),
         (NESTED, {"moev": torch.ones(4, 3)}, "key 'moev'.* did you mean 'move'"),
-        (NESTED, {"x": torch.ones(4, 3)}, r"key 'x'.* there are \['move', 'aim', 'more'\]"),
+        (NESTED, {"x": torch.ones(4, 3)}, r"key 'x'.* known are aim, more, move"),
         (NESTED, torch.ones(4, 3), r"is a Tensor, not a map with keys out of \['move', 'aim'"),
         (
             NESTED,

@@ -35,7 +35,8 @@ MODULE_KEYS = {
 
 
 def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> None:
-    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", "300000", "--seed", 3)
+    options = ["--run-dir", "run", "--stop-steps", 300_000, "--stop-return", 501, "--seed", 3]
+    run = place.run("train", "cartpole", *options)
     assert run.status == 0, run.output
     place.assert_nothing_is_left()
     directory = place.path / "run"
@@ -77,10 +78,10 @@ def test_the_driver_does_without_torch(place: Place) -> None:
 
 
 def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
-    first = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", "100000")
+    first = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 100_000)
     assert first.status == 0, first.output
     before = summary(place.path / "run")
-    again = place.run("train", "--resume", "run", "--stop-steps", "200000")
+    again = place.run("train", "--resume", "run", "--stop-steps", 200_000)
     assert again.status == 0, again.output
     after = summary(place.path / "run")
     assert_books_balance(place.path / "run")

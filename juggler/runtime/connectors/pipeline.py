@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from juggler.runtime.nearest import nearest
 from juggler.runtime.connectors.built_in import BUILT_IN
 
 #: What a piece can be given as: a built-in's name, "package.module:Class", a connector class, or a
@@ -172,12 +172,3 @@ def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> No
     for option in options:
         if option not in known:
             raise ValueError(f"connector {name!r} has no option {option!r}{nearest(option, known)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error about an unknown name ends."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f": did you mean {close[0]!r}?"
-    return f": known are {', '.join(known)}" if known else ": there are none"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from itertools import chain
 from typing import Any, NoReturn
 
 from torch import nn
 
+from juggler.runtime.nearest import closest
 from juggler.runtime.modules.rl_module import RLModule
 
 
@@ -93,6 +93,6 @@ def _check_names(module: RLModule) -> None:
         ):
             continue
         known = [each for each, _ in chain(module.named_modules(), module.named_parameters())]
-        near = difflib.get_close_matches(path, known, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        near = closest(path, known)
+        hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"{type(module).__name__}.training_only has no such part {path!r}{hint}")

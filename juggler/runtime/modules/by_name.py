@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import Any, Final
+
+from juggler.runtime.nearest import closest
 
 #: How names begin of what stands in a script or a notebook, where no import leads to.
 SCRIPT: Final = "__main__:"
@@ -35,8 +36,8 @@ def found(name: str, what: str) -> Callable[..., Any]:
         ) from error
     called = getattr(imported, attribute, None)
     if called is None:
-        near = difflib.get_close_matches(attribute, vars(imported), n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        near = closest(attribute, vars(imported))
+        hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(f"{what} {name!r}: {package!r} is there and has no {attribute!r}{hint}")
     if not callable(called):
         raise ValueError(f"{what} {name!r} is of type {type(called).__name__}: it cannot be called")

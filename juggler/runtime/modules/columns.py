@@ -22,6 +22,10 @@ SEGMENT_STARTS: Final = "segment_starts"
 SEGMENT_LENGTHS: Final = "segment_lengths"
 SEGMENT_OFFSETS: Final = "segment_offsets"
 
+# Those that go together: one entry for each truncated episode, and for each segment of one.
+FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS)
+SEGMENTS: Final = (SEGMENT_ROWS, SEGMENT_STARTS, SEGMENT_LENGTHS, SEGMENT_OFFSETS)
+
 # Branches of "states": what is known at the start of each row, beside its first observation.
 MODULE_STATE: Final = "module"  # of a recurrent module
 CONNECTOR_STATES: Final = "connectors"  # by the connectors' names

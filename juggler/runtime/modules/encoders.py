@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.errors import UnsupportedSpace
@@ -162,9 +162,10 @@ def _named(name: str) -> Callable[..., Any]:
     if ":" in name:
         return found(name, "encoder")
     known = ("auto", "mlp", "nature_cnn", "impala_resnet")
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ", nor named as 'package.module:Class'"
-    raise ValueError(f"encoder {name!r} is none of {', '.join(known)}{hint}")
+    raise ValueError(
+        f"there is no encoder {name!r}{nearest(name, known)}; one of your own is named as "
+        "'package.module:Class'"
+    )
 
 
 def _leaf_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module:

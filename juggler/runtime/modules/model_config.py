@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
+
+from juggler.runtime.nearest import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,7 @@ class ModelConfig:
         known = [field.name for field in fields(cls)]
         for key in model_config:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-                raise ValueError(f"model_config has no key {key!r}: {hint}")
+                raise ValueError(f"model_config has no key {key!r}{nearest(key, known)}")
         config = cls(**model_config)
         sizes = config.hidden_sizes
         if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +10,7 @@ from typing import Any
 import gymnasium
 from torch import nn
 
+from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.module_spec import RLModuleSpec
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -118,9 +118,7 @@ class MultiRLModule(nn.Module):
 
     def __getitem__(self, module_id: str) -> RLModule:
         if module_id not in self._keys:
-            near = difflib.get_close_matches(module_id, self._keys, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {self.keys()}"
-            raise KeyError(f"no module {module_id!r}: {hint}")
+            raise KeyError(f"no module {module_id!r}{nearest(module_id, self._keys)}")
         module = self._held[self._keys[module_id]]
         assert isinstance(module, RLModule)
         return module

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.distributions.base import (
     ActionDistribution,
     Actions,
@@ -89,9 +89,10 @@ class CompositeSpec(DistributionSpec):
             )
         for key in mask:
             if key not in self.parts:
-                near = difflib.get_close_matches(str(key), self.parts, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {list(self.parts)}"
-                raise ValueError(f"the action mask has the key {key!r}, the action has not: {hint}")
+                raise ValueError(
+                    f"the action mask has the key {key!r}, the action has not"
+                    f"{nearest(key, self.parts)}"
+                )
         masked = [
             _named(key, part, part_inputs, mask[key]) if key in mask else part_inputs
             for key, part, part_inputs in self._split(inputs)
