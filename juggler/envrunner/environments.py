@@ -26,6 +26,7 @@ from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.extras import check_extra
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.one_environment import EnvironmentFunction
 from juggler.envrunner.seeding import environment_seeds
 
 Env = gymnasium.Env[Any, Any]
@@ -204,7 +205,7 @@ def _of_single_ones(
 ) -> VectorEnvironment:
     separate = config.vectorize == "async"
     functions = [
-        _EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
+        EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
         for i, make in enumerate([make_first] + [make_other] * (config.envs_per_runner - 1))
     ]
     functions[0].ready = first
@@ -212,52 +213,6 @@ def _of_single_ones(
     if separate:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, mode, name)
-
-
-class _EnvironmentFunction:
-    """Makes one environment, here or in a process of its own: cloudpickle takes it there."""
-
-    def __init__(
-        self, make: Callable[..., Env], arguments: dict[str, Any], where: str, separate: bool
-    ) -> None:
-        self.make = make
-        self.arguments = arguments
-        self.where = where
-        self.separate = separate
-        self.ready: Env | None = None  # made already, for the first call
-
-    def __call__(self) -> Env:
-        env, self.ready = self.ready, None
-        if env is None:
-            try:
-                env = self.make(**self.arguments)
-            except Exception as error:
-                raise EnvironmentFailed.during(self.where, "constructor", error) from None
-        # Its own: vectors of environments write into it, and it may be the class's.
-        env.metadata = dict(env.metadata)
-        return _Reporting(env, self.where) if self.separate else env
-
-
-class _Reporting(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Says what raised, in an exception that can leave its environment's process."""
-
-    def __init__(self, env: Env, where: str) -> None:
-        super().__init__(env)
-        self._where = where
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        try:
-            return self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise EnvironmentFailed.during(self._where, "reset", error) from None
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        try:
-            return self.env.step(action)
-        except Exception as error:
-            raise EnvironmentFailed.during(self._where, "step", error) from None
 
 
 class _ReportingVector(VectorWrapper):

@@ -28,6 +28,7 @@ FROM_ELSEWHERE = [
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES)
 def test_the_python_of_a_page_runs_as_one_script(page: str, tmp_path: Path) -> None:
     run_python(page, tmp_path)

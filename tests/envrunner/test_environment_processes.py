@@ -19,6 +19,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from scripted_environments import Failing, Scripted
 
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.failures import EnvironmentFailed
 
@@ -43,8 +44,11 @@ def test_nothing_is_left_after_close() -> None:
 
 
 def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
-    env = processes_of(Reporting)
-    parent, has_torch = env.call("about_its_process")[0]
+    from juggler.envrunner.environments import make_vector_env  # has torch: not for Reporting
+
+    config = EnvRunnerConfig(env="given", envs_per_runner=1, vectorize="async")
+    env = make_vector_env(config, Reporting)
+    parent, has_torch = env.unwrapped.call("about_its_process")[0]
     env.close()
     assert parent != os.getpid()
     assert not has_torch
@@ -78,7 +82,6 @@ def fails_elsewhere() -> Scripted:
 
 
 def test_an_error_that_cannot_be_pickled_is_reported_by_what_makes_environments_safe() -> None:
-    from juggler.envrunner.config import EnvRunnerConfig
     from juggler.envrunner.environments import make_vector_env
 
     kwargs = {"call": "step", "how": "raise what cannot be pickled"}

@@ -9,6 +9,7 @@ import runpy
 import tokenize
 from pathlib import Path
 
+import pytest
 import torch
 from test_examples import EXAMPLES, run
 
@@ -28,6 +29,7 @@ def lines_of_code(source: str) -> int:
     return len(lines)
 
 
+@pytest.mark.slow
 def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not(
     tmp_path: Path,
 ) -> None:
@@ -38,6 +40,7 @@ def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not
     assert max(returns) > 200, output
 
 
+@pytest.mark.slow
 def test_a_reward_for_what_is_new_leads_to_the_treasure(tmp_path: Path) -> None:
     output = run(tmp_path, EXAMPLES / "intrinsic_reward.py")
     plain, curious = output.splitlines()
@@ -77,6 +80,7 @@ def test_a_core_around_another_is_short_and_adds_one_over_the_root_of_visits() -
     torch.testing.assert_close(inner.rewards[0, 1], torch.tensor(2 / 5**0.5))
 
 
+@pytest.mark.slow
 def test_a_learner_around_another_library_learns(tmp_path: Path) -> None:
     output = run(tmp_path, EXAMPLES / "external_optimizer.py")
     returns = [float(each) for each in re.findall(r"return ([\d.]+)", output)]

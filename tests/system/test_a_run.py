@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
 
 
 def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-seconds", 12, "--evaluation-seconds", 1]
+    options = ["--run-dir", "run", "--stop-seconds", 8, "--evaluation-seconds", 1]
     run = place.run("train", "cartpole", "--stop-return", 501, *options)
     assert run.status == 0, run.output
     returns = [line["evaluation_return_mean"] for line in metrics(place.path / "run")]

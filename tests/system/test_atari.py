@@ -25,6 +25,7 @@ def test_pong_is_trained_from_single_frames(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_single_frames_save_the_wire_what_stacks_repeat(place: Place) -> None:
     counted = place.start_program([sys.executable, str(REPOSITORY / "benchmarks" / "atari.py")])
     assert counted.wait(60) == 0, counted.output

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from place import Place, assert_books_balance, summary
 
 from juggler.runtime.checkpoints.checkpoint import STATE_FILE, read
@@ -51,6 +52,7 @@ def samples_behind_the_filter(path: Path) -> float:
     return float(Moments.from_tree(read(path).tree["connectors"]["mean_std_filter"]).count)
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_with_connectors_gives_the_same_numbers_every_time(place: Place) -> None:
     place.write("run.toml", RUN)
     place.write("mine.py", MINE)

@@ -10,6 +10,7 @@ from place import REPOSITORY, Place, assert_books_balance, summary
 EXAMPLES = REPOSITORY / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["custom_module", "custom_encoder", "custom_distribution", "custom_connector"]
 )
