@@ -9,6 +9,7 @@ print(juggler.evaluate(result.checkpoint).mean)
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,4 +84,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    rooms = [name for name in globals() if f"{__name__}.{name}" in sys.modules]
+    return sorted([*rooms, *_PUBLIC])

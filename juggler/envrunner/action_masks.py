@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.legal_actions import LegalActions
+from juggler.envrunner.legal_actions import LegalActions, other_number
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros
@@ -80,7 +80,7 @@ class ObservedMasks(VectorWrapper):
         rows = (options or {}).get("reset_mask", self._everyone)  # [N] taken out by some
         observations, infos = self.env.reset(seed=seed, options=options)
         self._require(infos, rows, "reset")
-        self._keep(infos)
+        self._keep(infos, "reset")
         return self._with(observations, self._masks), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -92,7 +92,7 @@ class ObservedMasks(VectorWrapper):
                 infos = {**infos, "final_obs": self._finals(infos, truncated & ~terminated)}
             else:
                 _fill(self._masks, over, 1)
-        self._keep(infos)
+        self._keep(infos, "step")
         return self._with(observations, self._masks), rewards, terminated, truncated, infos
 
     def _require(self, infos: dict[str, Any], rows: NDArray[np.bool_], call: str) -> None:
@@ -106,11 +106,19 @@ class ObservedMasks(VectorWrapper):
         given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._everyone)
         return given if ACTION_MASK in infos else ~self._everyone
 
-    def _keep(self, infos: dict[str, Any]) -> None:
+    def _keep(self, infos: dict[str, Any], call: str) -> None:
         """Take over the masks of all environments that gave one."""
         rows = np.flatnonzero(self._given(infos))
         if len(rows):
-            _fill(self._masks, rows, masks_of(self.single_action_space, infos[ACTION_MASK], rows))
+            _fill(self._masks, rows, self._read(infos, rows, call))
+
+    def _read(self, infos: dict[str, Any], rows: NDArray[np.intp], call: str) -> Any:
+        """The masks [k, n] of some environments."""
+        masks = masks_of(self.single_action_space, infos[ACTION_MASK], rows)
+        if found := other_number(masks):
+            (k, *_), what = found
+            raise EnvironmentFailed(f"environment {rows[k]}", call, what)
+        return masks
 
     def _finals(self, infos: dict[str, Any], cut: NDArray[np.bool_]) -> NDArray[Any]:
         """The last observations of truncated episodes, each with its mask [N]; else None."""
@@ -120,8 +128,7 @@ class ObservedMasks(VectorWrapper):
         for row in np.flatnonzero(cut).tolist():
             masks: Any = tree_map(lambda mask: np.ones_like(mask[0]), self._masks)
             if given[row]:
-                masks = final_infos[ACTION_MASK]
-                found = masks_of(self.single_action_space, masks, np.array([row]))
+                found = self._read(final_infos, np.array([row]), "step")
                 masks = tree_map(lambda mask: mask[0].astype(np.int8), found)
             plain = final_observation(self._plain_space, infos, row)
             finals[row] = self._with(from_tree(self._plain_space, plain), masks)
@@ -139,7 +146,7 @@ class ObservedMasks(VectorWrapper):
 
 
 def masks_of(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
-    """What infos say of some rows' actions -> a tree of flat masks [k, n], as bool.
+    """What infos say of some rows' actions -> a tree of flat masks [k, n].
 
     Args:
         space: of one action.
@@ -147,7 +154,7 @@ def masks_of(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
         rows: which of them.
     """
     if isinstance(given, np.ndarray) and given.dtype != object:
-        return (given[rows] != 0).reshape(len(rows), -1)
+        return given[rows].reshape(len(rows), -1)
     each = [_mask(space, given, row) for row in rows]
     return tree_map(lambda *masks: np.stack(masks), *each)
 
@@ -158,7 +165,7 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     Vectors of environments give dicts of arrays [N, ...] where the environments give dicts.
     """
     if not isinstance(given, Mapping):
-        return mask_of(space, given[row])
+        return _mask_of(space, given[row])
     children = space.spaces if isinstance(space, spaces.Dict) else {}
     for key in given.keys() - children.keys():
         if not str(key).startswith("_"):  # such keys say who gave what
@@ -166,17 +173,17 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
 
-def mask_of(space: Space, given: Any) -> Any:
-    """What the info of one environment says of its action -> a tree of flat masks [n], as bool;
-    None: nothing."""
+def _mask_of(space: Space, given: Any) -> Any:
+    """What the info of one environment says of its action -> a tree of flat masks [n]; None:
+    nothing."""
     if given is None:
         return None
     if isinstance(space, spaces.Dict):
-        return _branch({key: mask_of(space[key], given.get(key)) for key in space.spaces})
+        return _branch({key: _mask_of(space[key], given.get(key)) for key in space.spaces})
     if isinstance(space, spaces.Tuple):
-        return _branch({str(i): mask_of(space[i], given[i]) for i in range(len(space))})
+        return _branch({str(i): _mask_of(space[i], given[i]) for i in range(len(space))})
     parts = given if isinstance(given, (tuple, list)) else (given,)
-    return np.concatenate([np.ravel(part) for part in parts]) != 0  # [n]
+    return np.concatenate([np.ravel(part) for part in parts])  # [n]
 
 
 def _branch(masks: dict[str, Any]) -> Any:

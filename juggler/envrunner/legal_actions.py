@@ -1,4 +1,4 @@
-"""That action masks leave every environment something to do."""
+"""That action masks are made of 0 and 1, and leave every environment something to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
-from juggler.runtime.wire.trees import Path, path_name
+from juggler.runtime.wire.trees import Path, flatten, path_name
 
 Space = gymnasium.Space[Any]
 
@@ -79,6 +79,19 @@ class LegalActions:
                     f"{which}: an episode in which nothing can be done must end",
                 )
 
+    def require_zeros_and_ones(self, masks: Any) -> None:
+        """
+        Args:
+            masks: [N, T, ...] of a whole fragment: those of a single step would cost as much.
+
+        Raises:
+            EnvironmentFailed: a mask has another number.
+        """
+        if found := other_number(masks):
+            (row, step, *_), what = found
+            said = f"before step {step} of {self._during} {what}"
+            raise EnvironmentFailed(f"environment {row}", "step", said)
+
     def somewhere(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
         """For each action that is one of several: its path, and where the masks leave it something
         to do [N]."""
@@ -86,6 +99,18 @@ class LegalActions:
             each = np.logical_or.reduceat(at(masks, path), starts, axis=-1)  # [N, choices]
             legal: NDArray[np.bool_] = np.asarray(each.all(-1))  # [N]
             yield path, legal
+
+
+def other_number(masks: Any) -> tuple[tuple[int, ...], str] | None:
+    """Where masks [N, ...] first have another number than 0 and 1, and what to say of that; None:
+    nowhere."""
+    for path, mask in flatten(masks):
+        other = (mask != 0) & (mask != 1)  # [N, ...]
+        if other.any():
+            place = tuple(np.argwhere(other)[0].tolist())
+            which = f" for {path_name(path)}" if path else ""
+            return place, f"the action mask{which} has other numbers than 0 and 1: {mask[place]}"
+    return None
 
 
 def _choices(space: Space) -> list[int] | None:

@@ -220,6 +220,8 @@ class Sampler:
         if not self._masked and ACTION_MASK in infos:
             reason = "it gives an action mask in its info, and gave none at its first reset"
             raise EnvironmentFailed("one of the environments", "step", reason)
+        if legal is not None:
+            legal.require_zeros_and_ones(self._observations[ACTION_MASK])
         _write(self._last_observations, connectors(to_tree(self._space, observation)))
         self._observation = observation
         if first is not None:

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.action_masks import mask_of, masks_of
-from juggler.envrunner.legal_actions import LegalActions
+from juggler.envrunner.action_masks import masks_of
+from juggler.envrunner.legal_actions import LegalActions, other_number
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Path, flatten, path_name
+from juggler.runtime.wire.trees import Path, path_name
 
 Space = gymnasium.Space[Any]
 
@@ -64,6 +64,7 @@ class Observed:
         (shape,) = leading
         batch = tree if shape else tree_map(lambda array: array[None], tree)  # [N, ...]
         if self._legal is not None:
+            _require_zeros_and_ones(batch[ACTION_MASK], shape)
             self._require_legal(batch[ACTION_MASK])
         return batch, shape[0] if shape else None
 
@@ -80,24 +81,20 @@ class Observed:
         plain = spaces.Dict({key: self._space[key] for key in keys})
         found: dict[Path, tuple[int, ...]] = {}
         _read(plain, children, (), found)
-        rows = next(iter(found.values()))
+        shape = next(iter(found.values()))
+        given, rows = (mask, shape[0]) if shape else ([mask], 1)
         try:
-            if rows:
-                masks = masks_of(self._action_space, mask, np.arange(rows[0]))
-            else:
-                masks = mask_of(self._action_space, mask)
+            masks = masks_of(self._action_space, given, np.arange(rows))  # [N, n]
         except (IndexError, KeyError, TypeError) as error:
             raise ValueError(
                 f"mask: expected what the environment says in info['action_mask'], not {mask!r}"
             ) from error
-        return {**children, ACTION_MASK: masks}
+        _require_zeros_and_ones(masks, shape)  # before they are cast to the dtype of the space
+        legal = tree_map(lambda mask: (mask if shape else mask[0]) != 0, masks)  # [N, n] or [n]
+        return {**children, ACTION_MASK: legal}
 
     def _require_legal(self, masks: Any) -> None:
         assert self._legal is not None
-        for path, mask in flatten(masks):
-            if not np.isin(mask, (0, 1)).all():
-                which = f" for {path_name(path)}" if path else ""
-                raise ValueError(f"the action mask{which} has other numbers than 0 and 1")
         for path, legal in self._legal.somewhere(masks):
             if not legal.all():
                 which = f" for {path_name(path)}" if path else ""
@@ -106,6 +103,17 @@ class Observed:
                     f"the action mask has no legal action{which}{row}: where an episode is over, "
                     "ask for none, or give a mask of ones"
                 )
+
+
+def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
+    """
+    Args:
+        masks: [N, ...]
+        batch: (N,), or () for those of a single observation.
+    """
+    if found := other_number(masks):
+        (row, *_), what = found
+        raise ValueError(f"{what}, in row {row}" if batch else what)
 
 
 def _read(space: Space, value: Any, path: Path, found: dict[Path, tuple[int, ...]]) -> Any:

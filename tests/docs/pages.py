@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,17 +27,8 @@ def links(page: str) -> list[Path]:
     return [(ROOT / page).parent / target for target in targets]
 
 
-def run_python(page: str, directory: Path) -> str:
-    """What all Python of a page prints as one script, run where it may leave what it likes."""
-    script = directory / "snippets.py"
-    script.write_text("\n".join([SHORTLY, *blocks("python", page)]))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def script(page: str, directory: Path) -> Path:
+    """All Python of a page as one script."""
+    file = directory / "snippets.py"
+    file.write_text("\n".join([SHORTLY, *blocks("python", page)]))
+    return file

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from pages import ROOT, links, run_python
+from pages import ROOT, links, script
 
 from juggler.learner.core import LearnerCore
 
 PAGE = "docs/cores.md"
 
 
-def test_its_python_runs_as_one_script(tmp_path: Path) -> None:
-    assert "'grad_norm'" in run_python(PAGE, tmp_path)
+def test_its_python_runs_as_one_script(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    assert "'grad_norm'" in run_python(script(PAGE, tmp_path))
 
 
 def test_its_links_lead_to_files() -> None:

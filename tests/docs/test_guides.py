@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, links, run_python
+from pages import ROOT, blocks, links, script
 
 import juggler
 from juggler.driver.config import RunConfig
@@ -30,8 +31,10 @@ GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES)
-def test_the_python_of_a_page_runs_as_one_script(page: str, tmp_path: Path) -> None:
-    run_python(page, tmp_path)
+def test_the_python_of_a_page_runs_as_one_script(
+    page: str, tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    run_python(script(page, tmp_path))
     assert list((tmp_path / "runs").iterdir()), "it trains something"
 
 

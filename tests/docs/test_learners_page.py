@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
-from pages import ROOT, blocks, links, run_python
+from pages import ROOT, blocks, links, script
 
 from juggler.driver.config import RunConfig
 from juggler.learner.optimizer_groups import OWN_KEYS
@@ -14,8 +15,10 @@ from juggler.learner.optimizer_groups import OWN_KEYS
 PAGE = "docs/learners.md"
 
 
-def test_its_python_runs_as_one_script_and_is_refused_as_it_says(tmp_path: Path) -> None:
-    said = run_python(PAGE, tmp_path)
+def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    said = run_python(script(PAGE, tmp_path))
     messages = re.findall(r"^refused\(.*\n# (.*)$", "\n".join(blocks("python", PAGE)), re.M)
     assert len(messages) == 5
     for message in messages:

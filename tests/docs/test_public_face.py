@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import juggler
+import juggler.runtime
+
+PACKAGE = Path(inspect.getfile(juggler)).parent
 
 
 def test_everything_that_it_names_is_there() -> None:
@@ -18,13 +21,21 @@ def test_everything_that_it_names_is_there() -> None:
         value = getattr(juggler, name)
         assert callable(value), name
         assert value.__name__ == name
-    assert set(juggler.__all__) <= set(dir(juggler))
     with pytest.raises(AttributeError, match="no attribute 'RLModul'"):
         juggler.RLModul  # noqa: B018
 
 
+def test_dir_lists_that_and_its_rooms_alone() -> None:
+    listed = dir(juggler)
+    assert listed == sorted(set(listed))
+    rooms = {name for name in listed if inspect.ismodule(getattr(juggler, name))}
+    assert "runtime" in rooms
+    assert rooms <= {each.parent.name for each in PACKAGE.glob("*/__init__.py")}
+    assert set(listed) - rooms == set(juggler.__all__)
+
+
 def test_type_checkers_are_told_the_same() -> None:
-    tree = ast.parse(Path(inspect.getfile(juggler)).read_text())
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (told,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in told.body if isinstance(node, ast.ImportFrom)]
     assert {node.names[0].asname: node.module for node in imports} == juggler._PUBLIC

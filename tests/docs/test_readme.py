@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import shlex
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, links, run_python
+from pages import ROOT, blocks, links, script
 
 from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse
@@ -40,9 +41,9 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
         RunConfig.from_flat(tomllib.loads(file))
 
 
-def test_the_python_snippets_run(tmp_path: Path) -> None:
+def test_the_python_snippets_run(tmp_path: Path, run_python: Callable[..., str]) -> None:
     assert len(blocks("python", "README.md")) == 3
-    run_python("README.md", tmp_path)
+    run_python(script("README.md", tmp_path))
     runs = {path.name.partition("-")[0] for path in (tmp_path / "runs").iterdir()}
     assert runs == {"CartPole", "Thermostat"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -223,6 +224,57 @@ def test_a_mask_that_does_not_fit_its_actions_is_an_error(mask, message) -> None
     )
     with pytest.raises(EnvironmentFailed, match=message):
         observe_masks(env)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "number"), [("in turn", -3), ("in turn", 0.5), ("async", 2)])
+def test_a_mask_in_infos_with_another_number_than_0_and_1_is_an_error(kind, mode, number) -> None:
+    # Vectors keep the masks of all environments in the dtype of the first.
+    made = [_strange_in_step_2(each) for each in (type(number)(1), number)]
+    functions = [functools.partial(masked, SCRIPTS[2], mask=each) for each in made]
+    env = observe_masks(vector_of_functions(kind, mode, functions))
+    said = f"environment 1 failed in step: the action mask has other .* 0 and 1: {number}$"
+    with pytest.raises(EnvironmentFailed, match=said):
+        sampler_of(env).sample((0, 0))
+    with pytest.raises(EnvironmentFailed, match=said):
+        evaluate(env, policy_of(env), 2, seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_last_mask_with_another_number_is_an_error_too(mode) -> None:
+    def strange(observation) -> np.ndarray:
+        return np.array([1, 1, 2 if observation[1] == 3 else 0])
+
+    made = functools.partial(masked, ((3, "truncated"),), mask=strange)
+    env = observe_masks(vector_of_functions("in turn", mode, [made] * 2))
+    with pytest.raises(EnvironmentFailed, match=r"environment 0 failed in step: .* 0 and 1: 2$"):
+        sampler_of(env).sample((0, 0))
+
+
+def test_a_first_mask_with_another_number_is_an_error() -> None:
+    made = functools.partial(masked, SCRIPTS[2], mask=lambda _: np.array([1, 0, 7]))
+    env = vector_of_functions("in turn", MODES[0], [lambda: masked(SCRIPTS[2]), made])
+    observed = observe_masks(env)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 failed in reset: .* 0 and 1: 7$"):
+        sampler_of(observed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_in_observations_with_another_number_is_an_error(mode) -> None:
+    functions = [
+        functools.partial(masked, SCRIPTS[2], mask=each, where="observation")
+        for each in (None, _strange_in_step_2(-3))
+    ]
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    said = r"environment 1 .* before step 2 of a fragment the action mask has .* 0 and 1: -3$"
+    with pytest.raises(EnvironmentFailed, match=said):
+        sampler_of(env).sample((0, 0))
+
+
+def _strange_in_step_2(number: float) -> Callable[[np.ndarray], np.ndarray]:
+    numbers = np.array([[1, 1, 0], [1, 1, number]])
+    return lambda observation: numbers[int(observation[1] == 2)]
 
 
 def test_masks_in_observations_must_fit_actions() -> None:

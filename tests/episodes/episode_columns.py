@@ -49,3 +49,10 @@ def columns(**changed: Any) -> dict[str, Any]:
         "segment_updates": np.array([7, 7, 7, 7, 7, 8], np.uint64),
         **changed,
     }
+
+
+def column_with(name: str, at: tuple[int, ...], value: Any) -> dict[str, Any]:
+    """One of those columns with another value in one place, to be given to `columns`."""
+    column = columns()[name]
+    column[at] = value
+    return {name: column}

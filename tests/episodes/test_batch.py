@@ -1,4 +1,4 @@
-"""EpisodeBatch: what a tree from the network must be, and the views of its episodes."""
+"""EpisodeBatch: what a tree from the network must be."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episode_columns import (
-    FIRST_HALF,
-    RUNNING,
-    SECOND_HALF,
-    TERMINATED,
-    TRUNCATED_AT_THE_END,
-    TRUNCATED_IN_MID_ROW,
-    columns,
-)
+from episode_columns import column_with, columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,15 +28,6 @@ def _refusal(**changed: Any) -> str:
     with pytest.raises(WireError) as refused:
         EpisodeBatch.from_tree(columns(**changed))
     return str(refused.value)
-
-
-def _changed(name: str, at: tuple[int, ...], value: Any) -> dict[str, Any]:
-    column = columns()[name]
-    column[at] = value
-    return {name: column}
-
-
-# -- trees ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_comes_back_from_its_own_tree_without_a_copy() -> None:
@@ -170,12 +153,12 @@ def test_bootstrap_observations_must_have_the_shape_of_observations() -> None:
     ],
 )
 def test_an_index_out_of_range_is_named(name: str, value: int) -> None:
-    assert f"column '{name}' holds an index outside" in _refusal(**_changed(name, (0,), value))
+    assert f"column '{name}' holds an index outside" in _refusal(**column_with(name, (0,), value))
 
 
 @pytest.mark.parametrize("name", ["segment_starts", "segment_lengths"])
 def test_a_segment_that_goes_beyond_its_row_is_refused(name: str) -> None:
-    said = _refusal(**_changed(name, (1,), 3))
+    said = _refusal(**column_with(name, (1,), 3))
     assert "column 'segment_starts + segment_lengths' holds an index outside 0..4" in said
 
 
@@ -191,26 +174,26 @@ def test_a_segment_that_goes_beyond_its_row_is_refused(name: str) -> None:
 def test_segments_that_do_not_cover_each_live_step_once_are_refused(
     name: str, at: tuple[int, ...], value: int
 ) -> None:
-    assert "cover each live step once" in _refusal(**_changed(name, at, value))
+    assert "cover each live step once" in _refusal(**column_with(name, at, value))
 
 
 def test_an_episode_that_ends_within_a_segment_is_refused() -> None:
-    assert "ends within a segment" in _refusal(**_changed("terminated", (0, 0), True))
+    assert "ends within a segment" in _refusal(**column_with("terminated", (0, 0), True))
 
 
 def test_the_greatest_start_and_length_do_not_overflow() -> None:
     greatest = np.iinfo(np.int32).max
-    assert "segment_lengths" in _refusal(**_changed("segment_lengths", (1,), greatest))
-    assert "segment_starts" in _refusal(**_changed("segment_starts", (1,), greatest))
+    assert "segment_lengths" in _refusal(**column_with("segment_lengths", (1,), greatest))
+    assert "segment_starts" in _refusal(**column_with("segment_starts", (1,), greatest))
 
 
 def test_a_final_observation_of_a_step_that_is_not_truncated_is_refused() -> None:
-    assert "not truncated" in _refusal(**_changed("final_steps", (0,), 0))
-    assert "not truncated" in _refusal(**_changed("truncated", (2, 3), False))
+    assert "not truncated" in _refusal(**column_with("final_steps", (0,), 0))
+    assert "not truncated" in _refusal(**column_with("truncated", (2, 3), False))
 
 
 def test_a_truncated_step_without_its_final_observation_is_refused() -> None:
-    assert "lacks its final observation" in _refusal(**_changed("truncated", (1, 1), True))
+    assert "lacks its final observation" in _refusal(**column_with("truncated", (1, 1), True))
     without = {name: columns()[name][:1] for name in columns() if name.startswith("final_")}
     assert "lacks its final observation" in _refusal(**without)
 
@@ -227,11 +210,11 @@ def test_scalars_in_place_of_index_columns_are_refused(prefix: str) -> None:
 
 
 def test_a_segment_without_a_step_is_refused() -> None:
-    assert "segment_lengths" in _refusal(**_changed("segment_lengths", (0,), 0))
+    assert "segment_lengths" in _refusal(**column_with("segment_lengths", (0,), 0))
 
 
 def test_a_segment_that_began_before_its_episode_is_refused() -> None:
-    assert "segment_offsets" in _refusal(**_changed("segment_offsets", (0,), -1))
+    assert "segment_offsets" in _refusal(**column_with("segment_offsets", (0,), -1))
 
 
 _GROUPS = [[name] for name in NAMES if name != "states"] + [
@@ -277,155 +260,3 @@ def test_a_damaged_tree_is_refused_or_all_of_its_episodes_can_be_read(tree: dict
         assert len(episode.action_logp) == len(episode)
         last = [array.shape for _, array in flatten(episode.last_observation)]
         assert last == [array.shape[2:] for _, array in flatten(batch.observations)]
-
-
-# -- trees in columns -----------------------------------------------------------------------------
-
-
-def _tree_columns(**changed: Any) -> dict[str, Any]:
-    """The usual batch with its observations [r, t] in a Dict and a Tuple, and a state."""
-    return {
-        **columns(),
-        **{name: _split(columns()[name]) for name in TREES if name.endswith("observations")},
-        "actions": {"0": columns()["actions"]},
-        "states": {"module": {"h": np.ones((4, 8), np.float32)}, "connectors": {"stack": {}}},
-        **changed,
-    }
-
-
-def _split(array: Any) -> dict[str, Any]:
-    return {"row": array[..., 0], "more": {"0": array[..., 1:]}}
-
-
-def _tree_refusal(**changed: Any) -> str:
-    with pytest.raises(WireError) as refused:
-        EpisodeBatch.from_tree(_tree_columns(**changed))
-    return str(refused.value)
-
-
-def test_a_batch_of_trees_comes_back_from_the_wire() -> None:
-    tree = EpisodeBatch.from_tree(_tree_columns()).to_tree()
-    (chunk,) = encode_frame(episodes_pb2.BatchHeader(), tree)
-    frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
-    assert frame is not None
-    found = EpisodeBatch.from_tree(frame.tree).to_tree()
-    assert found["states"]["connectors"] == {"stack": {}}  # type: ignore[call-overload,index]
-    expected = flatten(_tree_columns())
-    assert [path for path, _ in flatten(found)] == [path for path, _ in flatten(tree)]
-    arrays = dict(flatten(found))
-    for path, array in expected:
-        np.testing.assert_array_equal(arrays[path], array)
-
-
-def test_episodes_of_trees_are_views_of_every_array() -> None:
-    batch = EpisodeBatch.from_tree(_tree_columns())
-    plain = EpisodeBatch.from_tree(columns())
-    for tree, array in zip(batch.episodes(), plain.episodes(), strict=True):
-        for ours, expected in (
-            (tree.observations, array.observations),
-            (tree.last_observation, array.last_observation),
-        ):
-            assert isinstance(ours, dict)
-            np.testing.assert_array_equal(ours["row"], expected[..., 0])
-            np.testing.assert_array_equal(ours["more"]["0"], expected[..., 1:])
-        np.testing.assert_array_equal(tree.actions["0"], array.actions)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"observations": {}}, "column 'observations' holds no array"),
-        ({"actions": {"0": columns()["actions"], "1": {}}}, "column 'actions/1' holds no array"),
-        ({"actions": {"0": columns()["actions"][:, :3]}}, "'actions/0' has shape (4, 3)"),
-        ({"last_observations": {"row": np.zeros(4, np.float32)}}, "has an array at 'more/0'"),
-        ({"final_observations": np.zeros((2, 2), np.float32)}, "has an array at the root"),
-        (
-            {"last_observations": _split(columns()["last_observations"].astype(np.float64))},
-            "'last_observations/row' must be float32, not float64",
-        ),
-        (
-            {"final_observations": {"row": np.zeros((2, 1), np.float32), "more": {}}},
-            "column 'final_observations/more' holds no array",
-        ),
-        ({"states": np.zeros(4)}, "column 'states' must be a branch"),
-        (
-            {"states": {"module": {"h": np.zeros((3, 8))}}},
-            "'states/module/h' has shape (3, 8), expected (4, ...)",
-        ),
-        ({"states": {"module": np.zeros(())}}, "'states/module' has shape ()"),
-    ],
-)
-def test_what_is_wrong_within_a_tree_is_named(changed: dict[str, Any], message: str) -> None:
-    assert message in _tree_refusal(**changed)
-
-
-# -- episodes -------------------------------------------------------------------------------------
-
-
-def test_episodes_say_who_they_are_and_which_weights_acted() -> None:
-    found = list(EpisodeBatch.from_tree(columns()).episodes())
-    assert [episode.episode_id for episode in found] == [11, 12, 13, 14, 15, 15]
-    assert [len(episode) for episode in found] == [2, 2, 3, 4, 2, 2]
-    assert [episode.offset for episode in found] == [0, 0, 5, 0, 0, 2]
-    assert [episode.version for episode in found] == [(1, 7)] * 5 + [(1, 8)]
-
-
-def test_episodes_say_how_they_ended() -> None:
-    found = list(EpisodeBatch.from_tree(columns()).episodes())
-    assert {i for i, e in enumerate(found) if e.truncated} == {
-        TRUNCATED_IN_MID_ROW,
-        TRUNCATED_AT_THE_END,
-    }
-    assert {i for i, e in enumerate(found) if e.terminated} == {TERMINATED}
-
-
-@pytest.mark.parametrize(
-    ("segment", "row", "start"),
-    [
-        (TRUNCATED_IN_MID_ROW, 0, 0),
-        (RUNNING, 0, 2),
-        (TERMINATED, 1, 0),
-        (TRUNCATED_AT_THE_END, 2, 0),
-        (SECOND_HALF, 3, 2),
-    ],
-)
-def test_an_episode_is_a_view_of_its_stretch_of_the_row(segment: int, row: int, start: int) -> None:
-    batch = EpisodeBatch.from_tree(columns())
-    episode = list(batch.episodes())[segment]
-    stretch = slice(start, start + len(episode))
-    for name in ("observations", "actions", "rewards", "action_logp"):
-        view = getattr(episode, name)
-        np.testing.assert_array_equal(view, getattr(batch, name)[row, stretch])
-        assert np.shares_memory(view, getattr(batch, name))
-
-
-@pytest.mark.parametrize(
-    ("segment", "expected"),
-    [
-        (TRUNCATED_IN_MID_ROW, [100, 1]),
-        (TRUNCATED_AT_THE_END, [102, 3]),
-        (RUNNING, [0, 4]),
-        (FIRST_HALF, [3, 2]),
-        (SECOND_HALF, [3, 4]),
-        (TERMINATED, [1, 3]),
-    ],
-)
-def test_the_last_observation_is_the_one_after_the_last_step(
-    segment: int, expected: list[float]
-) -> None:
-    found = list(EpisodeBatch.from_tree(columns()).episodes())
-    assert found[segment].last_observation.tolist() == expected
-
-
-def test_the_last_observation_of_an_episode_that_terminates_with_its_row_is_the_rows_own() -> None:
-    ends = _changed("terminated", (3, 3), True)
-    episode = list(EpisodeBatch.from_tree(columns(**ends)).episodes())[SECOND_HALF]
-    assert episode.terminated
-    assert episode.last_observation.tolist() == [3, 4]
-
-
-def test_final_observations_may_come_in_any_order() -> None:
-    turned = {name: c[::-1] for name, c in columns().items() if name.startswith("final_")}
-    found = list(EpisodeBatch.from_tree(columns(**turned)).episodes())
-    assert found[TRUNCATED_IN_MID_ROW].last_observation.tolist() == [100, 1]
-    assert found[TRUNCATED_AT_THE_END].last_observation.tolist() == [102, 3]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,7 @@ import pytest
 from juggler.runtime.checkpoints.checkpoint import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(directory: Path, *arguments: str | Path) -> str:
-    """What a Python program prints, run where it may leave what it likes."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+RunPython = Callable[..., str]
 
 
 def summary_and_run(directory: Path) -> tuple[dict[str, Any], Path]:
@@ -43,15 +28,15 @@ def evaluated(output: str) -> float:
     return float(output.partition("episodes: return ")[2].split()[0])
 
 
-def test_an_environment_of_ones_own_is_learned(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "custom_environment.py")
+def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "custom_environment.py")
     summary, _ = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
-def test_a_module_of_ones_own_is_trained(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "custom_module.py")
+def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "custom_module.py")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
@@ -70,8 +55,10 @@ def test_a_module_of_ones_own_is_trained(tmp_path: Path) -> None:
         ("extended_module", "encoder.1.layers.1.weight"),
     ],
 )
-def test_a_part_of_ones_own_is_trained_with(tmp_path: Path, name: str, parameter: str) -> None:
-    output = run(tmp_path, EXAMPLES / f"{name}.py")
+def test_a_part_of_ones_own_is_trained_with(
+    tmp_path: Path, run_python: RunPython, name: str, parameter: str
+) -> None:
+    output = run_python(EXAMPLES / f"{name}.py")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
@@ -79,15 +66,15 @@ def test_a_part_of_ones_own_is_trained_with(tmp_path: Path, name: str, parameter
     assert parameter in state["parameters"]
 
 
-def test_a_language_model_learns_to_repeat_words(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "language_model.py")
+def test_a_language_model_learns_to_repeat_words(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "language_model.py")
     summary, _ = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert evaluated(output) > 2.8, "guessing gets 0.75 of 3"
 
 
-def test_two_modules_with_one_encoder_learn_in_one_run(tmp_path: Path) -> None:
-    *updates, last, shared = run(tmp_path, EXAMPLES / "shared_encoder.py").splitlines()
+def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) -> None:
+    *updates, last, shared = run_python(EXAMPLES / "shared_encoder.py").splitlines()
     first = updates[0].split()
     assert first[:2] == ["update", "0"]
     assert max(float(first[3]), float(first[5])) < 0.6, updates
@@ -96,8 +83,8 @@ def test_two_modules_with_one_encoder_learn_in_one_run(tmp_path: Path) -> None:
     assert shared == "one encoder: True"
 
 
-def test_a_run_in_a_file_is_solved(tmp_path: Path) -> None:
-    output = run(tmp_path, "-m", "juggler", "train", EXAMPLES / "my_run.toml")
+def test_a_run_in_a_file_is_solved(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python("-m", "juggler", "train", EXAMPLES / "my_run.toml")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
     assert read(run_dir).config["model"] == {"hidden_sizes": [128]}

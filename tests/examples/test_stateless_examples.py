@@ -7,11 +7,10 @@ import io
 import re
 import runpy
 import tokenize
-from pathlib import Path
 
 import pytest
 import torch
-from test_examples import EXAMPLES, run
+from test_examples import EXAMPLES, RunPython
 
 from juggler.learner.core import LearnerCore
 
@@ -31,9 +30,9 @@ def lines_of_code(source: str) -> int:
 
 @pytest.mark.slow
 def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not(
-    tmp_path: Path,
+    run_python: RunPython,
 ) -> None:
-    output = run(tmp_path, EXAMPLES / "learning_rates.py")
+    output = run_python(EXAMPLES / "learning_rates.py")
     returns = [float(each) for each in re.findall(r"return +([\d.]+)", output)]
     assert len(returns) == 16
     assert max(returns[:4]) < 60, "1e-5 is too little"
@@ -41,8 +40,8 @@ def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not
 
 
 @pytest.mark.slow
-def test_a_reward_for_what_is_new_leads_to_the_treasure(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "intrinsic_reward.py")
+def test_a_reward_for_what_is_new_leads_to_the_treasure(run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "intrinsic_reward.py")
     plain, curious = output.splitlines()
     assert plain.startswith("impala ")
     assert curious.startswith("curious impala ")
@@ -81,8 +80,8 @@ def test_a_core_around_another_is_short_and_adds_one_over_the_root_of_visits() -
 
 
 @pytest.mark.slow
-def test_a_learner_around_another_library_learns(tmp_path: Path) -> None:
-    output = run(tmp_path, EXAMPLES / "external_optimizer.py")
+def test_a_learner_around_another_library_learns(run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "external_optimizer.py")
     returns = [float(each) for each in re.findall(r"return ([\d.]+)", output)]
     assert returns[-1] > 100, output
     learner = runpy.run_path(str(EXAMPLES / "external_optimizer.py"))["MomentumLearner"]

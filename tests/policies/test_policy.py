@@ -245,9 +245,38 @@ def test_masks_that_are_missing_wrong_or_leave_nothing_are_said(tmp_path: Path) 
     seen = {key: np.zeros(4) for key in shown.observation_space.spaces}
     with pytest.raises(ValueError, match="other numbers than 0 and 1"):
         shown.act({**seen, "action_mask": np.array([1, 0, -3])})
+    with pytest.raises(ValueError, match=r"other numbers than 0 and 1: 2, in row 0"):
+        shown.act({"seen": np.zeros((1, 4)), "action_mask": np.array([[1, 0, 2]])})
     plain = juggler.load_policy(worlds.written(tmp_path / "plain", worlds.plain))
     with pytest.raises(ValueError, match="gave no action masks"):
         plain.act(np.zeros(4), mask=np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("mask", "number"),
+    [
+        ([1, 0, -3], "-3"),
+        ([0.5, 1, 0], "0.5"),
+        (np.array([1, 257, 0]), "257"),
+        (torch.tensor([1, 0, 2]), "2"),
+        ([1, np.nan, 0], "nan"),
+    ],
+)
+def test_a_mask_with_other_numbers_than_0_and_1_is_refused(mask, number, tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
+    with pytest.raises(ValueError, match=f"other numbers than 0 and 1: {number}$"):
+        policy.act(np.zeros(4), mask=mask)
+    rows = np.array([[1, 1, 1], np.asarray(mask)], None)
+    with pytest.raises(ValueError, match=f"0 and 1: {number}, in row 1"):
+        policy.act(np.zeros((2, 4)), mask=rows)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.int64, np.float32])
+def test_a_mask_of_0_and_1_may_have_any_dtype(dtype, tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
+    mask = np.array([0, 0, 1], dtype)
+    assert policy.act(np.zeros(4), mask=mask)[0] == 4
+    assert policy.act(np.zeros(4), mask=mask.tolist())[0] == 4
 
 
 def test_parts_of_a_script_have_to_be_given(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Checkpoints to write and to read, and what makes two of them the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+
+
+def checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoint:
+    rng = np.random.default_rng(update)
+    made = Checkpoint(
+        version=(generation, update),
+        tree={
+            "modules": {"default": {"encoder.0.weight": rng.standard_normal((4, 3))}},
+            "optimizer": {"step": np.array(update), "empty": {}},
+        },
+        extra={"schedule": {"progress": 0.25}},
+        counters={"env_steps_trained": 1000 * update},
+        config={"env": "CartPole-v1", "lr": 1e-3, "stop_return": None},
+        spaces={"observation": {"kind": "Box", "low": [-float("inf")]}},
+    )
+    return replace(made, **changes)
+
+
+def same(a: Checkpoint, b: Checkpoint) -> bool:
+    fields = ("version", "extra", "counters", "config", "spaces")
+    return equal(a.tree, b.tree) and all(getattr(a, n) == getattr(b, n) for n in fields)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
