@@ -38,6 +38,7 @@ class Checkpointing:
         self._outbox = outbox
         self._snapshots = snapshots
         self._last = update
+        self._asked: str | None = None  # the learner that sends its state
 
     def begin(self) -> bool:
         """Ask for a state as it is. False where nobody is there to ask."""
@@ -53,13 +54,23 @@ class Checkpointing:
             return False
         self._last = update
         self._outbox.begin_anew(update)
-        learner = self._roster.ready[members[0]]
-        return self._ask(training_pb2.Snapshot(seed=self._roster.seed(learner, update=update)))
+        first, *others = (self._roster.ready[member] for member in members)
+        for learner in others:
+            seed = self._roster.seed(learner, update=update)
+            self._outbox.send(learner, training_pb2.BeginAnew(seed=seed))
+        return self._ask(training_pb2.Snapshot(seed=self._roster.seed(first, update=update)))
+
+    def left(self, worker_id: str) -> None:
+        """A learner is gone, and with it the state that it may have been sending."""
+        if worker_id == self._asked:
+            self._asked = None
+            self._snapshots.abandon()
 
     def _ask(self, command: training_pb2.Snapshot) -> bool:
         members = self._core.members
         if not members or self._snapshots.under_way:
             return False
         self._snapshots.begin()
+        self._asked = members[0]
         self._outbox.tell(members[0], command)
         return True

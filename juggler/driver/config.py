@@ -16,6 +16,7 @@ import msgspec
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms import algorithms_with, find_algorithm
 from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.learner.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.nearest import nearest
@@ -38,11 +39,12 @@ class DriverConfig:
     num_env_runners: int = 2
     """EnvRunner processes on this host."""
 
-    num_learners: int = 1
-    """Learner processes in the learner group."""
+    num_learners: int | None = None
+    """Learner processes in the learner group; none: one for each of `devices`."""
 
     devices: str = "auto"
-    """Where learners compute: auto, cpu, or cuda:0."""
+    """Where learners compute: auto (a GPU of their host, in turn, or its CPU), cpu, cuda:0, several
+    with commas between them, or fake:4 (four processes on the CPU that stand for GPUs)."""
 
     synchronous: bool = False
     """Sample, wait for all, update, wait: slower, on-policy, and the same numbers every time."""
@@ -90,7 +92,6 @@ class DriverConfig:
     def validate(self) -> None:
         at_least = {
             "num_env_runners": 1,
-            "num_learners": 1,
             "requests_per_runner": 1,
             "updates_in_flight": 1,
             "checkpoint_updates": 1,
@@ -101,10 +102,11 @@ class DriverConfig:
         for key, minimum in at_least.items():
             if getattr(self, key) < minimum:
                 raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {minimum}")
-        if self.num_learners > 1:
+        devices = self.device_names()
+        if self.num_learners is not None and self.num_learners < len(devices):
             raise ConfigError(
-                f"num_learners = {self.num_learners}: one learner is what this version can train "
-                "with; set num_learners = 1"
+                f"num_learners = {self.num_learners}: must be at least {len(devices)}, for "
+                f"devices = {self.devices!r}"
             )
         above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
         for key in (*above_0, "stop_steps", "stop_seconds"):
@@ -122,8 +124,22 @@ class DriverConfig:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
         if self.stop_return is not None and math.isnan(self.stop_return):
             raise ConfigError("stop_return = nan: no return ever gets there")
-        if self.devices not in ("auto", "cpu") and not self.devices.startswith("cuda"):
-            raise ConfigError(f"devices = {self.devices!r}: expected auto, cpu, or cuda:0")
+
+    @property
+    def learners(self) -> int:
+        """How many learner processes there are to be."""
+        return len(self.device_names()) if self.num_learners is None else self.num_learners
+
+    def device_names(self) -> list[str]:
+        """Where learners compute, one after the other.
+
+        Raises:
+            ConfigError: one of them is no device.
+        """
+        try:
+            return parse_devices(self.devices)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 @dataclass(kw_only=True)

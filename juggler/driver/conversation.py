@@ -8,6 +8,7 @@ from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
+from juggler.driver.learner_group import LearnerGroup
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.outbox import Outbox
 from juggler.driver.receipts_first import ReceiptsFirst
@@ -15,6 +16,7 @@ from juggler.driver.record.progress import Progress
 from juggler.driver.replies import (
     read_arrivals,
     read_evaluation,
+    read_group_formed,
     read_ready,
     read_receipt,
     read_update_done,
@@ -44,12 +46,10 @@ class Conversation:
         checkpointing: when the run's state is cut.
         metrics: what receipts and updates said.
         connectors: what the EnvRunners' connectors have learned.
-        updates: that the weights have had, over the whole run.
         stop_reason: why the run should end; "" while it should go on.
         failure: what failed, where that is why it ends.
         evaluating: an evaluation is under way.
-        learner_steps: by worker id, the learner's own counts of steps trained on and dropped,
-            since its process began. They must agree with the core's ledger.
+        learners: as a group.
     """
 
     def __init__(
@@ -63,30 +63,38 @@ class Conversation:
         only_local: bool,
     ) -> None:
         self.core = core_of(config, resume)
-        self.updates = resume.version[1] if resume else 0
         self.roster = Roster(config, first_update=self.updates)
         self.metrics = metrics_of(resume)
         self.connectors = connectors_of(resume)
         self.stop_reason = ""
         self.failure = ""
         self.evaluating = False
-        self.learner_steps: dict[str, dict[str, int]] = {}
         self.outbox = Outbox(hub, self.roster, self.connectors)
         self.checkpointing = Checkpointing(
             config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
         )
+        self.learners = LearnerGroup(config, self.core, self.roster, snapshots, progress, resume)
         self._config = config
         self._hub = hub
         self._receipts_first = ReceiptsFirst(self.outbox.pool, config.driver.synchronous)
         self._local = local
         self._progress = progress
         self._snapshots = snapshots
-        self._resume = resume
         self._only_local = only_local
         # Episodes not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._shown: set[str] = set()  # failures that people have seen already
         self._failed_once: set[Worker] = set()
+
+    @property
+    def updates(self) -> int:
+        """That the weights have had, over the whole run."""
+        return self.core.weights_version.update
+
+    def regroup(self) -> None:
+        """Have learners meet again that lost each other."""
+        if (lost := self.learners.to_meet_again()) is not None:
+            self.happened(lost)
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
@@ -130,7 +138,7 @@ class Conversation:
             text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
             return self._progress.message(text, "warning")
         self._local.gave_up_on(event.worker_id)
-        if role == LEARNER:
+        if role == LEARNER and self._only_local and not self._local.any_up(LEARNER):
             return self.fail(f"{event.worker_id} is lost: {event.how}", "learner_lost")
         text = f"{event.worker_id} keeps ending (the last time: {event.how}) and stays down"
         if role == ENVRUNNER and self._only_local and not self._local.any_up(ENVRUNNER):
@@ -170,6 +178,11 @@ class Conversation:
             case training_pb2.Update():
                 newest = Version(self.core.generation, self.updates)
                 self._updated(worker, read_update_done(request, body, newest))
+            case training_pb2.Group():
+                newest = Version(self.core.generation, self.updates)
+                met = self.learners.met(worker, read_group_formed(request, body, newest))
+                if met is not None:
+                    self.happened(met)
             case training_pb2.Setup():
                 self._ready(worker, read_ready(body))
             case training_pb2.Evaluate():
@@ -250,17 +263,15 @@ class Conversation:
                 done.update_id, worker.worker_id, worker.incarnation, version, used
             )
         )
-        self.updates = max(self.updates, version.update)
+        self._local.of_use(worker.worker_id)
+        self.learners.updated(worker.worker_id, done)
         self._count_episodes()
-        self.learner_steps[worker.worker_id] = {
-            "trained": done.steps_trained,
-            "dropped": done.steps_dropped,
-        }
         for batch in used:
             if not batch.dropped:
                 self.metrics.batch_consumed(batch.staleness)
-        for module_id, metrics in done.metrics.items():
-            self.metrics.modules[module_id] = dict(metrics.values)
+        self.metrics.updated(
+            worker.worker_id, {key: metrics.values for key, metrics in done.metrics.items()}
+        )
         self.metrics.time_spent(worker.worker_id, done.seconds)
         stop_steps = self._config.driver.stop_steps
         if stop_steps is not None and self.core.ledger.trained >= stop_steps:
@@ -275,15 +286,13 @@ class Conversation:
 
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
         for worker, setup in setups:
-            if worker.role == LEARNER and self._resume is not None:
-                for command in restore_commands(setup, self._resume):
-                    self.outbox.send(worker, command)
-            else:
-                self.outbox.send(worker, setup)
+            state = self.learners.state_for(worker) if worker.role == LEARNER else None
+            for command in [setup] if state is None else restore_commands(setup, state):
+                self.outbox.send(worker, command)
 
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
         if worker.role == LEARNER:
-            self.roster.learner_ready(worker)
+            self.roster.learner_ready(worker, ready)
             joined = events.LearnerJoined(worker.worker_id, worker.incarnation)
             return self.happened(joined)
         self._set_up(self.roster.runner_ready(worker, ready, self.core.weights_version))
@@ -313,11 +322,13 @@ class Conversation:
         elif worker.role == EVALUATOR:
             self.evaluating = False
         else:
-            self._snapshots.abandon()
+            self.checkpointing.left(worker.worker_id)
+            self.metrics.learner_left(worker.worker_id)
+            self.learners.left(worker.worker_id)
             gone = events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason)
             self.happened(gone)
-            # Where it was started here, how its process ended says more; that comes next.
-            if failure or not worker.local:
+            # What one has failed at, with nobody else there, the next one would fail at too.
+            if failure and not self.core.members:
                 self.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
 
     def _show_departure(self, event: Left) -> None:

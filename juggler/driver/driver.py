@@ -33,6 +33,8 @@ _LAST_CHECKPOINT_SECONDS = 1.5
 _WORKERS_LEAVE_SECONDS = 0.5
 
 _LINE_SECONDS = 1.0
+#: For learners of a group: less than they wait for one of theirs that hangs (COLLECTIVE_SECONDS).
+_PEER_SILENCE_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ class Driver:
             roles=(ENVRUNNER, LEARNER, EVALUATOR),
             token=token,
             hang_seconds=config.driver.hang_seconds,
-            most_of={LEARNER: config.driver.num_learners},
+            # In a group, others wait for a learner that hangs.
+            silence_of={LEARNER: _PEER_SILENCE_SECONDS} if config.driver.learners > 1 else {},
+            most_of={LEARNER: config.driver.learners},
         )
         self._hub = Hub(settings, self._mailbox)
         self._local = LocalWorkers(self._mailbox, run_id, token, own_code)
@@ -225,6 +229,7 @@ class Driver:
                     self._evaluate()
                 case "look":
                     self._look_for_standstill()
+        self._workers.regroup()
         stop_seconds = self._config.driver.stop_seconds
         if stop_seconds is not None and self._wall_time() >= stop_seconds:
             self._workers.stop("stop_seconds")
@@ -261,11 +266,12 @@ class Driver:
             "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
             "env_steps_in_flight": counters.in_flight,
             "env_steps_lost_unreported": counters.lost_unreported,
-            "learner_steps": self._workers.learner_steps,
+            "learner_steps": self._workers.learners.steps,
             "updates": self._workers.updates,
             "weights_version": list(core.weights_version),
             "num_env_runners": core.num_runners,
             "num_learners": len(core.members),
+            "devices": {name: self._workers.roster.devices[name] for name in core.members},
             "restarts": self._local.restarts,
             **self._workers.metrics.line(wall_time, counters.trained),
         }

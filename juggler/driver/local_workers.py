@@ -45,9 +45,8 @@ class LocalWorkers:
         """To be called in a thread that outlives the workers: they die with it."""
         warm_up()
         policy = RestartPolicy()
-        for index in range(config.num_learners):
-            # A learner's weights die with it: the run ends, and goes on from its checkpoint.
-            self._start(LEARNER, index, None)
+        for index in range(config.learners):
+            self._start(LEARNER, index, policy)
         for index in range(config.num_env_runners):
             self._start(ENVRUNNER, index, policy)
         if config.evaluation_seconds > 0:
@@ -75,7 +74,7 @@ class LocalWorkers:
             cool_down()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
-    def _start(self, role: str, index: int, policy: RestartPolicy | None) -> None:
+    def _start(self, role: str, index: int, policy: RestartPolicy) -> None:
         contact = Contact(
             address=self.driver_address,
             index=index,

@@ -93,7 +93,12 @@ class Outbox:
         self.send(worker, request)
 
     def _form_group(self, command: events.FormGroup) -> None:
-        group = training_pb2.Group(generation=command.generation, members=command.members)
+        first = command.members[0]
+        group = training_pb2.Group(
+            generation=command.generation,
+            members=command.members,
+            meeting_point=self._roster.meeting_points[first],
+        )
         for member in command.members:
             self.tell(member, group)
         learners = self._roster.learners_message(command.generation)

@@ -70,6 +70,18 @@ def read_update_done(
     return done
 
 
+def read_group_formed(
+    group: training_pb2.Group, body: any_pb2.Any, newest: Version
+) -> training_pb2.GroupFormed:
+    """`newest`: the version that nothing before this group can exceed by more than one update."""
+    formed = unpack(body, training_pb2.GroupFormed())
+    if formed.generation != group.generation:
+        raise ValueError(f"an answer to generation {formed.generation}, not {group.generation}")
+    if formed.update > newest.update + 1:
+        raise ValueError(f"weights of update {formed.update}, where the newest is {newest.update}")
+    return formed
+
+
 def read_evaluation(body: any_pb2.Any) -> training_pb2.Evaluation:
     evaluation = unpack(body, training_pb2.Evaluation())
     if not evaluation.episode_returns:

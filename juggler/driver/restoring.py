@@ -47,7 +47,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         max_open_updates=(config.learner.max_staleness + 1) // 2,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
-        num_learners=config.driver.num_learners,
+        num_learners=config.driver.learners,
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
     )

@@ -42,6 +42,8 @@ class Roster:
     spaces: Spaces | None = None
     had_runner: bool = False
     last_failure: str = ""  # of any worker, in its own words
+    meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
+    devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
 
@@ -74,8 +76,10 @@ class Roster:
         waiting, self._waiting = self._waiting, {}
         return [(learner, self._setup(learner, version)) for learner in waiting.values()]
 
-    def learner_ready(self, worker: Worker) -> None:
+    def learner_ready(self, worker: Worker, message: training_pb2.Ready) -> None:
         self.ready[worker.worker_id] = worker
+        self.meeting_points[worker.worker_id] = message.meeting_point
+        self.devices[worker.worker_id] = message.description
 
     def left(self, worker: Worker) -> None:
         for table in (self.attached, self.ready, self._waiting):
@@ -120,7 +124,7 @@ class Roster:
         self._lives[worker.worker_id] += 1
         life = self._lives[worker.worker_id]
         setup = training_pb2.Setup(
-            config=json.dumps(self._config_for(worker.role)),
+            config=json.dumps(self._config_for(worker)),
             seed=self.seed(worker, self.first_update, life),
             version=version.message(),
         )
@@ -129,12 +133,17 @@ class Roster:
             setup.action_space.CopyFrom(self.spaces.action)
         return setup
 
-    def _config_for(self, role: str) -> dict[str, object]:
-        config = self.config
+    def _config_for(self, worker: Worker) -> dict[str, object]:
+        config, role = self.config, worker.role
         shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
         if role == LEARNER:
-            learner = asdict(config.learner)
-            return {"learner": learner, "device": config.driver.devices, **shared}
+            devices = config.driver.device_names()
+            own = {
+                "learner": asdict(config.learner),
+                "device": devices[worker.index % len(devices)],
+                "in_group": config.driver.learners > 1,
+            }
+            return {**own, **shared}
         env_runner = asdict(config.env_runner)
         if role == EVALUATOR:
             rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)

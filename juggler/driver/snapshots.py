@@ -16,7 +16,7 @@ from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import counters_of, with_connectors
 from juggler.driver.roster import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, newest_good
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2
@@ -108,6 +108,15 @@ class SnapshotWriter:
         )
         self._writing = True
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
+
+    def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint of this run that is whole, and what is wrong with newer ones."""
+        if self.newest is None:
+            return None, []
+        try:
+            return newest_good(self._directory)
+        except CheckpointError as error:
+            return None, [str(error)]
 
     def done(self, written: SnapshotWritten) -> None:
         self.under_way = self._writing = False

@@ -77,6 +77,7 @@ class EnvRunner:
     ) -> None:
         self._attachment = attachment
         self._contact = contact
+        self._index = int(attachment.worker_id.rpartition("-")[2])
         self._env_factory = env_factory
         self._module_factory = module_factory
         self._own_connectors = own_connectors
@@ -154,7 +155,9 @@ class EnvRunner:
             if worker_id not in self._senders:
                 sender = EpisodeSender(self._reachable(learner), self._metadata, self._settled)
                 self._senders[worker_id] = (learner.incarnation, sender)
-        self._subscribe(message.learners[0] if message.learners else None)
+        # Every learner of a group has the same weights: readers are spread over them.
+        of_ours = self._index % max(1, len(message.learners))
+        self._subscribe(message.learners[of_ours] if message.learners else None)
         return attach_pb2.Done()
 
     def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:

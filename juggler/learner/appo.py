@@ -50,6 +50,7 @@ class Appo(GradientCore):
 
     def __init__(self, factories: Factories, config: AppoConfig) -> None:
         super().__init__(factories, config)
+        self.mean_names = () if config.target_kl is None else ("kl_from_target",)
         # `steps` of a state go up with each use of a batch; schedules follow the environment's.
         self.schedules = {
             key: partial(_after_uses, schedule, config.batch_uses)

@@ -121,6 +121,15 @@ class LearnerCore(Protocol[S]):
         """
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
+    def nothing(self, state: S) -> tuple[Grads, Aux]:
+        """What `grads` would give for a sample of all modules without a single live step: what a
+        learner of a group contributes where its own sample lacks a module.
+
+        Raises:
+            ValueError: the core cannot be one of a group.
+        """
+        raise ValueError(f"{self.name} has no `nothing`: it cannot train in a group of learners")
+
     def initial_states(self) -> dict[str, Any]:
         """By module id, what modules with a state begin an episode with: trees of tensors [...]."""
         return {}

@@ -87,6 +87,9 @@ class GradientCore(LearnerCore[State], ABC):
     name: str
     trains_on: frozenset[str]
 
+    mean_names: tuple[str, ...] = ()
+    """Of the means that `loss` returns."""
+
     schedules: dict[str, Callable[[Tensor], Tensor]]
     """By key of the config: steps trained on -> the value at present, both 0-d."""
 
@@ -183,6 +186,23 @@ class GradientCore(LearnerCore[State], ABC):
                 for module_id, live_steps in aux[unit_id].live_steps.items():
                     count = torch.full_like(live_steps, calls)  # []
                     aux[unit_id].metrics[module_id]["compiled_calls"] = count
+        return grads, aux
+
+    def nothing(self, state: State) -> tuple[Grads, Aux]:
+        grads: Grads = {}
+        aux: Aux = {}
+        for unit_id, own in state.items():
+            modules = self._units[unit_id].modules
+            if len(modules) > 1:
+                raise ValueError(
+                    f"modules {', '.join(modules)} share parameters: a group of several learners "
+                    "cannot train those; set num_learners = 1"
+                )
+            steps = torch.zeros_like(own["steps"])  # []
+            zero = own["parameters"].new_zeros(())  # []
+            grads[unit_id] = torch.zeros_like(own["parameters"])  # [P]
+            means = {key: dict.fromkeys(self.mean_names, zero) for key in modules}
+            aux[unit_id] = UnitAux(dict.fromkeys(modules, steps), {}, own["buffers"], means)
         return grads, aux
 
     def _accumulated(self, unit: Unit, state: UnitState, parts: Sample) -> tuple[Tensor, UnitAux]:

@@ -15,6 +15,9 @@ from juggler.learner.collate import collate
 from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample
 from juggler.learner.mean_metrics import mean_metrics
 from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.learner.peers import Peers
+from juggler.learner.reduction import mean_over_learners
+from juggler.learner.taking_over import state_hash, take_over_newest
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
@@ -70,6 +73,7 @@ class Learner:
         self.state = to_device(core.init(seed), self.device)
         self._buffer = CircularBuffer.of(core.config)
         self._in_flight = UpdatesInFlight(updates_in_flight)
+        self._peers: Peers | None = None
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -110,11 +114,37 @@ class Learner:
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """As `Seam`."""
+        if self._peers is not None:
+            nothing = self.core.nothing(self.state)
+            grads, aux = mean_over_learners(grads, aux, nothing, self._peers.sum)
         return self.after_gradients(grads, aux)
 
     def sums(self, x: Tensor) -> Tensor:
         """As `Seam`."""
-        return x
+        return x if self._peers is None else self._peers.sum(x)
+
+    def join(self, peers: Peers | None) -> int:
+        """From here on, make every update together with other learners, or alone again (None).
+
+        All go on from the state of the one with most updates, and without samples that were to be
+        used again. Each update is then made by all of them, on samples of their own, as one learner
+        would make it on all of these samples. It fails at all, or some of them are one update ahead
+        of the others and `join` the next time gives everybody theirs.
+
+        Returns:
+            A hash of the state, the same at all of them.
+
+        Raises:
+            PeerLost: somebody is gone; this learner is as it was, or has taken over a state.
+            ValueError: the core cannot be one of a group.
+        """
+        self.forget()
+        self._peers = None
+        if peers is not None:
+            self.core.nothing(self.state)  # raises where that cannot be
+            take_over_newest(self, peers)
+        self._peers = peers
+        return state_hash(self)
 
     @overload
     def update_from_batch(
@@ -240,6 +270,15 @@ class Learner:
     def get_weights(self) -> dict[str, Tree]:
         """The same as arrays on the host; waits for the update that makes them."""
         return arrays_like(self.get_params())
+
+    @property
+    def in_group(self) -> bool:
+        """Whether updates are made together with other learners."""
+        return self._peers is not None
+
+    def leave(self) -> None:
+        """Make no update with the others any more: one of them is lost."""
+        self._peers = None
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and what of the state JSON can hold."""

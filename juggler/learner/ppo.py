@@ -66,6 +66,7 @@ class Ppo(GradientCore):
 
     name = "ppo"
     trains_on = frozenset({"episodes"})
+    mean_names = ("kl",)
     config: PpoConfig
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
@@ -144,7 +145,7 @@ class Ppo(GradientCore):
         self, state: State, sample: Sample, seam: Seam
     ) -> tuple[dict[str, Table], dict[str, Tensor]]:
         """What is computed once for a sample, and how many live steps all learners' samples have
-        [], both by module id."""
+        of each module [], both by module id."""
         estimated = {
             module_id: self._estimated(InChunks(*self.forward(state, module_id)), columns)
             for module_id, columns in sample.items()
@@ -193,7 +194,7 @@ class Ppo(GradientCore):
         absent = torch.zeros(3, dtype=torch.float64, device=next(iter(live.values())).device)
         own = [_sums(advantages[key], live[key]) if key in live else absent for key in self.modules]
         sums = dict(zip(self.modules, seam.sums(torch.stack(own)), strict=True))  # [3] each
-        live_steps = {key: sums[key][0].long() for key in live}  # []
+        live_steps = {key: each[0].long() for key, each in sums.items()}  # []
         if not self.config.normalize_advantages:
             return dict(advantages), live_steps
         normalized = {}
@@ -225,11 +226,10 @@ class Ppo(GradientCore):
         the optimizer."""
         counted = {}
         for unit in self._units.values():
-            counts = [live_steps[key] for key in unit.modules if key in live_steps]  # []
-            if counts:
-                old = before[unit.id]
-                moved = after[unit.id]["extra"]["key"] != old["extra"]["key"]  # []
-                counted[unit.id] = old["steps"] + moved * reduce(torch.maximum, counts)  # []
+            old = before[unit.id]
+            moved = after[unit.id]["extra"]["key"] != old["extra"]["key"]  # []
+            most = reduce(torch.maximum, (live_steps[key] for key in unit.modules))  # []
+            counted[unit.id] = old["steps"] + moved * most  # []
         return counted
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import torch
 from google.protobuf import any_pb2
 
 from juggler.learner.algorithms import build_learner
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.devices import device_for, devices_here
+from juggler.learner.learner import Learner
+from juggler.learner.listening import listen, peer_host
+from juggler.learner.membership import Membership
+from juggler.learner.peers import PeerLost
+from juggler.learner.pending_metrics import PendingMetrics
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.actors.attachment import Attachment
@@ -21,7 +28,7 @@ from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.episodes.stream import EpisodeReceiver
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
@@ -30,18 +37,13 @@ from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
-#: Updates in a row with gradients that are not finite, after which there is no hope.
-_HOPELESS = 5
-_METRICS_SECONDS = 0.5
-
-
 def main(program: LearnerProgram) -> None:
     """Attach and work until told to stop."""
     keep_freed_memory()
     torch.set_num_threads(1)
     server = make_server()
     try:
-        addresses = _listen(server, program)
+        addresses = listen(server, program)
     except EndpointError as error:
         raise SystemExit(f"juggler learner: {error}") from None
     _, *own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
@@ -49,46 +51,11 @@ def main(program: LearnerProgram) -> None:
         program.contact,
         LEARNER,
         lambda attachment, inbox: LearnerWorker(
-            attachment, inbox, program.contact, server, *own_code
+            attachment, inbox, program.contact, server, peer_host(program), *own_code
         ),
-        devices=_devices(),
+        devices=devices_here(),
         data_addresses=addresses,
     )
-
-
-def _listen(server: Any, program: LearnerProgram) -> list[str]:
-    addresses = []
-    contact = program.contact
-    if contact.socket_dir:
-        path = Path(contact.socket_dir) / f"learner-{contact.index}.sock"
-        path.unlink(missing_ok=True)  # a predecessor that was killed leaves its own behind
-        addresses.append(bind(server, f"unix:{path}"))
-    if program.bind:
-        bound = bind(server, program.bind, insecure=program.insecure)
-        host, _, port = program.advertise.rpartition(":")
-        if program.advertise and port == "0":
-            addresses.append(f"{host}:{bound.rpartition(':')[2]}")
-        else:
-            addresses.append(program.advertise or bound)
-    return addresses
-
-
-def _devices() -> list[str]:
-    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
-
-
-def _device(asked: str) -> str:
-    """Where to compute, for the key `devices`.
-
-    Raises:
-        ValueError: this host has no such device.
-    """
-    here = _devices()
-    if asked == "auto":
-        return here[0]
-    if asked not in ("cpu", "cuda", *here):
-        raise ValueError(f"devices = {asked!r}: this host has {', '.join(here)}")
-    return asked
 
 
 class LearnerWorker:
@@ -100,6 +67,7 @@ class LearnerWorker:
         inbox: Inbox,
         contact: Contact,
         server: Any,
+        host: str,
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
@@ -115,14 +83,15 @@ class LearnerWorker:
         self._loop.on(training_pb2.Update, self._update)
         self._loop.on(training_pb2.Discard, self._discard)
         self._loop.on(training_pb2.Snapshot, self._snapshot)
+        self._loop.on(training_pb2.BeginAnew, self._begin_anew_with)
         self._publisher = WeightsPublisher(self._why_refused)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
+        self._membership = Membership(attachment.worker_id, host)
         self._in_group = False
+        self._template: list[EpisodeBatch] = []  # one batch, once there is one
         self._steps_trained = 0
         self._steps_dropped = 0
-        self._pending: list[dict[str, dict[str, torch.Tensor]]] = []  # metrics not yet fetched
-        self._skipped_in_a_row: dict[str, int] = {}  # updates, by module id
-        self._metrics_at = 0.0
+        self._metrics = PendingMetrics()
         self._seconds = dict.fromkeys(("waiting", "collate", "update", "publish"), 0.0)
         self._idle_since = time.perf_counter()
 
@@ -138,6 +107,8 @@ class LearnerWorker:
     def _setup(self, _: int, setup: training_pb2.Setup) -> training_pb2.Ready:
         parts = json.loads(setup.config)
         module_config = ModuleConfig(**parts["module"])
+        index = int(self._attachment.worker_id.rpartition("-")[2])
+        device = device_for(parts["device"], index, devices_here())
         observation_space = space_from_message(setup.observation_space)
         action_space = space_from_message(setup.action_space)
         self._learner: Learner = build_learner(
@@ -150,9 +121,10 @@ class LearnerWorker:
             check_specs=module_config.check_specs,
             connectors=ConnectorsConfig.parse(parts["connectors"]),
             own_connectors=self._own_connectors,
-            device=_device(parts["device"]),
+            device=device,
             seed=setup.seed,
         )
+        self._max_staleness = self._learner.config.max_staleness
         self._version = Version.of(setup.version)
         self._store = BatchStore(
             {DEFAULT_MODULE: (observation_space, action_space)},
@@ -166,7 +138,10 @@ class LearnerWorker:
         self._server.add_generic_rpc_handlers((self._receiver.handler(), self._publisher.handler()))
         self._server.start()
         self._begin_anew(setup.seed)
-        return training_pb2.Ready(description=str(self._learner.device))
+        return training_pb2.Ready(
+            description=parts["device"] if parts["device"].startswith("fake:") else device,
+            meeting_point=self._membership.meeting_point.address if parts["in_group"] else "",
+        )
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
         assert self._restoring is not None
@@ -178,29 +153,32 @@ class LearnerWorker:
             self._restoring = None
         return attach_pb2.Done()
 
-    def _group(self, _: int, group: training_pb2.Group) -> attach_pb2.Done:
-        """A new membership. Its first weights are the current ones under the new generation."""
+    def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
+        """A new membership. Its first weights are those of the member that has got furthest."""
         if not self._in_group:
             self._in_group = True
             self._store.serve(joined=group.generation)
-        self._version = Version(group.generation, self._version.update)
-        self._publish()
-        return attach_pb2.Done()
+        formed = self._membership.form(
+            group, self._learner, lambda: self._loop.waits(training_pb2.Group)
+        )
+        self._version = Version(group.generation, self._learner.updates)
+        if not formed.peer_lost:
+            self._publish()
+        return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         started, collated = time.perf_counter(), self._learner.collate_seconds
         self._seconds["waiting"] += started - self._idle_since
         batches, missing = self._store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(update_id=update.update_id)
-        fresh = self._book(batches, missing, done)
-        if fresh:
-            episodes = [batch.modules[DEFAULT_MODULE] for batch in fresh]
-            self._pending.append(self._learner.update_from_episodes({DEFAULT_MODULE: episodes}))
-            self._version = Version(self._version.generation, self._version.update + 1)
+        made = self._make(batches, missing, done)
         updated = time.perf_counter()
-        if fresh:
+        if made:
             self._publish()
-        self._fetch_metrics(done)
+        for module_id, values in self._metrics.take(self._version.update).items():
+            done.metrics[module_id].values.update(values)
+            # Batches are received in other threads, beside all the rest.
+            done.seconds.update(self._seconds, receive=self._receiver.seconds)
         done.version.CopyFrom(self._version.message())
         done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
         self._idle_since = time.perf_counter()
@@ -216,15 +194,33 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
+        """The first chunk goes out in order with the answers to updates, the others beside the
+        updates that follow: nothing changes what was saved."""
         tree, extra = self._learner.save()
         header = training_pb2.StateHeader(version=self._version.message(), extra=json.dumps(extra))
-        chunks = list(encode_frame(header, tree, digest=True))
-        kind = training_pb2.StateChunk.DESCRIPTOR.full_name
-        for index, chunk in enumerate(chunks):
-            body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
-            self._attachment.reply_packed(command_id, body, last=index == len(chunks) - 1)
+        chunks = encode_frame(header, tree, digest=True)
+        second = self._send_chunk(command_id, next(chunks), chunks)
+        threading.Thread(
+            target=self._send_chunks, args=(command_id, second, chunks), name="snapshot", daemon=True
+        ).start()
         if command.HasField("seed"):
             self._begin_anew(command.seed)
+
+    def _begin_anew_with(self, _: int, command: training_pb2.BeginAnew) -> attach_pb2.Done:
+        self._begin_anew(command.seed)
+        return attach_pb2.Done()
+
+    def _send_chunks(self, command_id: int, chunk: bytes | None, rest: Iterator[bytes]) -> None:
+        while chunk is not None:
+            chunk = self._send_chunk(command_id, chunk, rest)
+
+    def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
+        """One chunk of a state, marked if it is the last. Returns the next one."""
+        after = next(rest, None)
+        kind = training_pb2.StateChunk.DESCRIPTOR.full_name
+        body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
+        self._attachment.reply_packed(command_id, body, last=after is None)
+        return after
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -243,55 +239,53 @@ class LearnerWorker:
     def _publish(self) -> None:
         self._publisher.publish(self._version, self._learner.get_weights())
 
+    def _make(
+        self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
+    ) -> bool:
+        """Update on what is fresh enough; every batch of the update is accounted for in `done`.
+        True where that made new weights."""
+        fresh = [batch for batch in batches if self._staleness(batch) <= self._max_staleness]
+        episodes = [batch.modules[DEFAULT_MODULE] for batch in fresh]
+        if self._learner.in_group:
+            # The others cannot go on without this learner, which has nothing to say this time.
+            episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
+            self._template = episodes[:1]
+        if episodes and not self._membership.lost:
+            try:
+                self._metrics.add(self._learner.update_from_episodes({DEFAULT_MODULE: episodes}))
+            except PeerLost as error:
+                self._membership.lose(self._learner, str(error))
+        done.peer_lost = self._membership.lost
+        self._book(batches, missing, done)
+        if not episodes or done.peer_lost:
+            return False
+        self._version = Version(self._version.generation, self._version.update + 1)
+        return True
+
+    def _any_episodes(self, batches: list[HeldBatch]) -> list[EpisodeBatch]:
+        """One batch, of those given or of an earlier update; none where there was none yet."""
+        return [batch.modules[DEFAULT_MODULE] for batch in batches[:1]] or self._template
+
+    def _staleness(self, batch: HeldBatch) -> int:
+        """In updates."""
+        return max(0, self._version.update - batch.version.update)
+
     def _book(
         self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
-    ) -> list[HeldBatch]:
-        """Who is fresh enough to train on; every batch of the update is accounted for in `done`."""
-        fresh = []
+    ) -> None:
+        """What became of every batch of an update, before the version moves on."""
         for batch in batches:
-            staleness = max(0, self._version.update - batch.version.update)
+            staleness = self._staleness(batch)
             used = done.batches.add(
                 batch_id=batch.batch_id, live_steps=batch.live_steps, staleness=staleness
             )
-            if staleness > self._learner.config.max_staleness:
+            if staleness > self._max_staleness:
                 used.dropped = "stale"
+            elif done.peer_lost:
+                used.dropped = "learner_lost"
+            if used.dropped:
                 self._steps_dropped += batch.live_steps
             else:
-                fresh.append(batch)
                 self._steps_trained += batch.live_steps
         for batch_id in missing:
             done.batches.add(batch_id=batch_id, dropped="restart")
-        return fresh
-
-    def _fetch_metrics(self, done: training_pb2.UpdateDone) -> None:
-        """Twice a second: reading a metric makes the host wait for the device."""
-        now = time.perf_counter()
-        if not self._pending or now - self._metrics_at < _METRICS_SECONDS:
-            return
-        self._metrics_at = now
-        pending, self._pending = self._pending, []
-        means = {
-            module_id: {
-                name: torch.stack([each[module_id][name].float() for each in pending]).mean()  # []
-                for name in names
-            }
-            for module_id, names in pending[-1].items()
-        }
-        for module_id, values in fetch_metrics(means).items():
-            done.metrics[module_id].values.update(values)
-            skipped = torch.stack([each[module_id]["skipped"] for each in pending])  # [updates]
-            self._notice_skips(module_id, skipped.tolist())
-        # Batches are received in other threads, beside all the rest.
-        done.seconds.update(self._seconds, receive=self._receiver.seconds)
-
-    def _notice_skips(self, module_id: str, skipped: list[float]) -> None:
-        """Of each of the newest updates."""
-        for update, skip in enumerate(skipped, self._version.update - len(skipped) + 1):
-            in_a_row = self._skipped_in_a_row.get(module_id, 0) + 1 if skip else 0
-            self._skipped_in_a_row[module_id] = in_a_row
-            if in_a_row >= _HOPELESS:
-                raise FloatingPointError(
-                    f"module {module_id!r}: the loss or its gradients were not finite in "
-                    f"{_HOPELESS} updates in a row, the last of them update {update}. Lower lr, or "
-                    "look at the rewards' scale"
-                )

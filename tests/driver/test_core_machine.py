@@ -12,7 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from juggler.driver.core.events import Finish, IssueUpdate, Request, StopRequested
+from juggler.driver.core.events import (
+    Finish,
+    IssueUpdate,
+    PeersLost,
+    PeersMet,
+    Request,
+    StopRequested,
+)
 from juggler.driver.core.state import CoreSettings
 
 _FEW = st.integers(0, 3)
@@ -75,11 +82,20 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(which=_ANY, survivors=_FEW, again=st.booleans())
     def a_learner_dies(self, which: int, survivors: int, again: bool) -> None:
-        if len(self.world.learners) > 1:
+        if self.world.learners:
             worker_id = _pick(self.world.learners, which)
             self.world.kill(worker_id, survivors)
             if again:
                 self.world.start_learner(int(worker_id[-1]))
+
+    @rule(past=st.integers(0, 1))
+    def learners_lose_each_other(self, past: int) -> None:
+        self.world.deliver(PeersLost(max(0, self.world.generation - past)))
+
+    @rule()
+    def learners_meet(self) -> None:
+        update = self.world.core.weights_version.update
+        self.world.deliver(PeersMet(self.world.generation, update))
 
     @rule(
         which=_ANY,
@@ -139,13 +155,10 @@ class CoreMachine(RuleBasedStateMachine):
             world.start_runner(0, 5)
         while world.pending:
             world.deliver_next()
-        if world.core._group.lost:
-            assert world.core.members == ()
-        else:
-            for index in range(world.settings.num_learners):
-                if not world.core.members and f"learner-{index}" not in world.learners:
-                    world.start_learner(index)
-            world.run(until_updates=5)
+        for index in range(world.settings.num_learners):
+            if not world.core.members and f"learner-{index}" not in world.learners:
+                world.start_learner(index)
+        world.run(until_updates=5)
         _end(world)
 
 

@@ -14,6 +14,8 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    PeersLost,
+    PeersMet,
     Request,
     Share,
     StopRequested,
@@ -158,13 +160,35 @@ def test_a_batch_for_the_earlier_process_of_a_learner_is_not_for_the_new_one() -
     assert core.ledger.dropped["learner_lost"] == 50
 
 
-def test_without_the_last_learner_nothing_is_asked_for_any_more() -> None:
+def test_without_the_last_learner_nothing_is_asked_for_until_another_one_is_there() -> None:
     core = make()
     first, _ = join(core)
     assert core.handle(LearnerLeft("learner-0", "L", "killed")) == []
     assert core.handle(receipt(first)) == []
-    # A newcomer has none of the weights: such a run goes on from its checkpoint.
-    assert core.handle(LearnerJoined("learner-0", "M")) == []
+    commands = core.handle(LearnerJoined("learner-0", "M"))
+    assert commands[0] == FormGroup(2, ("learner-0",))
+    assert only(Request, commands)
+
+
+def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() -> None:
+    core = make()
+    join(core)
+    core.handle(PeersMet(1, 7))
+    assert core.weights_version == (1, 7)
+    core.handle(LearnerLeft("learner-0", "L", "killed"))
+    core.handle(LearnerJoined("learner-0", "M"))
+    core.handle(PeersMet(2, 5))
+    assert core.weights_version == (2, 5)
+    core.handle(PeersMet(1, 7))
+    assert core.weights_version == (2, 5), "late news of an earlier group"
+
+
+def test_learners_that_lost_each_other_meet_again_under_another_generation() -> None:
+    core = make(learners=2)
+    join(core)
+    assert core.handle(PeersLost(0)) == []
+    assert only(FormGroup, core.handle(PeersLost(1))) == [FormGroup(2, ("learner-0", "learner-1"))]
+    assert only(FormGroup, core.handle(PeersLost(1))) == [], "that generation is over"
 
 
 # The end.

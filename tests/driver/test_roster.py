@@ -192,11 +192,20 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     learner = json.loads(_set_up(roster, _worker("learner")).config)
     assert runner.keys() == {"env_runner", "module", "connectors"}
     assert runner["env_runner"]["envs_per_runner"] == 3
-    assert learner.keys() == {"learner", "module", "connectors", "device"}
+    assert learner.keys() == {"learner", "module", "connectors", "device", "in_group"}
+    assert not learner["in_group"]
     assert learner["learner"]["lr"] == 0.25
     assert learner["device"] == "cpu"
     assert runner["module"] == learner["module"]
     assert runner["module"]["model"] == {"hidden_sizes": [8]}
+
+
+def test_learners_take_turns_on_the_devices() -> None:
+    roster = _roster(devices="cuda:1,fake:2", num_learners=4)
+    roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
+    told = [json.loads(_set_up(roster, _worker("learner", index)).config) for index in range(4)]
+    assert [each["device"] for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
+    assert all(each["in_group"] for each in told)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +228,7 @@ def test_runners_are_told_where_the_ready_learners_are() -> None:
     for learner in learners:
         _set_up(roster, learner)
     assert list(roster.learners_message(3).learners) == []
-    roster.learner_ready(learners[1])
+    roster.learner_ready(learners[1], training_pb2.Ready())
     message = roster.learners_message(3)
     (told,) = message.learners
     assert message.generation == 3
@@ -238,7 +247,7 @@ def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
     runner = _with_runner(roster)
     assert not roster.complete()
     assert roster.describe() == ("envrunners: 1 attached, 1 ready; learners: 1 attached, 0 ready")
-    roster.learner_ready(learner)
+    roster.learner_ready(learner, training_pb2.Ready())
     assert roster.complete()
     roster.left(runner)
     assert not roster.complete()
@@ -250,7 +259,7 @@ def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
     evaluator = _worker("evaluator")
     _set_up(roster, evaluator)
     roster.runner_ready(evaluator, _ready(), VERSION)
-    roster.learner_ready(_worker("learner"))
+    roster.learner_ready(_worker("learner"), training_pb2.Ready())
     assert not roster.complete()
     assert not roster.had_runner
     _with_runner(roster)

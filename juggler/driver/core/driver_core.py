@@ -18,6 +18,8 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    PeersLost,
+    PeersMet,
     Proceed,
     Request,
     RunnerJoined,
@@ -124,6 +126,12 @@ class DriverCore:
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
             case LearnerLeft():
                 self._left(WorkerKey(event.learner, event.incarnation))
+            case PeersMet():
+                met = Version(event.generation, event.update)
+                self.weights_version = max(self.weights_version, met)
+            case PeersLost():
+                if (formed := self._group.renew(event.generation)) is not None:
+                    self._commands.append(formed)
             case Proceed():
                 self.between_rounds = False
             case StopRequested():

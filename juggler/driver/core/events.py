@@ -144,6 +144,21 @@ class UpdateFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersMet:
+    """The group of this generation can update together; its weights are those after `update`."""
+
+    generation: int
+    update: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeersLost:
+    """The group of this generation cannot update together, and nobody of it has left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proceed:
     """In synchronous mode, behind an update: the next round may begin."""
 
@@ -168,6 +183,8 @@ Event = (
     | Arrived
     | UpdateFinished
     | UpdateFailed
+    | PeersMet
+    | PeersLost
     | Proceed
     | StopRequested
     | Finish

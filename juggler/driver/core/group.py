@@ -31,16 +31,15 @@ class Group:
     """Membership, with a generation number that goes up whenever it changes.
 
     The first group forms when `size` learners have joined. Later ones are let in when no update is
-    in flight. A group that has lost its last member is lost for good, and its weights with it:
-    such a run goes on from a checkpoint, under a new core.
+    in flight. A group that has lost its last member has lost its weights: whoever joins next brings
+    others, from a checkpoint.
     """
 
     def __init__(self, size: int, generation: int) -> None:
         self.generation = generation
         self.members: dict[str, Learner] = {}  # by rank
         self.joiners: dict[str, Learner] = {}
-        self.lost = False
-        self._size = size
+        self._needed = size
 
     def named(self, worker_id: str) -> Learner | None:
         """Whoever has this id now."""
@@ -57,7 +56,7 @@ class Group:
 
     def admit(self) -> FormGroup | None:
         """The group with all who wait, behind the ranks there are. None: not now."""
-        if self.lost or not self.joiners or len(self.members) + len(self.joiners) < self._needed:
+        if not self.joiners or len(self.joiners) < self._needed:
             return None
         for worker_id in sorted(self.joiners, key=worker_order):
             self.members[worker_id] = self.joiners.pop(worker_id)
@@ -69,14 +68,14 @@ class Group:
         if self.joiners.pop(worker_id, None) is not None:
             return None
         del self.members[worker_id]
-        self.lost = not self.members
-        return None if self.lost else self._form()
+        return self._form() if self.members else None
 
-    @property
-    def _needed(self) -> int:
-        return 1 if self.members else self._size
+    def renew(self, generation: int) -> FormGroup | None:
+        """The same members under another generation. None: that one is over already."""
+        return self._form() if self.members and generation == self.generation else None
 
     def _form(self) -> FormGroup:
+        self._needed = 1
         self.generation += 1
         return FormGroup(self.generation, tuple(self.members))
 

@@ -19,7 +19,8 @@ class Metrics:
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
     evaluation_return: float | None = None
-    modules: dict[str, dict[str, float]] = field(default_factory=dict)
+    # By learner, by module id: of its newest updates, on samples of its own.
+    modules: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker id
     # Since the last line.
     _staleness_total: float = 0.0
@@ -43,6 +44,14 @@ class Metrics:
         """A worker's own totals since it began."""
         if seconds:
             self.seconds[worker_id] = dict(seconds)
+
+    def updated(self, worker_id: str, modules: Mapping[str, Mapping[str, float]]) -> None:
+        """What a learner says of its newest updates."""
+        own = self.modules.setdefault(worker_id, {})
+        own.update({module_id: dict(values) for module_id, values in modules.items()})
+
+    def learner_left(self, worker_id: str) -> None:
+        self.modules.pop(worker_id, None)
 
     def goes_on(self, wall_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
@@ -75,7 +84,19 @@ class Metrics:
             "steps_per_second": rate,
             "evaluation_return_mean": self.evaluation_return,
             "seconds": self.seconds,
-            "modules": self.modules,
+            "modules": self._modules(),
+        }
+
+    def _modules(self) -> dict[str, dict[str, float]]:
+        """By module id, means over the learners."""
+        values: dict[str, dict[str, list[float]]] = {}
+        for learner in self.modules.values():
+            for module_id, metrics in learner.items():
+                for name, value in metrics.items():
+                    values.setdefault(module_id, {}).setdefault(name, []).append(value)
+        return {
+            module_id: {name: sum(each) / len(each) for name, each in metrics.items()}
+            for module_id, metrics in values.items()
         }
 
 

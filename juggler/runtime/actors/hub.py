@@ -78,6 +78,7 @@ class HubSettings:
     token: str = ""
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0  # without any message: the worker is lost
+    silence_of: Mapping[str, float] = field(default_factory=dict)  # the same, for some roles
     hang_seconds: float = 120.0  # a main loop that makes no progress: the worker is lost
     max_workers: int = 4096
     most_of: Mapping[str, int] = field(default_factory=dict)  # workers of a role; others: no limit
@@ -325,10 +326,10 @@ class Hub:
             # While this process stood still itself (after Ctrl-Z, say) nobody was silent: what
             # workers said meanwhile is still to be read.
             late, looked = now - looked - interval, now
-            deadline = now - self._settings.silence_seconds
             for connection in list(self._connections.values()):
                 connection.last_seen = min(now, connection.last_seen + late)
-                if connection.last_seen < deadline and not connection.over:
-                    silence = self._settings.silence_seconds
+                role = connection.worker.role
+                silence = self._settings.silence_of.get(role, self._settings.silence_seconds)
+                if connection.last_seen < now - silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.cancel()

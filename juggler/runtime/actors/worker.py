@@ -147,6 +147,13 @@ class CommandLoop:
                 return "stopped by the driver"
         return ""
 
+    def waits(self, kind: type[Message]) -> bool:
+        """Whether a later command of this kind waits for its turn, or the loop should end now."""
+        if self.over():
+            return True
+        name = kind.DESCRIPTOR.full_name
+        return any(isinstance(x, Command) and x.body.TypeName() == name for x in self._waiting)
+
     def run(self) -> str:
         """Returns the reason why it ended."""
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,14 @@ class EpisodeBatch:
     @property
     def live_steps(self) -> int:
         return int(np.count_nonzero(self.live))
+
+    def silenced(self) -> EpisodeBatch:
+        """The same without a live step: nothing to learn from."""
+        return replace(
+            self,
+            live=np.zeros_like(self.live),
+            segment_lengths=np.zeros_like(self.segment_lengths),
+        )
 
     def to_tree(self) -> dict[str, Tree]:
         """The columns by name; no copies."""

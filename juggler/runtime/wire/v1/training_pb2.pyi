@@ -33,18 +33,20 @@ class Setup(_message.Message):
     def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("observation_space", "action_space", "rows", "steps", "description")
+    __slots__ = ("observation_space", "action_space", "rows", "steps", "description", "meeting_point")
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     rows: int
     steps: int
     description: str
-    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ...) -> None: ...
+    meeting_point: str
+    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ...) -> None: ...
 
 class Learners(_message.Message):
     __slots__ = ("generation", "learners")
@@ -135,7 +137,7 @@ class Update(_message.Message):
     def __init__(self, update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
-    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped")
+    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +159,7 @@ class UpdateDone(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     update_id: int
     version: WeightsVersion
     batches: _containers.RepeatedCompositeFieldContainer[UsedBatch]
@@ -164,7 +167,8 @@ class UpdateDone(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     steps_trained: int
     steps_dropped: int
-    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ...) -> None: ...
+    peer_lost: str
+    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ...) -> None: ...
 
 class UsedBatch(_message.Message):
     __slots__ = ("batch_id", "live_steps", "staleness", "dropped")
@@ -192,12 +196,32 @@ class ModuleMetrics(_message.Message):
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("generation", "members")
+    __slots__ = ("generation", "members", "meeting_point")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    meeting_point: str
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., meeting_point: _Optional[str] = ...) -> None: ...
+
+class GroupFormed(_message.Message):
+    __slots__ = ("generation", "peer_lost", "update", "state_hash")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    STATE_HASH_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    peer_lost: str
+    update: int
+    state_hash: int
+    def __init__(self, generation: _Optional[int] = ..., peer_lost: _Optional[str] = ..., update: _Optional[int] = ..., state_hash: _Optional[int] = ...) -> None: ...
+
+class BeginAnew(_message.Message):
+    __slots__ = ("seed",)
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    def __init__(self, seed: _Optional[int] = ...) -> None: ...
 
 class Discard(_message.Message):
     __slots__ = ("batch_ids",)

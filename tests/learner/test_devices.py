@@ -1,0 +1,40 @@
+"""What the key `devices` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from juggler.learner.devices import device_for, parse_devices
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("auto", ["auto"]),
+        ("cpu", ["cpu"]),
+        ("cuda:0, cuda:1", ["cuda:0", "cuda:1"]),
+        ("fake:3", ["fake:0", "fake:1", "fake:2"]),
+        ("cuda:1,cpu,cuda:1", ["cuda:1", "cpu", "cuda:1"]),
+    ],
+)
+def test_devices_are_named_one_after_the_other(text: str, names: list[str]) -> None:
+    assert parse_devices(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cuda", "cuda:x", "fake:0", "cpu,", "tpu:1,cpu"])
+def test_what_is_no_device_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"devices = .* is none; expected auto, cpu, cuda:0"):
+        parse_devices(text)
+
+
+def test_learners_take_turns_on_the_devices_of_their_host() -> None:
+    here = ["cuda:0", "cuda:1"]
+    assert [device_for("auto", index, here) for index in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert device_for("auto", 5, ["cpu"]) == "cpu"
+    assert device_for("fake:3", 0, here) == "cpu"
+    assert device_for("cuda:1", 0, here) == "cuda:1"
+
+
+def test_a_device_that_a_host_has_not_got_is_named_with_those_it_has() -> None:
+    with pytest.raises(ValueError, match="devices = 'cuda:2': this host has cuda:0, cuda:1"):
+        device_for("cuda:2", 0, ["cuda:0", "cuda:1"])

@@ -1,0 +1,108 @@
+"""Learners that look for each other, and lose each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from groups import at_once, join, meet, never, update
+from gymnasium import spaces
+
+from juggler.learner import peers as peers_module
+from juggler.learner.algorithms import build_learner
+from juggler.learner.config import PpoConfig
+from juggler.learner.learner import Learner
+from juggler.learner.peers import MeetingPoint, PeerLost, Peers
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+def make_learner() -> Learner:
+    space = spaces.Box(-10, 10, (4,), np.float32)
+    return build_learner(PpoConfig(), None, space, spaces.Discrete(2), {"hidden_sizes": [8]})
+
+
+def parameters(learner: Learner) -> torch.Tensor:
+    found: torch.Tensor = learner.state["default"]["parameters"].clone()
+    return found
+
+
+def test_sums_gathers_and_broadcasts_reach_everybody() -> None:
+    group = meet(3)
+    sums = at_once([lambda p=p: p.sum(torch.arange(4.0) * p.rank) for p in group])  # type: ignore[misc]
+    assert all(torch.equal(each, torch.tensor([0.0, 3.0, 6.0, 9.0])) for each in sums)
+    tables = at_once([lambda p=p: p.gather([p.rank, -(2**63)]) for p in group])  # type: ignore[misc]
+    assert tables == [[[0, -(2**63)], [1, -(2**63)], [2, -(2**63)]]] * 3
+    data = at_once(
+        [lambda p=p: p.broadcast(b"news" if p.rank == 1 else None, 1, 4) for p in group]  # type: ignore[misc]
+    )
+    assert data == [b"news"] * 3
+
+
+def test_a_meeting_point_listens_where_it_says_and_nowhere_else() -> None:
+    point = MeetingPoint("127.0.0.1")
+    port = int(point.address.rpartition(":")[2])
+    with open("/proc/net/tcp") as table:
+        listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
+    assert f"0100007F:{port:04X}" in listening
+    assert f"00000000:{port:04X}" not in listening
+
+
+def test_who_waits_for_one_that_does_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "COLLECTIVE_SECONDS", 0.3)
+    point = MeetingPoint("127.0.0.1")
+    with pytest.raises(
+        PeerLost, match=r"the 2 learners did not meet at 127.0.0.1:.* have not come"
+    ):
+        Peers(point.address, 1, 0, 2, "127.0.0.1", never)
+
+
+def test_nobody_waits_once_there_is_another_group_to_form() -> None:
+    point = MeetingPoint("127.0.0.1")
+    started = time.monotonic()
+    with pytest.raises(PeerLost):
+        Peers(point.address, 1, 0, 2, "127.0.0.1", lambda: time.monotonic() > started + 0.2)
+    assert time.monotonic() - started < 2
+
+
+def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "COLLECTIVE_SECONDS", 0.5)
+    with pytest.raises(PeerLost, match=r"did not meet at 127.0.0.1:9"):
+        Peers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
+
+
+def test_an_update_that_loses_a_peer_changes_nothing(make_batch: MakeBatch) -> None:
+    first, second = make_learner(), make_learner()
+    join([first, second])
+    before = parameters(first)
+    second.leave()
+    with pytest.raises(PeerLost):
+        first.update_from_episodes([make_batch(4, 8)])
+    assert torch.equal(parameters(first), before)
+    assert first.updates == 0
+
+    first.leave()
+    first.update_from_episodes([make_batch(4, 8)])
+    assert not torch.equal(parameters(first), before), "alone it goes on"
+    hashes = join([second, first])
+    assert hashes[0] == hashes[1], "who was left behind takes over what the other has learned"
+    assert second.updates == 1
+
+
+def test_an_update_that_only_some_have_made_is_everybodys_in_the_next_group(
+    make_batch: MakeBatch,
+) -> None:
+    group = [make_learner() for _ in range(3)]
+    join(group)
+    shards = [[make_batch(4, 8, seed=seed)] for seed in range(3)]
+    update(group, shards)
+    ahead = parameters(group[1])
+    group[0].restore(*make_learner().save())  # as if its last reduction had failed
+    join(group)
+    for learner in group:
+        assert torch.equal(parameters(learner), ahead)
+        assert learner.updates == 1

@@ -1,0 +1,128 @@
+"""Runs with several learners: what they reach, and what becomes of them when members go."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
+
+#: Two learners with a batch of the runner each make up the batch of one.
+HALVES = ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
+
+
+def assert_learners_agree(directory: Path) -> None:
+    """With the driver, about how many steps were trained on."""
+    end = summary(directory)
+    own = sum(counts["trained"] for counts in end["learner_steps"].values())
+    assert own == end["env_steps_trained"]
+    assert_books_balance(directory)
+
+
+def goes_on(directory: Path, seconds: float) -> None:
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached, seconds, "no training any more")
+
+
+def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
+    directory = place.path / "run"
+    for generation, learners in enumerate((2, 1, 3), 1):
+        sizes = ["--num-learners", learners, "--stop-steps", 60_000 * generation]
+        begin = ("cartpole", "--run-dir", "run") if generation == 1 else ("--resume", "run")
+        run = place.run("train", *begin, *sizes, "--stop-return", 501)
+        assert run.status == 0, run.output
+        place.assert_nothing_is_left()
+        assert_learners_agree(directory) if generation == 1 else assert_books_balance(directory)
+        end = summary(directory)
+        assert end["num_learners"] == learners
+        assert end["weights_version"][0] == generation
+        assert end["env_steps_trained"] >= 60_000 * generation
+        if learners > 1:
+            named = ", ".join(f"learner-{index} on cpu" for index in range(learners))
+            assert f"learner group {generation}: {named}" in run.output
+            assert len(end["learner_steps"]) == learners
+            assert end["devices"] == {f"learner-{index}": "cpu" for index in range(learners)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
+    place: Place, rank: int
+) -> None:
+    directory = place.path / "run"
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *HALVES)
+    goes_on(directory, 60)
+    place.worker(f"learner {rank}").kill()
+    run.wait_for(f"learner group 2: learner-{1 - rank} on fake:{1 - rank}", 15)
+    run.wait_for("learner group 3: ", 30)
+    goes_on(directory, 15)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    place.assert_nothing_is_left()
+    assert_learners_agree(directory)
+    end = summary(directory)
+    assert end["num_learners"] == 2
+    assert end["env_steps_dropped"]["learner_lost"] > 0
+    updates = [line["updates"] for line in metrics(directory)]
+    assert updates == sorted(updates), "no update was lost"
+    assert "weights are lost" not in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: int) -> None:
+    directory = place.path / "run"
+    options = ["--num-learners", 3, "--stop-return", 501, "--run-dir", "run"]
+    run = place.start("train", "cartpole", *options)
+    goes_on(directory, 60)
+    place.worker(f"learner {rank}").send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    run.wait_for("learner group 2: ", 15)
+    goes_on(directory, 15 - (time.monotonic() - stopped))
+    run.wait_for("learner group 3: ", 30)
+    goes_on(directory, 15)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    place.assert_nothing_is_left()
+    assert_learners_agree(directory)
+    assert f"learner-{rank} left: no heartbeat for 6 s" in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, seed: int) -> None:
+    options = ["--run-dir", "run", "--seed", seed, "--stop-steps", 2_000_000]
+    run = place.run("train", "cartpole", *options, *HALVES, seconds=120)
+    assert run.status == 0, run.output
+    end = summary(place.path / "run")
+    assert end["solved"], end["episode_return_mean"]
+    assert end["env_steps_trained"] < 1_500_000, "one takes 400 to 800 thousand"
+    assert_learners_agree(place.path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: Place) -> None:
+    directory, draws = place.path / "run", random.Random(7)
+    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 5]
+    run = place.start("train", "cartpole", *options, *HALVES, "--num-env-runners", 2)
+    goes_on(directory, 60)
+    end = time.monotonic() + 120
+    killed = 0
+    while time.monotonic() < end:
+        time.sleep(5)
+        assert run.status is None, run.output
+        role = draws.choice(["envrunner 0", "envrunner 1", "learner 0", "learner 1"])
+        place.worker(role).kill()
+        killed += 1
+    assert killed >= 20
+    goes_on(directory, 30)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
+    place.assert_nothing_is_left()
+    assert_learners_agree(directory)
+    assert summary(directory)["restarts"] == killed
+    returns = [line["episode_return_mean"] or 0.0 for line in metrics(directory)]
+    assert max(returns) >= 475
