@@ -55,7 +55,7 @@ class LearnerGroup:
         state, problems = self._snapshots.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
-        if not self._core.members:
+        if not self._core.members and self._core.weights_version.update:
             update = "new weights" if state is None else f"update {state.version[1]}"
             text = f"the learners' weights are lost: {learner.worker_id} goes on from {update}"
             self._progress.message(text, "warning")

@@ -56,11 +56,18 @@ CASES = {
         buffer_batches = 3
         batch_uses = 2
     """,
+    "two learners": """
+        env = "CartPole-v1"
+        num_learners = 2
+        algorithm = "ppo"
+        epochs = 2
+        minibatches = 3
+    """,
     "global generators": 'env = "mine:Dice"\nmodule = "mine:WithDropout"',
 }
 
 #: Those that every run of the tests tries.
-QUICK = ("plain", "connectors", "recurrent")
+QUICK = ("plain", "recurrent", "two learners")
 
 #: Random numbers from everywhere, and answers whose order is any.
 MINE = """

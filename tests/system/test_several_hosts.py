@@ -14,6 +14,9 @@ import pytest
 from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
 
 
+EVERY_SECOND = ["--checkpoint-seconds", 1]
+
+
 def _address(output: str) -> str:
     line = next(line for line in output.splitlines() if "waiting for workers at" in line)
     return line.split()[-1]
@@ -67,6 +70,39 @@ def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     driver.interrupt()
     assert driver.wait(10) == 0, driver.output
     for worker in (second, learner):
+        assert worker.wait(10) == 0, worker.output
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2, *EVERY_SECOND]
+    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
+    driver.wait_for("waiting for workers at")
+    dial = ["--driver", _address(driver.output)]
+    first, second = place.start("learner", *dial), place.start("learner", *dial)
+    runners = [place.start("envrunner", *dial) for _ in range(2)]
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+
+    first.process.kill()
+    driver.wait_for("learner group 2: learner-1 on cpu", 15)
+    third = place.start("learner", *dial)
+    driver.wait_for("learner group 3: learner-1 on cpu, learner-0 on cpu", 30)
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
+    eventually(lambda: list(directory.glob("checkpoints/0*")), 30, lambda: driver.output)
+
+    for learner in (second, third):
+        learner.process.kill()
+    fourth = place.start("learner", *dial)
+    driver.wait_for("the learners' weights are lost: learner-", 30)
+    driver.wait_for("learner group 5: ", 30)
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
+    driver.interrupt()
+    assert driver.wait(10) == 0, driver.output
+    for worker in (fourth, *runners):
         assert worker.wait(10) == 0, worker.output
     assert_books_balance(directory)
     place.assert_nothing_is_left()
