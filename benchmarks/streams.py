@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -126,11 +127,11 @@ def episodes_client(address: str, size: int, seconds: float) -> float:
 class Publishing(WeightsPublisher):
     def __init__(self) -> None:
         super().__init__(lambda metadata: None)
-        self.taken = threading.Semaphore(1)
+        self.taken: SimpleQueue[None] = SimpleQueue()
 
     def _newer_than(self, sent: Version, context: Any) -> Any:
         newer = super()._newer_than(sent, context)
-        self.taken.release()
+        self.taken.put(None)
         return newer
 
 
@@ -139,8 +140,8 @@ def weights_server(address: str, ready: Any, size: int) -> None:
     _serve([publisher.handler()], address)
     ready.set()
     for number in itertools.count(1):
-        publisher.taken.acquire()
         publisher.publish(Version(1, number), tree)
+        publisher.taken.get()
 
 
 class CountingSubscription(WeightsSubscription):

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import xxhash
 from weights_learner import (
     LARGE,
+    METADATA,
     PATIENCE,
     Learner,
+    Scripted,
     read_weights,
     same,
     subscribe_by_hand,
     weights_tree,
 )
 
-from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.weights import WeightsSubscription
-from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
 Subscribe = Callable[..., WeightsSubscription]
+OverTcp = Callable[[grpc.GenericRpcHandler], str]
 
 
 def test_a_subscriber_gets_what_was_published_before_and_what_comes_after(
@@ -122,10 +128,72 @@ def test_every_reader_sees_versions_in_order_and_the_last_one(learner: Learner) 
         assert versions == sorted(set(versions))
 
 
-def test_every_chunk_of_weights_carries_the_digest_of_its_payload(learner: Learner) -> None:
-    learner.publish(1, 0, LARGE)
-    with dial(learner.address) as channel:
+# -- digests --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def over_tcp() -> Iterator[OverTcp]:
+    """Serves a handler on TCP and says where."""
+    with ThreadPoolExecutor(8, thread_name_prefix="learner") as threads:
+        server = grpc.server(threads, options=SERVER_OPTIONS)
+
+        def serve(handler: grpc.GenericRpcHandler) -> str:
+            server.add_generic_rpc_handlers((handler,))
+            address = bind(server, "127.0.0.1:0")
+            server.start()
+            return address
+
+        yield serve
+        server.stop(grace=None).wait(PATIENCE)
+
+
+def read_chunks(address: str, count: int) -> list[episodes_pb2.WeightsChunk]:
+    with dial(address) as channel:
         call = subscribe_by_hand(channel)
-        chunks = [episodes_pb2.WeightsChunk.FromString(next(call)) for _ in range(4)]
-    for chunk in chunks:
+        return [episodes_pb2.WeightsChunk.FromString(next(call)) for _ in range(count)]
+
+
+def test_every_chunk_of_weights_over_tcp_carries_the_digest_of_its_payload(
+    learner: Learner, over_tcp: OverTcp
+) -> None:
+    address = over_tcp(learner.publisher.handler())
+    learner.publish(1, 0, LARGE)  # before anybody who needs digests has come
+    before = read_chunks(address, 4)
+    learner.publish(1, 1, LARGE)
+    for chunk in before + read_chunks(address, 4):
         assert chunk.digest == xxhash.xxh3_64_intdigest(chunk.payload)
+
+
+def test_weights_on_a_unix_socket_need_no_digests(learner: Learner, subscribe: Subscribe) -> None:
+    version = learner.publish(1, 0, LARGE)
+    assert not any(chunk.HasField("digest") for chunk in read_chunks(learner.address, 4))
+    assert same(subscribe().wait_for(version, PATIENCE), version, LARGE)
+
+
+def test_subscribers_of_both_kinds_get_the_same_weights(
+    learner: Learner, subscribe: Subscribe, over_tcp: OverTcp
+) -> None:
+    address = over_tcp(learner.publisher.handler())
+    local = subscribe()
+    local.wait_for(learner.publish(1, 0), PATIENCE)
+    remote = WeightsSubscription(address, METADATA, "envrunner-1", Limits())
+    for update in range(1, 10):
+        version = learner.publish(1, update)
+        for subscription in (local, remote):
+            assert same(subscription.wait_for(version, PATIENCE), version)
+    remote.close()
+
+
+def test_weights_over_tcp_without_digests_are_refused(over_tcp: OverTcp) -> None:
+    header = episodes_pb2.WeightsHeader(version=Version(1, 0).message())
+    address = over_tcp(Scripted(list(encode_frame(header, weights_tree(Version(1, 0))))).handler())
+    subscription = WeightsSubscription(address, METADATA, "envrunner-0", Limits())
+    deadline = time.monotonic() + PATIENCE
+    said = ""
+    while "came without its digest" not in said:
+        assert time.monotonic() < deadline, said
+        with pytest.raises(TimeoutError) as timeout:
+            subscription.wait_for(Version(0, 0), 0.05)
+        said = str(timeout.value)
+    assert subscription.newest is None
+    subscription.close()

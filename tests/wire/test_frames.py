@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_cases import DTYPES, HEADER, assert_same, feed_all, trees
 
+from juggler.runtime.wire.chunks import read_chunk, read_known, with_digest
 from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
@@ -104,6 +105,31 @@ def test_frames_of_the_generated_classes_are_read_in_any_field_order(
     assert frame.header == HEADER
     assert_same(tree, frame.tree)
     assert_fit_for_use(frame.tree)
+
+
+@settings(deadline=None)
+@given(trees, chunk_sizes)
+def test_a_digest_can_be_added_to_a_chunk_that_has_none(tree: Any, chunk_bytes: int) -> None:
+    without = list(encode_frame(HEADER, tree, chunk_bytes=chunk_bytes))
+    assert list(map(with_digest, without)) == list(
+        encode_frame(HEADER, tree, digest=True, chunk_bytes=chunk_bytes)
+    )
+
+
+@settings(deadline=None)
+@given(trees, st.booleans(), st.integers(0, 130))
+def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
+    tree: Any, digest: bool, name: int
+) -> None:
+    header = BatchHeader(batch_id=1, envrunner="x" * name)
+    (message,) = encode_frame(header, tree, digest=digest)
+    chunk = read_chunk(message, 1 << 20)
+    assert chunk.tree is not None
+    known = read_known(message, chunk.tree, chunk.size, 1 << 20)
+    assert known == (chunk if header.ByteSize() < 128 else None)
+    assert read_known(message, chunk.tree + b"x", chunk.size, 1 << 20) is None
+    assert read_known(message, chunk.tree, chunk.size + 1, 1 << 20) is None
+    assert read_known(message, chunk.tree, chunk.size, header.ByteSize() - 1) is None
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

@@ -15,7 +15,7 @@ from wire_cases import HEADER, assert_same, feed_all, nbytes
 
 from juggler.runtime.wire.chunks import read_chunk
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
@@ -88,6 +88,39 @@ def test_any_bit_flipped_in_the_fields_before_the_payload_raises_nothing_but_a_w
     for at in range(len(message)):
         for bit in range(8):
             read_safely([message[:at] + bytes([message[at] ^ 1 << bit]) + message[at + 1 :]])
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    st.booleans(),
+    st.sampled_from([0, 1, 100, 200]),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 7)), max_size=2),
+    st.integers(0, 900),
+    st.integers(0, 20),
+    st.binary(max_size=5),
+)
+def test_a_reader_that_knows_the_tree_reads_whatever_comes_as_a_new_one_does(
+    digest: bool, name: int, flips: list[tuple[int, int]], at: int, cut: int, new: bytes
+) -> None:
+    header = BatchHeader(batch_id=9, envrunner="x" * name)
+    message = bytearray(next(encode_frame(header, TREE, digest=digest)))
+    for where, bit in flips:
+        message[where % len(message)] ^= 1 << bit
+    at %= len(message)
+    message[at : at + cut] = new
+    knowing = FrameReader(BatchHeader, LIMITS)
+    assert knowing.feed(ONE_CHUNK[0]) is not None
+    said: list[Any] = []
+    for reader in (FrameReader(BatchHeader, LIMITS), knowing):
+        try:
+            said.append(reader.feed(bytes(message)))
+        except WireError as error:
+            said.append(str(error))
+    if isinstance(said[0], Frame):
+        assert said[0].header == said[1].header
+        assert_same(said[0].tree, said[1].tree)
+    else:
+        assert said[0] == said[1]
 
 
 huge = st.sampled_from([2**31, 2**62, 2**63 - 1, 2**64 - 1])

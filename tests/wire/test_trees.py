@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from wire_cases import trees
 
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import check_paths, flatten, leaves, path_name, unflatten
+from juggler.runtime.wire.trees import (
+    Skeleton,
+    check_paths,
+    flatten,
+    leaves,
+    path_name,
+    unflatten,
+)
 
 ONE = np.ones(1)
 
@@ -30,6 +37,18 @@ def test_every_tree_is_put_together_again_from_its_leaves(tree: Any) -> None:
 def test_arrays_come_in_the_order_of_the_keys() -> None:
     tree = {"b": {"z": ONE, "a": ONE}, "a": ONE, "empty": {}}
     assert [path for path, _ in flatten(tree)] == [("b", "z"), ("b", "a"), ("a",)]
+
+
+def test_a_tree_put_together_has_its_keys_in_the_order_they_had() -> None:
+    tree = {"b": ONE, "c": {"z": {"y": ONE}, "a": ONE}, "a": ONE}
+    assert repr(unflatten(flatten(tree))) == repr(tree)
+
+
+def test_a_skeleton_can_be_filled_often_and_shares_no_branches() -> None:
+    skeleton = Skeleton([("a", "b"), ("c",)], [("d",)])
+    first, second = skeleton.fill([ONE, ONE]), skeleton.fill([2 * ONE, 3 * ONE])
+    assert first == {"a": {"b": ONE}, "c": ONE, "d": {}}
+    assert second == {"a": {"b": 2}, "c": 3, "d": {}}
 
 
 @pytest.mark.parametrize(

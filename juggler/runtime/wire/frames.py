@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,23 +17,17 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.chunks import (
-    ALIGNMENT,
     Chunk,
     Piece,
     digest_of,
     read_chunk,
+    read_known,
     write_chunk,
 )
-from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
+from juggler.runtime.wire.dtypes import dtype_from_number
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import (
-    Path,
-    Tree,
-    check_paths,
-    leaves,
-    path_name,
-    unflatten,
-)
+from juggler.runtime.wire.forms import bytes_of, lay_out
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
 
 #: Payload bytes in one chunk: enough to make the cost of a message small, few enough that memory
@@ -43,8 +36,6 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 
 #: What to set as gRPC's limit on a message: a chunk of 4 MiB, header and tree information fit.
 MAX_MESSAGE_BYTES = 8 << 20
-
-_ZEROS = memoryview(bytes(ALIGNMENT))
 
 H = TypeVar("H", bound=Message)
 
@@ -93,8 +84,9 @@ def encode_frame(
     """
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
-    info, pieces, size = _lay_out(tree)
-    first = {"header": header.SerializeToString(), "tree": info}
+    form, pieces = lay_out(tree)
+    size = form.size
+    first = {"header": header.SerializeToString(), "tree": form.tree_info}
     fields = sum(map(len, first.values())) + 64  # their tags and the padding included
     if fields + min(chunk_bytes, size) > MAX_MESSAGE_BYTES:
         raise WireError(
@@ -102,65 +94,6 @@ def encode_frame(
             f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
         )
     return _chunks(first, pieces, size, chunk_bytes, digest)
-
-
-class _Form(NamedTuple):
-    """Where each array of a tree goes: the same for most frames of a stream."""
-
-    tree_info: bytes  # serialized
-    gaps: list[memoryview]  # zeros before each array
-    little: list[np.dtype[Any] | None]  # what an array has to be converted to
-    plain: list[bool]  # whether an array's memory can be read as it is
-    size: int  # of the payload
-
-
-def _lay_out(tree: Tree) -> tuple[bytes, list[Piece], int]:
-    """A serialized TreeInfo; the payload in pieces, arrays and the zeros between them; its size."""
-    found = list(leaves(tree))
-    form = _form(tuple((path, a.dtype, a.shape) if a is not None else path for path, a in found))
-    pieces: list[Piece] = []
-    arrays = [array for _, array in found if array is not None]
-    for array, gap, little, plain in zip(arrays, form.gaps, form.little, form.plain, strict=True):
-        if gap:
-            pieces.append(gap)
-        if little is not None:
-            array = array.astype(little)
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        pieces.append(array if plain else _bytes_of(array))
-    return form.tree_info, pieces, form.size
-
-
-@lru_cache(maxsize=1024)
-def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]) -> _Form:
-    """Args:
-    leaves: path, dtype and shape of each array, and the path alone of an empty branch.
-    """
-    info = TreeInfo()
-    gaps: list[memoryview] = []
-    converted: list[np.dtype[Any] | None] = []
-    plain: list[bool] = []
-    size = 0
-    for leaf in leaves:
-        if len(leaf) != 3 or not isinstance(leaf[1], np.dtype):
-            info.empty_branches.add(keys=leaf)
-            continue
-        path, dtype, shape = leaf
-        gaps.append(_ZEROS[: -size % ALIGNMENT])
-        size += len(gaps[-1])
-        number = dtype_to_number(dtype)
-        info.arrays.add(path=path, dtype=number, shape=shape, offset=size)
-        little = dtype_from_number(number)
-        converted.append(None if little == dtype else little)
-        plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
-        size += math.prod(shape) * dtype.itemsize
-    info.payload_size = size
-    return _Form(info.SerializeToString(), gaps, converted, plain, size)
-
-
-def _bytes_of(piece: Piece) -> memoryview:
-    array = np.asarray(piece)
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _chunks(
@@ -172,7 +105,7 @@ def _chunks(
     fields: Mapping[str, Any] = first
     share: list[Piece] = []
     sent, room = 0, chunk_bytes
-    for piece in map(_bytes_of, pieces):
+    for piece in map(bytes_of, pieces):
         while len(piece) > room:
             share.append(piece[:room])
             piece = piece[room:]
@@ -212,7 +145,12 @@ class FrameReader(Generic[H]):
                 frame is dropped; the next chunk must be the first of another.
         """
         partial, self._partial = self._partial, None
-        chunk = read_chunk(message, self._limits.header_bytes)
+        chunk = None
+        if partial is None and self._last is not None:
+            tree, layout = self._last
+            chunk = read_known(message, tree, layout.payload_size, self._limits.header_bytes)
+        if chunk is None:
+            chunk = read_chunk(message, self._limits.header_bytes)
         self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
@@ -227,7 +165,8 @@ class FrameReader(Generic[H]):
         if not partial.add(message, chunk):
             self._partial = partial
             return None
-        return Frame(partial.header, _read_tree(partial.layout, partial.payload.data))
+        payload = partial.payload.data.toreadonly()
+        return Frame(partial.header, _read_tree(partial.layout, payload))
 
     def _begin(self, chunk: Chunk) -> tuple[H, _Layout]:
         if chunk.header is None or chunk.tree is None:
@@ -259,7 +198,7 @@ class _Spec(NamedTuple):
     path: Path
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # 0 where the array is empty
     size: int  # bytes
 
 
@@ -267,7 +206,7 @@ class _Layout(NamedTuple):
     """Tree information that has been checked."""
 
     specs: list[_Spec]
-    empty_branches: list[Path]
+    skeleton: Skeleton
     payload_size: int
 
 
@@ -315,13 +254,13 @@ def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
     paths = [*(spec.path for spec in specs), *empty]
     if (depth := max(map(len, paths), default=0)) > limits.depth:
         raise WireError(f"a tree of depth {depth} is over the limit, {limits.depth}")
-    check_paths(paths)
+    skeleton = Skeleton([spec.path for spec in specs], empty)
     end = 0
     for spec in sorted(specs, key=attrgetter("offset")):
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
-    return _Layout(specs, empty, size)
+    return _Layout(specs, skeleton, size)
 
 
 def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
@@ -337,19 +276,19 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
     # NumPy cannot make an array whose other dimensions are huge, though it has no elements.
     if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
         raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
-    return _Spec(path, dtype, shape, array.offset, size)
+    return _Spec(path, dtype, shape, array.offset if size else 0, size)
 
 
 def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
-    """The tree that the payload holds, as read-only views of it."""
-    arrays: list[tuple[Path, NDArray[Any]]] = []
+    """The tree that the payload, which is read-only, holds: as views of it where it is aligned."""
+    arrays: list[NDArray[Any]] = []
     for path, dtype, shape, offset, size in layout.specs:
-        array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset if size else 0)
+        array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
         if not array.flags.aligned:
             array = array.copy()
+            array.flags.writeable = False
         # What NumPy does with a bool of another value is undefined.
         if dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
             raise WireError(f"{path_name(path)} is bool but has bytes other than 0 and 1")
-        array.flags.writeable = False
-        arrays.append((path, array))
-    return unflatten(arrays, layout.empty_branches)
+        arrays.append(array)
+    return layout.skeleton.fill(arrays)

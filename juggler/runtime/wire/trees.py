@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree]"
 Path: TypeAlias = tuple[str, ...]
 
 
-def leaves(tree: object, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any] | None]]:
+def leaves(tree: object) -> list[tuple[Path, NDArray[Any] | None]]:
     """Every array of a tree with its path, and None with the path of every branch without any.
 
     Depth first, in the order of the branches' keys.
@@ -25,18 +25,24 @@ def leaves(tree: object, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any] |
     Raises:
         WireError: something in the tree is neither array nor branch, or a key is not a string.
     """
+    found: list[tuple[Path, NDArray[Any] | None]] = []
+    _collect(tree, (), found)
+    return found
+
+
+def _collect(tree: object, path: Path, found: list[tuple[Path, NDArray[Any] | None]]) -> None:
     if isinstance(tree, np.ndarray):
-        yield path, tree
-    elif not isinstance(tree, Mapping):
+        found.append((path, tree))
+    elif not isinstance(tree, (dict, Mapping)):  # whether it is a dict can be told at once
         kind = type(tree).__name__
         raise WireError(f"a tree holds arrays and branches, but {path_name(path)} is a {kind}")
     elif not tree:
-        yield path, None
+        found.append((path, None))
     else:
         for key, child in tree.items():
             if not isinstance(key, str):
                 raise WireError(f"keys of a tree are strings, but {path_name(path)} has {key!r}")
-            yield from leaves(child, (*path, key))
+            _collect(child, (*path, key), found)
 
 
 def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
@@ -56,21 +62,52 @@ def unflatten(
     Raises:
         WireError: the paths are not those of one tree.
     """
-    arrays, empty_branches = list(arrays), list(empty_branches)
-    check_paths([*(path for path, _ in arrays), *empty_branches])
-    if arrays and not arrays[0][0]:
-        return arrays[0][1]
-    root: dict[str, Any] = {}
+    paths: list[Path] = []
+    values: list[NDArray[Any]] = []
     for path, array in arrays:
-        branch = root
-        for key in path[:-1]:
-            branch = branch.setdefault(key, {})
-        branch[path[-1]] = array
-    for path in empty_branches:
-        branch = root
-        for key in path:
-            branch = branch.setdefault(key, {})
-    return root
+        paths.append(path)
+        values.append(array)
+    return Skeleton(paths, empty_branches).fill(values)
+
+
+class Skeleton:
+    """The branches of a tree, worked out once for many trees.
+
+    Args:
+        paths: of the arrays.
+        empty_branches: paths of the branches that hold nothing.
+
+    Raises:
+        WireError: the paths are not those of one tree.
+    """
+
+    def __init__(self, paths: Sequence[Path], empty_branches: Iterable[Path] = ()) -> None:
+        empty_branches = list(empty_branches)
+        check_paths([*paths, *empty_branches])
+        self._is_array = bool(paths) and not paths[0]
+        self._steps: list[tuple[int, str, bool]] = []  # number of the parent, key, whether an array
+        numbers: dict[Path, int] = {(): 0}
+        for path, is_array in [*((p, True) for p in paths), *((p, False) for p in empty_branches)]:
+            for depth in range(len(path) - is_array):
+                if (branch := path[: depth + 1]) not in numbers:
+                    self._steps.append((numbers[path[:depth]], path[depth], False))
+                    numbers[branch] = len(numbers)
+            if is_array and path:
+                self._steps.append((numbers[path[:-1]], path[-1], True))
+
+    def fill(self, arrays: Sequence[NDArray[Any]]) -> Tree:
+        """The tree with these arrays, one for each path."""
+        if self._is_array:
+            return arrays[0]
+        rest = iter(arrays)
+        branches: list[dict[str, Any]] = [{}]
+        for parent, key, is_array in self._steps:
+            if is_array:
+                branches[parent][key] = next(rest)
+            else:
+                branches.append({})
+                branches[parent][key] = branches[-1]
+        return branches[0]
 
 
 def check_paths(paths: Iterable[Path]) -> None:
