@@ -19,7 +19,9 @@ HERE = Path(__file__).resolve().parent
 def script(name: str, *options: object) -> dict[str, Any]:
     """A script of this directory -> the JSON object that it prints last."""
     command = [sys.executable, str(HERE / name), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -14,68 +14,43 @@ import tempfile
 import time
 from typing import Any
 
-import grpc
+from fakes import LIVE_STEPS, FakeWorker, receipt_for
 
 from juggler.driver.core import events
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.state import CoreSettings
-from juggler.runtime.actors.attachment import new_incarnation
-from juggler.runtime.actors.endpoints import CHANNEL_OPTIONS, PROTOCOL_VERSION
-from juggler.runtime.actors.hub import ATTACH_METHOD, Hub, HubSettings, Joined
+from juggler.runtime.actors.hub import Hub, HubSettings, Joined
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
-
-STEPS = 2048
 
 
 def answer_at_once(address: str, first: int, count: int) -> None:
     """Many runners in one process and thread: they must cost less than the driver does."""
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(_runner(address, first + n) for n in range(count)))
+        runners = [AnswersAtOnce(first + n) for n in range(count)]
+        await asyncio.gather(*(runner.attach(address) for runner in runners))
 
     asyncio.run(all_of_them())
 
 
-async def _runner(address: str, index: int) -> None:
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        call = channel.stream_stream(
-            ATTACH_METHOD,
-            request_serializer=attach_pb2.FromWorker.SerializeToString,
-            response_deserializer=attach_pb2.ToWorker.FromString,
-        )()
-        hello = attach_pb2.Hello(
-            role="envrunner",
-            index=index,
-            incarnation=new_incarnation(),
-            protocol_version=PROTOCOL_VERSION,
-        )
-        await call.write(attach_pb2.FromWorker(hello=hello))
-        while message := await call.read():
-            replies = [_receipt(command) for command in message.commands]
-            if replies:
-                await call.write(attach_pb2.FromWorker(replies=replies))
+class AnswersAtOnce(FakeWorker):
+    """Unlike a `FakeRunner` it answers all requests of a message in one."""
 
+    role = "envrunner"
 
-def _receipt(command: attach_pb2.Command) -> attach_pb2.Reply:
-    request = training_pb2.SampleRequest()
-    command.body.Unpack(request)
-    receipt = training_pb2.Receipt(
-        batch_id=request.batch_id, learner=request.learner, live_steps=STEPS
-    )
-    receipt.version.CopyFrom(request.at_least)
-    reply = attach_pb2.Reply(id=command.id, last=True)
-    reply.body.Pack(receipt)
-    return reply
+    def on(self, command_id: int, name: str, command: attach_pb2.Command) -> None:
+        request = training_pb2.SampleRequest.FromString(command.body.value)
+        self.reply(command_id, receipt_for(request))
 
 
 class Bench:
     """The driver's loop with a learner that is done at once, in this process."""
 
     def __init__(self, runners: int) -> None:
-        settings = CoreSettings(batch_size=STEPS, max_open_updates=4 * runners)
+        settings = CoreSettings(batch_size=LIVE_STEPS, max_open_updates=4 * runners)
         self.core = DriverCore(settings)
         self.core.handle(events.LearnerJoined("learner-0", "L"))
         self.mailbox: Mailbox[Any] = Mailbox()
@@ -101,7 +76,7 @@ class Bench:
     def _update(self, command: events.IssueUpdate) -> None:
         self.updates += 1
         (share,) = command.shares
-        used = tuple(events.UsedBatch(batch_id, STEPS, 1) for batch_id in share.batch_ids)
+        used = tuple(events.UsedBatch(batch_id, LIVE_STEPS, 1) for batch_id in share.batch_ids)
         version = Version(command.generation, self.updates)
         self.happened(events.UpdateFinished(command.update_id, "learner-0", "L", version, used))
 
@@ -127,7 +102,7 @@ class Bench:
             if isinstance(event, Joined):
                 worker = event.worker
                 self.workers[worker.worker_id] = worker
-                self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, STEPS))
+                self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, LIVE_STEPS))
 
 
 def main() -> None:

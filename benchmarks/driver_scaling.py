@@ -1,0 +1,203 @@
+"""A whole driver with fake runners and learners. Prints one JSON line about what they cost it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
+
+from juggler.driver.config import RunConfig
+from juggler.driver.driver import Driver
+from juggler.driver.listen import Listen
+from juggler.driver.record.progress import SilentProgress
+from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.record.wording import Level
+
+WARM_UP_LINES = 1  # metrics lines, of a second each
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the driver had used and done by then."""
+
+    time: float  # of the monotonic clock
+    cpu: float  # seconds, of all its threads
+    megabytes: float  # resident
+    updates: int
+    batches: int  # sampled
+
+
+class Complaints(SilentProgress):
+    """Nobody should leave, and nothing else go wrong."""
+
+    def message(self, text: str, level: Level = "info") -> None:
+        if level != "info":
+            print(text, file=sys.stderr)
+
+
+class MeasuredDriver(Driver):
+    """Runs until everybody is there and so many seconds have been measured.
+
+    Attributes:
+        moments: the begin of what is measured, each metrics line since, and the end.
+        most_open: batches in the books at once, from request to end.
+        line_seconds: CPU time of each metrics line.
+    """
+
+    def measure(self, script: Script, seconds: float, waits: Any) -> dict[str, Any]:
+        """The run's summary; `waits` gets what the runners saw."""
+        self._script, self._seconds, self._waits = script, seconds, waits
+        self._complete_lines = 0
+        self.moments: list[Moment] = []
+        self.most_open = 0
+        self.line_seconds: list[float] = []
+        return self.run()
+
+    def _start(self) -> None:
+        super()._start()
+        context = multiprocessing.get_context("spawn")
+        arguments = (self._bound[-1], self._script, self._waits)
+        context.Process(target=run_fakes, args=arguments, daemon=True).start()
+
+    def _on(self, event: Any) -> None:
+        super()._on(event)
+        ledger = self._workers.core.ledger
+        is_open = len(ledger.requested) + len(ledger.held) + len(ledger.updating)
+        self.most_open = max(self.most_open, is_open)
+
+    def _write_line(self) -> dict[str, Any]:
+        begun = time.thread_time()
+        line = super()._write_line()
+        self.line_seconds.append(time.thread_time() - begun)
+        script, here = self._script, (line["num_env_runners"], line["num_learners"])
+        self._complete_lines += here == (script.runners, script.learners)
+        if self._complete_lines > WARM_UP_LINES and not self._workers.stop_reason:
+            self.moments.append(_now(line))
+            if self.moments[-1].time >= self.moments[0].time + self._seconds:
+                self._workers.stop("measured")
+        return line
+
+
+def _now(line: dict[str, Any]) -> Moment:
+    megabytes = psutil.Process().memory_info().rss / 1e6
+    batches = line["env_steps_sampled"] // LIVE_STEPS
+    return Moment(time.monotonic(), time.process_time(), megabytes, line["updates"], batches)
+
+
+def _config(script: Script, batches: int, staleness: int) -> RunConfig:
+    """`batches` are those of each learner in an update."""
+    return RunConfig.from_flat(
+        {
+            "envs_per_runner": ROWS,
+            "fragment_steps": STEPS,
+            "num_env_runners": script.runners,
+            "num_learners": script.learners,
+            "batch_size": LIVE_STEPS * batches * script.learners,
+            "max_staleness": staleness or _deep(script, batches),
+            "checkpoint_seconds": 1e6,
+            "stop_seconds": 90.0,  # somebody was missing
+        }
+    )
+
+
+def _deep(script: Script, batches: int) -> int:
+    """So much that no runner ever waits for admission: its two requests are always in the air."""
+    updates = 4 * script.runners / (batches * script.learners)
+    return 2 * int(updates + 4)
+
+
+def measure(script: Script, batches: int, staleness: int, seconds: float) -> dict[str, Any]:
+    """One configuration's figures."""
+    config = _config(script, batches, staleness)
+    queue = multiprocessing.get_context("spawn").Queue()
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        path = Path(directory, "run")
+        driver = MeasuredDriver(
+            config,
+            RunDirectory.create(path, config.flat(), "bench"),
+            Complaints(),
+            started=time.monotonic(),
+            listen=Listen("127.0.0.1:0"),
+        )
+        summary = driver.measure(script, seconds, queue)
+        waits = queue.get(timeout=30)
+        line_bytes = len((path / "metrics.jsonl").read_bytes().splitlines()[-1])
+    if summary["reason_for_stop"] != "measured":
+        raise RuntimeError(f"not all of {script} worked for {seconds} s")
+    _check(summary)
+    begin, end = driver.moments[0], driver.moments[-1]
+    spent, cpu = end.time - begin.time, end.cpu - begin.cpu
+    batches_booked = end.batches - begin.batches
+    admitted = (config.learner.max_staleness + 1) // 2 * batches * script.learners
+    assert driver.most_open <= admitted, f"{driver.most_open} batches open, {admitted} admitted"
+    return {
+        "receipts_per_second": batches_booked / spent,
+        "updates_per_second": (end.updates - begin.updates) / spent,
+        "cpu_share": cpu / spent,
+        "cpu_microseconds": 1e6 * cpu / batches_booked if batches_booked else None,
+        "most_open": driver.most_open,
+        "admitted": admitted,
+        "megabytes": end.megabytes,
+        "megabytes_more": end.megabytes - begin.megabytes,
+        "metrics_line_kilobytes": line_bytes / 1e3,
+        "metrics_line_ms": 1e3 * statistics.median(driver.line_seconds),
+        **_fairness(script, waits, begin.time, end.time),
+    }
+
+
+def _check(summary: dict[str, Any]) -> None:
+    """What the driver booked is what the learners say that they trained on."""
+    theirs = sum(counts["trained"] for counts in summary["learner_steps"].values())
+    if theirs != summary["env_steps_trained"]:
+        raise AssertionError(f"{summary['env_steps_trained']} steps trained; learners: {theirs}")
+
+
+def _fairness(script: Script, waits: Waits, begin: float, end: float) -> dict[str, Any]:
+    """Of runners that are equally fast, and how long any of them waited between requests."""
+    within = {
+        runner: [wait for at, wait in own if begin <= at < end] for runner, own in waits.items()
+    }
+    every = sorted(wait for own in within.values() for wait in own)
+    found: dict[str, Any] = {}
+    if every:
+        found["wait_p50_ms"] = 1e3 * every[len(every) // 2]
+        found["wait_p99_ms"] = 1e3 * every[len(every) * 99 // 100]
+        found["wait_max_ms"] = 1e3 * every[-1]
+    for name, slow in (("fast", False), ("slow", True)):
+        alike = [
+            len(own) for runner, own in within.items() if (script.slowness(runner) > 1) == slow
+        ]
+        if alike:
+            mean_of_squares = statistics.mean(count**2 for count in alike)
+            jain = statistics.mean(alike) ** 2 / mean_of_squares if mean_of_squares else 0.0
+            found[name] = {"least": min(alike), "most": max(alike), "jain": jain}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runners", type=int, default=256)
+    parser.add_argument("--learners", type=int, default=1)
+    parser.add_argument("--sample-ms", type=float, default=0.0)
+    parser.add_argument("--update-ms", type=float, default=0.0)
+    parser.add_argument("--slow-every", type=int, default=0)
+    parser.add_argument("--batches", type=int, default=8, help="of each learner in an update")
+    parser.add_argument("--staleness", type=int, default=0, help="0: no runner waits for admission")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    given = vars(parser.parse_args())
+    rest = [given.pop(name) for name in ("batches", "staleness", "seconds")]
+    print(json.dumps(measure(Script(**given), *rest)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Many senders of episodes to one learner, and its weights to many subscribers, over TCP.
+
+The learner's ends are in this process, theirs in others. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+from streams import IN_FLIGHT, Pushing
+
+from juggler.runtime.actors.endpoints import bind, make_server
+from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.episodes.stream import BatchFrame, EpisodeReceiver
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules import weights
+from juggler.runtime.modules.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+
+PROCESSES = 2  # for all senders or subscribers
+PATIENCE = 30.0  # seconds
+
+
+class Used:
+    """Time and memory that this process has used since."""
+
+    def __init__(self) -> None:
+        self._time, self._cpu = time.perf_counter(), time.process_time()
+        self._rss = psutil.Process().memory_info().rss
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self._time,
+            "cpu_seconds": time.process_time() - self._cpu,
+            "megabytes_more": (_peak() - self._rss) / 1e6,
+            "threads": psutil.Process().num_threads(),
+        }
+
+
+def _peak() -> int:
+    """The most resident bytes that this process ever had."""
+    (line,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(line) * 1024
+
+
+def _serve(handler: grpc.GenericRpcHandler) -> tuple[grpc.Server, str]:
+    """A server, which stops when nobody holds it any more, and its address."""
+    server = make_server()
+    server.add_generic_rpc_handlers((handler,))
+    address = bind(server, "127.0.0.1:0")
+    server.start()
+    return server, address
+
+
+def _start(target: Callable[..., None], address: str, count: int, *rest: object) -> list[Any]:
+    """Processes that share `count` senders or subscribers."""
+    context = multiprocessing.get_context("spawn")
+    shares = [len(range(n, count, PROCESSES)) for n in range(PROCESSES)]
+    processes = [
+        context.Process(target=target, args=(address, share, *rest), daemon=True)
+        for share in shares
+        if share
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _end(server: grpc.Server, processes: list[Any]) -> None:
+    for process in processes:
+        process.kill()
+    server.stop(grace=None)
+
+
+# Episodes.
+
+
+def send(address: str, count: int, size: int) -> None:
+    senders = [Pushing(address, size) for _ in range(count)]
+    for pushing in senders:
+        for _ in range(IN_FLIGHT):
+            pushing.send()
+    threading.Event().wait()
+
+
+def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
+    """What it takes to receive, as fast as it goes."""
+    received = dict.fromkeys(range(count), 0)  # by sender, in the order in which they came
+    lock, streams = threading.Lock(), threading.local()
+    numbers = iter(range(count))
+
+    def take(frame: BatchFrame) -> str:
+        with lock:
+            if not hasattr(streams, "number"):  # each stream has a thread
+                streams.number = next(numbers)
+            received[streams.number] += 1
+        return ""
+
+    before = Used()
+    receiver = EpisodeReceiver(take, lambda metadata: None, Limits())
+    server, address = _serve(receiver.handler())
+    processes = _start(send, address, count, size)
+    deadline = time.monotonic() + PATIENCE
+    while not all(received.values()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"batches came from {sum(map(bool, received.values()))} of {count}")
+        time.sleep(0.1)
+    time.sleep(seconds / 4)
+    begun, used = dict(received), Used()
+    time.sleep(seconds)
+    figures, ended = used.figures(), dict(received)
+    theirs = sum(psutil.Process(process.pid).num_threads() for process in processes)
+    _end(server, processes)
+    each = [ended[number] - begun[number] for number in range(count)]
+    megabytes = sum(each) * size / 1e6
+    return {
+        "megabytes_per_second": megabytes / figures["seconds"],
+        "cpu_seconds_per_gigabyte": 1e3 * figures["cpu_seconds"] / megabytes,
+        "threads": figures["threads"],
+        "threads_of_each_sender": theirs / count,
+        "megabytes_more": before.figures()["megabytes_more"],
+        "least": min(each),
+        "most": max(each),
+    }
+
+
+# Weights.
+
+
+class Fanning(WeightsPublisher):
+    """Says when a subscriber has had all of a version: it comes back for a newer one."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda metadata: None)
+        self.back = threading.Semaphore(0)
+
+    def _newer_than(self, sent: Version, context: Any) -> Any:
+        self.back.release()
+        return super()._newer_than(sent, context)
+
+
+def subscribe(address: str, count: int) -> None:
+    subscriptions = [WeightsSubscription(address, (), "bench", Limits()) for _ in range(count)]
+    threading.Event().wait()
+    del subscriptions
+
+
+def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
+    """What it takes to publish a version until every subscriber has it."""
+    encode, calls = weights.encode_frame, 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return encode(*args, **options)
+
+    weights.encode_frame = counted
+    publisher = Fanning()
+    server, address = _serve(publisher.handler())
+    processes = _start(subscribe, address, count)
+
+    def all_are_back() -> None:
+        for number in range(count):
+            if not publisher.back.acquire(timeout=PATIENCE):
+                raise TimeoutError(f"{number} of {count} subscribers are served")
+
+    all_are_back()
+    tree = {"default": {"weight": np.frombuffer(np.random.bytes(size), np.uint8)}}
+    versions, used = 0, Used()
+    while used.figures()["seconds"] < seconds:
+        versions += 1
+        publisher.publish(Version(1, versions), tree)
+        all_are_back()
+    figures = used.figures()
+    _end(server, processes)
+    assert calls == versions, f"{calls} frames were made for {versions} versions"
+    return {
+        "versions": versions,
+        "cpu_seconds_per_version": figures["cpu_seconds"] / versions,
+        "megabytes_per_second": versions * count * size / figures["seconds"] / 1e6,
+        "threads": figures["threads"],
+        "megabytes_more": figures["megabytes_more"],
+    }
+
+
+KINDS = {"episodes": episodes, "weights": fan_out}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--count", type=int, default=16, help="senders, or subscribers")
+    parser.add_argument("--bytes", type=int, default=1 << 20)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    given = parser.parse_args()
+    keep_freed_memory()
+    print(json.dumps(KINDS[given.kind](given.count, given.bytes, given.seconds)))
+
+
+if __name__ == "__main__":
+    main()
