@@ -20,6 +20,7 @@ from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, wa
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
+NEVER = RestartPolicy(quarantine_after=1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,10 +110,37 @@ def test_a_worker_that_was_of_use_is_not_held_to_old_failures() -> None:
         supervisor.close(grace=0.0)
 
 
+def test_a_worker_that_dies_too_often_stays_down_however_much_use_it_is_in_between() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    policy = RestartPolicy(first_delay=0.01, longest_delay=0.01, most_in_window=4)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
+    try:
+        for _ in range(3):
+            assert _exited(events).restart_in is not None
+            supervisor.of_use("worker-0")
+        assert _exited(events).restart_in is None
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_deaths_are_forgotten_with_time() -> None:
+    events: Mailbox[Any] = Mailbox()
+    supervisor = Supervisor(events)
+    policy = RestartPolicy(first_delay=0.3, longest_delay=0.3, most_in_window=2, window_seconds=0.2)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
+    try:
+        for _ in range(3):
+            assert _exited(events).restart_in is not None
+            supervisor.of_use("worker-0")
+    finally:
+        supervisor.close(grace=0.0)
+
+
 def test_one_that_must_not_be_restarted_stays_down_at_once() -> None:
     events: Mailbox[Any] = Mailbox()
     supervisor = Supervisor(events)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 1), None)
+    supervisor.add("worker-0", WorkerProgram("os:_exit", 1), NEVER)
     try:
         assert _exited(events).restart_in is None
     finally:
@@ -140,7 +168,7 @@ def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> N
     for turn in range(20):
         supervisor = Supervisor(Mailbox())
         for index in range(3):
-            supervisor.add(f"worker-{index}", _sleeper(), None)
+            supervisor.add(f"worker-{index}", _sleeper(), NEVER)
         pids = _eventually(lambda: len(found := supervisor.pids()) == 3 and found)  # noqa: B023
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)

@@ -8,7 +8,8 @@ import random
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -29,18 +30,27 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back-off doubles from `first_delay` to `longest_delay`, with jitter of a quarter.
+    """Back-off doubles with each death within `window_seconds`, from `first_delay` to
+    `longest_delay`, with jitter of a quarter.
 
-    A worker that dies `quarantine_after` times in a row, without having been of use in between,
-    stays down.
+    A worker stays down that dies `quarantine_after` times in a row without having been of use in
+    between, or `most_in_window` times within the window.
     """
 
     first_delay: float = 0.25
     longest_delay: float = 30.0
     quarantine_after: int = 5
+    window_seconds: float = 60.0
+    most_in_window: int = 8
 
-    def delay(self, failures: int, jitter: float) -> float:
-        return min(self.first_delay * 2.0 ** (failures - 1), self.longest_delay) * (1 + jitter / 4)
+    def delay(self, deaths: int, jitter: float) -> float:
+        """Seconds until the next start.
+
+        Args:
+            deaths: within the window.
+            jitter: between 0 and 1.
+        """
+        return min(self.first_delay * 2.0 ** (deaths - 1), self.longest_delay) * (1 + jitter / 4)
 
 
 @dataclass(slots=True)
@@ -49,13 +59,25 @@ class _Post:
 
     worker_id: str
     program: WorkerProgram
-    policy: RestartPolicy | None  # None: never restarted
+    policy: RestartPolicy
     process: ForkServerProcess | None = None
     failures: int = 0  # since the worker was last of use
+    deaths: deque[float] = field(default_factory=deque)  # when, within the window
     due: float = 0.0  # when to start, where there is no process
     kill_at: float = math.inf  # when to kill, where there is one
     down: bool = False
     restarts: int = 0
+
+    def gives_up(self) -> bool:
+        """Note a death; whether it was one too many."""
+        now = time.monotonic()
+        self.deaths.append(now)
+        while self.deaths[0] < now - self.policy.window_seconds:
+            self.deaths.popleft()
+        return (
+            self.failures >= self.policy.quarantine_after
+            or len(self.deaths) >= self.policy.most_in_window
+        )
 
 
 class Supervisor:
@@ -70,7 +92,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
-    def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy | None) -> None:
+    def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy) -> None:
         """Start a worker and keep it alive as the policy says."""
         with self._lock:
             self._posts[worker_id] = _Post(worker_id, program, policy)
@@ -189,11 +211,10 @@ class Supervisor:
         with self._lock:
             post.process = None
             post.failures += 1
-            policy = post.policy
-            if policy is None or post.failures >= policy.quarantine_after or self._closing.is_set():
+            if self._closing.is_set() or post.gives_up():
                 post.down, delay = True, None
             else:
-                delay = policy.delay(post.failures, self._jitter.random())
+                delay = post.policy.delay(len(post.deaths), self._jitter.random())
                 post.due = time.monotonic() + delay
                 post.restarts += 1
         self._events.put(Exited(post.worker_id, pid, how, delay))
