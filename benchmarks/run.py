@@ -151,6 +151,13 @@ def lag() -> str:
     return measure(Path(__file__).with_name("lag.png"))
 
 
+def scaling() -> str:
+    """The driver and the streams with up to a thousand fake runners, and a picture."""
+    from scaling import measure
+
+    return measure(Path(__file__).with_name("scaling.png"))
+
+
 def atari() -> str:
     """Pong from single frames against stacked ones."""
     from atari import measure
@@ -191,6 +198,7 @@ TABLES = {
     "receipts": receipts,
     "streams": streams,
     "lag": lag,
+    "scaling": scaling,
     "atari": atari,
     "sample_efficiency": sample_efficiency,
     "population": population,

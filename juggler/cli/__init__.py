@@ -13,10 +13,13 @@ from juggler.runtime.nearest import closest
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
+    "status": ("juggler.cli.status", "show how a run is doing"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "driver": ("juggler.cli.driver", "drive a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
+    "healthcheck": ("juggler.cli.healthcheck", "ask a process whether it lives, or is ready"),
+    "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 
 
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: juggler COMMAND [OPTIONS]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from juggler.learner.algorithms import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, split_address
+from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.logs import LogFormat, WorkerLog
+from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact
 
 T = TypeVar("T")
@@ -34,23 +38,45 @@ class WorkerArguments:
     """This worker's number in its role; -1: the driver chooses."""
 
     token_file: str | None = None
-    """A file with the secret of the run; or set JUGGLER_TOKEN."""
+    """A file with the secret of the run; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+
+    tls: str | None = None
+    """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
+    or set JUGGLER_TLS."""
 
     timeout: float = 60.0
     """Seconds to wait for the driver to answer."""
 
-    def contact(self) -> Contact:
-        """
+    reattach_seconds: float = 600.0
+    """How long to look for a driver that is lost, or its successor; 0: leave at once."""
+
+    health_bind: str = ""
+    """Serve health there, HOST:PORT, without TLS: for probes and `juggler healthcheck`."""
+
+    log_format: LogFormat = "text"
+    """Of what this process writes about itself on stderr; json: an object a line."""
+
+    def contact(self, role: str) -> Contact:
+        """Of a worker of this role; from now on its process answers probes.
+
         Raises:
-            EndpointError: the address is none.
-            ValueError: the token file cannot be read.
+            EndpointError: an address is none, or cannot be listened to.
+            ValueError: the token, or the directory for TLS, cannot be read or used.
         """
         split_address(self.driver)
+        tls = read_tls(self.tls)
+        health = None
+        if self.health_bind:
+            health = Health()
+            health.serve(self.health_bind)
         return Contact(
             address=self.driver,
             index=self.index,
-            token=read_token(self.token_file),
+            token=read_token(self.token_file, tls),
+            tls=tls,
             timeout=self.timeout,
+            health=health,
+            log=WorkerLog(role, self.log_format),
         )
 
 
@@ -123,6 +149,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one finds nothing left to end
         print(f"juggler {command}: interrupted twice, left at once", file=sys.stderr)
         return 130
     except Exception as error:

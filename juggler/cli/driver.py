@@ -9,15 +9,17 @@ from pathlib import Path
 import tyro
 
 from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
-from juggler.driver.config import RunConfig
-from juggler.driver.driver import Listen
+from juggler.cli.doors import DoorArguments
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.listen import Listen
 from juggler.driver.training import load_config, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.checkpoints.checkpoint import read
 
 
 @dataclass(kw_only=True)
-class Arguments:
+class Arguments(DoorArguments):
     """Drive a run. Workers come from `juggler envrunner` and `juggler learner`, at any time."""
 
     config: tyro.conf.Positional[str | None] = None
@@ -26,11 +28,15 @@ class Arguments:
     bind: str = "127.0.0.1:5005"
     """Where to listen, HOST:PORT."""
 
-    insecure: bool = False
-    """Listen beyond loopback without encryption: on a network that you trust."""
-
     token_file: str | None = None
-    """A file with the secret that workers must show; or set JUGGLER_TOKEN."""
+    """A file with the secret that workers must show; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+
+    tls: str | None = None
+    """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
+    or set JUGGLER_TLS."""
+
+    insecure: bool = False
+    """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
 
     resume: str | None = None
     """Go on with the run in this directory, from its newest checkpoint."""
@@ -45,7 +51,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _drive(arguments: Sequence[str], started: float) -> int:
     first, algorithm = parse_first(Arguments, arguments, "driver")
-    listen = Listen(first.bind, first.insecure, read_token(first.token_file))
+    tls = read_tls(first.tls)
+    listen = Listen(first.bind, first.insecure, read_token(first.token_file, tls), tls)
+    if first.resume is not None and first.config is not None:
+        raise ConfigError("give a configuration or --resume, not both")
     if first.resume is not None:
         checkpoint = read(Path(first.resume))
         base = RunConfig.from_flat(checkpoint.config, where=first.resume)
@@ -53,9 +62,10 @@ def _drive(arguments: Sequence[str], started: float) -> int:
         checkpoint, base = None, load_config(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
+    doors = given.doors(given.insecure)
     if checkpoint is not None:
         run_dir = Path(first.resume or "")
-        resume_run(run_dir, checkpoint, given.run, started=started, listen=listen)
+        resume_run(run_dir, checkpoint, given.run, started=started, listen=listen, doors=doors)
     else:
-        start_run(given.run, started=started, listen=listen)
+        start_run(given.run, started=started, listen=listen, doors=doors)
     return 0

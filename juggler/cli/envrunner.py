@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from juggler.cli.arguments import WorkerArguments, parse, report_errors
+from juggler.cli.reattaching import work
 
 
 @dataclass(kw_only=True)
@@ -22,5 +23,6 @@ def _work(given: Arguments) -> int:
     from juggler.envrunner.program import EnvRunnerProgram
     from juggler.envrunner.worker import main
 
-    main(EnvRunnerProgram(given.contact()))
+    contact = given.contact("envrunner")
+    work(contact, given.reattach_seconds, lambda: main(EnvRunnerProgram(contact)))
     return 0

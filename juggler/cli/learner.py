@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from juggler.cli.arguments import WorkerArguments, parse, report_errors
+from juggler.cli.reattaching import work
 
 
 @dataclass(kw_only=True)
@@ -19,7 +20,11 @@ class Arguments(WorkerArguments):
     """How EnvRunners shall dial this learner, where that is not as bound; port 0: as bound."""
 
     insecure: bool = False
-    """Listen beyond loopback without encryption: on a network that you trust."""
+    """Listen beyond loopback even without TLS or without a token, or, TLS or not, as one of several
+    learners, which are plain among themselves: on a network that you trust."""
+
+    reflection: bool = False
+    """Let tools such as grpcurl list what this learner's server has."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,5 +36,7 @@ def _work(given: Arguments) -> int:
     from juggler.learner.program import LearnerProgram
     from juggler.learner.worker import main
 
-    main(LearnerProgram(given.contact(), given.bind, given.advertise, given.insecure))
+    contact = given.contact("learner")
+    program = LearnerProgram(contact, given.bind, given.advertise, given.insecure, given.reflection)
+    work(contact, given.reattach_seconds, lambda: main(program))
     return 0

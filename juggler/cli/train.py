@@ -10,12 +10,13 @@ from pathlib import Path
 import tyro
 
 from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
+from juggler.cli.doors import DoorArguments
 from juggler.driver.config import RunConfig
 from juggler.driver.training import load_config, must_be_given_again, resume_run, start_run
 
 
 @dataclass(kw_only=True)
-class Arguments:
+class Arguments(DoorArguments):
     """Train on this host until a stop condition holds. Ctrl-C ends the run in order."""
 
     config: tyro.conf.Positional[str | None] = None
@@ -26,6 +27,9 @@ class Arguments:
 
     list: bool = False
     """Show the configurations that ship with Juggler and what they were seen to reach, and stop."""
+
+    insecure: bool = False
+    """Serve --metrics-bind beyond loopback without encryption: on a network that you trust."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -51,7 +55,7 @@ def _train(arguments: Sequence[str], started: float) -> int:
     warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
-    start_run(given.run, started=started)
+    start_run(given.run, started=started, doors=given.doors(given.insecure))
     return 0
 
 
@@ -74,5 +78,6 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
             "juggler train: a resumed run goes on where it is, without --run-dir", file=sys.stderr
         )
         return 2
-    resume_run(run_dir, checkpoint, given.run, started=started)
+    doors = given.doors(given.insecure)
+    resume_run(run_dir, checkpoint, given.run, started=started, doors=doors)
     return 0

@@ -86,8 +86,9 @@ class DriverConfig:
     hang_seconds: float = 120.0
     """A worker whose main loop makes no progress for so long is killed and replaced."""
 
-    progress: Literal["auto", "live", "plain", "off"] = "auto"
-    """What is shown meanwhile; auto: live in a terminal, plain lines elsewhere."""
+    progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
+    """What is shown meanwhile; auto: live in a terminal, plain lines elsewhere; json: those as
+    objects."""
 
     def validate(self) -> None:
         at_least = {

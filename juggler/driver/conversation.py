@@ -144,7 +144,8 @@ class Conversation:
         if role == ENVRUNNER and self._only_local and not self._local.any_up(ENVRUNNER):
             last = self.roster.last_failure
             return self.fail(f"no EnvRunner is left: {text}. {last}".rstrip(), "no_envrunner")
-        self._progress.message(text, "error")
+        traceback = self.roster.tracebacks.get(event.worker_id, "")
+        self._progress.message(f"{text}\n{traceback}".rstrip(), "error")
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -158,6 +159,7 @@ class Conversation:
                 self._failed(completed, completed.failure.message)
         if isinstance(event, Joined):
             version = self.core.weights_version
+            self.metrics.workers.joined(event.worker)
             self._set_up(self.roster.joined(event.worker, version))
         elif isinstance(event, Left):
             self._left(event)
@@ -220,7 +222,8 @@ class Conversation:
         if not self._config.driver.synchronous:
             self.connectors.merge_waiting()
         self.happened(received)
-        self.metrics.time_spent(worker.worker_id, receipt.seconds)
+        self.metrics.workers.sampled(worker.worker_id, receipt.live_steps, received.version)
+        self.metrics.workers.spent(worker.worker_id, receipt.seconds)
         if receipt.dropped:
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":
@@ -266,13 +269,15 @@ class Conversation:
         self._local.of_use(worker.worker_id)
         self.learners.updated(worker.worker_id, done)
         self._count_episodes()
-        for batch in used:
-            if not batch.dropped:
-                self.metrics.batch_consumed(batch.staleness)
+        trained = [batch for batch in used if not batch.dropped]
+        for batch in trained:
+            self.metrics.batch_consumed(batch.staleness)
+        steps = sum(batch.live_steps for batch in trained)
+        self.metrics.workers.trained(worker.worker_id, steps, version)
+        self.metrics.workers.spent(worker.worker_id, done.seconds)
         self.metrics.updated(
             worker.worker_id, {key: metrics.values for key, metrics in done.metrics.items()}
         )
-        self.metrics.time_spent(worker.worker_id, done.seconds)
         stop_steps = self._config.driver.stop_steps
         if stop_steps is not None and self.core.ledger.trained >= stop_steps:
             self.stop("stop_steps")
@@ -291,6 +296,7 @@ class Conversation:
                 self.outbox.send(worker, command)
 
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
+        self.metrics.workers.ready(worker)
         if worker.role == LEARNER:
             self.roster.learner_ready(worker, ready)
             joined = events.LearnerJoined(worker.worker_id, worker.incarnation)
@@ -304,6 +310,7 @@ class Conversation:
 
     def _left(self, event: Left) -> None:
         worker, failure = event.worker, event.failure
+        self.metrics.workers.left(event)
         self.roster.left(worker)
         self.connectors.left(worker)
         self._failed_once.discard(worker)
@@ -335,6 +342,7 @@ class Conversation:
         text, failure = f"{event.worker.worker_id} left: {event.reason}", event.failure
         if failure is not None:
             self.roster.last_failure = failure.message
+            self.roster.tracebacks[event.worker.worker_id] = failure.traceback
             # A worker that fails in the same way again need not print it all again.
             if failure.message not in self._shown and failure.traceback:
                 self._shown.add(failure.message)

@@ -12,20 +12,26 @@ from typing import Any
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.core.events import Finish, StopRequested
+from juggler.driver.evaluations import begin_evaluation
 from juggler.driver.intervals import Intervals
+from juggler.driver.lines import metrics_line
+from juggler.driver.listen import Listen
 from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.record.journal import Journal
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
+from juggler.driver.record.whereabouts import announce, withdraw
 from juggler.driver.signals import signals_become
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.standstill import Standstill
+from juggler.driver.status import StatusReader
+from juggler.driver.watching import Doors, StatusAsked, Watching
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, HubSettings
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.wire.v1 import training_pb2
 
 #: What the end of a run may take, together under the 5 s that people wait after a Ctrl-C.
 _LAST_UPDATES_SECONDS = 1.0
@@ -38,25 +44,14 @@ _PEER_SILENCE_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
-    """Where a driver takes workers of other hosts.
-
-    Attributes:
-        address: "host:port".
-        insecure: beyond loopback without encryption.
-        token: that every worker has to show; empty admits all.
-    """
-
-    address: str
-    insecure: bool = False
-    token: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Somebody outside of the loop wants the run to end."""
 
     reason: str
+
+
+#: What the driver's loop hears of.
+_Event = HubEvent | Exited | SnapshotWritten | StopAsked | StatusAsked
 
 
 class RunFailed(RuntimeError):
@@ -76,6 +71,7 @@ class Driver:
         own_code: bytes = b"",
         resume: Checkpoint | None = None,
         listen: Listen | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """
         Args:
@@ -86,24 +82,28 @@ class Driver:
             own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
             resume: a state to go on from.
             listen: take workers of other hosts there, and start none here.
+            doors: through which others may watch; None: its status alone.
         """
         self._config = config
         self._directory = directory
-        self._progress = progress
         self._listen = listen
         # Time goes on where the checkpoint left it.
         self._started = started - (resume.counters["wall_time"] if resume else 0.0)
         token = listen.token if listen else secrets.token_hex(16)
         run_id = secrets.token_hex(6)
-        self._mailbox: Mailbox[HubEvent | Exited | SnapshotWritten | StopAsked] = Mailbox()
+        self._progress = Journal(progress, directory.path, run_id)
+        self._mailbox: Mailbox[_Event] = Mailbox()
+        self._watching = Watching(doors or Doors(), token, self._mailbox.put)
         settings = HubSettings(
             run_id=run_id,
             roles=(ENVRUNNER, LEARNER, EVALUATOR),
             token=token,
+            tls=listen.tls if listen else None,
             hang_seconds=config.driver.hang_seconds,
             # In a group, others wait for a learner that hangs.
             silence_of={LEARNER: _PEER_SILENCE_SECONDS} if config.driver.learners > 1 else {},
             most_of={LEARNER: config.driver.learners},
+            services=self._watching.services,
         )
         self._hub = Hub(settings, self._mailbox)
         self._local = LocalWorkers(self._mailbox, run_id, token, own_code)
@@ -118,10 +118,20 @@ class Driver:
             config,
             self._hub,
             self._local,
-            progress,
+            self._progress,
             self._snapshots,
             resume,
             only_local=listen is None,
+        )
+        self._status = StatusReader(
+            run_id,
+            directory.path,
+            config,
+            self._started,
+            self._workers,
+            self._hub,
+            self._local,
+            self._progress,
         )
         self._standstill = Standstill(config, self._workers)
         self._updates_before = self._workers.updates  # those of the run that is resumed
@@ -159,6 +169,8 @@ class Driver:
                     last.callback(lambda: summary.update(self._close_books()))
                     last.callback(self._hub.close)
                     last.callback(self._local.close, grace)
+                    last.callback(self._watching.close)
+                    last.callback(withdraw, self._directory.path)
         if workers.failure:
             raise RunFailed(workers.failure + self._how_to_go_on())
         return summary
@@ -175,7 +187,9 @@ class Driver:
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
         try:
             self._bound = self._hub.start(addresses, insecure=bool(listen and listen.insecure))
+            self._watching.start()
         except BaseException:
+            self._hub.close()
             self._local.close(grace=0.0)
             raise
 
@@ -184,6 +198,9 @@ class Driver:
         self._progress.start(self._config.flat())
         if self._workers.updates:
             self._progress.message(f"going on from update {self._workers.updates}", "info")
+        if problem := announce(self._directory.path, self._status.run_id, self._bound):
+            self._progress.message(problem, "error")
+        self._watching.ready(True)
         if self._listen is None:
             self._local.start(driver)
         else:
@@ -198,11 +215,15 @@ class Driver:
             }
         )
 
-    def _on(self, event: HubEvent | Exited | SnapshotWritten | StopAsked) -> None:
+    def _on(self, event: _Event) -> None:
         workers = self._workers
         if isinstance(event, StopAsked):
             workers.stop(event.reason)
+        elif isinstance(event, StatusAsked):
+            if event.answer.set_running_or_notify_cancel():
+                event.answer.set_result(self._status.read())
         elif isinstance(event, Exited):
+            workers.metrics.workers.exited(event)
             workers.exited(event)
         elif isinstance(event, SnapshotWritten):
             self._snapshots.done(event)
@@ -226,7 +247,7 @@ class Driver:
                 case "checkpoint":
                     self._workers.checkpointing.begin()
                 case "evaluation":
-                    self._evaluate()
+                    begin_evaluation(self._workers, self._config.driver.evaluation_episodes)
                 case "look":
                     self._look_for_standstill()
         self._workers.regroup()
@@ -241,40 +262,8 @@ class Driver:
             else:
                 self._progress.message(text, "warning")
 
-    def _evaluate(self) -> None:
-        workers = self._workers
-        evaluators = workers.roster.of_role(EVALUATOR)
-        if evaluators and workers.core.members and not workers.evaluating:
-            workers.evaluating = True
-            episodes = self._config.driver.evaluation_episodes
-            command = training_pb2.Evaluate(
-                episodes=episodes,
-                seed=workers.roster.seed(evaluators[0], workers.updates),
-                connector_state=workers.connectors.everything(),
-            )
-            workers.outbox.send(evaluators[0], command)
-
     def _write_line(self) -> dict[str, Any]:
-        core = self._workers.core
-        counters = core.ledger.counters()
-        counters.check()
-        wall_time = self._wall_time()
-        line = {
-            "wall_time": wall_time,
-            "env_steps_sampled": counters.sampled,
-            "env_steps_trained": counters.trained,
-            "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
-            "env_steps_in_flight": counters.in_flight,
-            "env_steps_lost_unreported": counters.lost_unreported,
-            "learner_steps": self._workers.learners.steps,
-            "updates": self._workers.updates,
-            "weights_version": list(core.weights_version),
-            "num_env_runners": core.num_runners,
-            "num_learners": len(core.members),
-            "devices": {name: self._workers.roster.devices[name] for name in core.members},
-            "restarts": self._local.restarts,
-            **self._workers.metrics.line(wall_time, counters.trained),
-        }
+        line = metrics_line(self._workers, self._local.restarts, self._wall_time())
         try:
             self._directory.append(line)
         except RunDirectoryError as error:
@@ -287,6 +276,7 @@ class Driver:
     def _wind_down(self) -> None:
         """Let updates end, make the last checkpoint, and send everybody home."""
         workers, snapshots = self._workers, self._snapshots
+        self._watching.ready(False)
         workers.happened(StopRequested())
         self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
         self._drain(_LAST_CHECKPOINT_SECONDS / 2, lambda: not snapshots.under_way)

@@ -9,6 +9,7 @@ from juggler.driver.core import events
 from juggler.driver.roster import Roster
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.program import LEARNER
+from juggler.runtime.actors.histogram import DURATIONS, Histogram
 from juggler.runtime.actors.hub import Hub, Worker
 from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -24,10 +25,17 @@ class Outbox:
 
     Attributes:
         pool: the commands that are in flight.
+        receipt_seconds: from each sample request to its receipt.
+        update_seconds: from each update's issue to a learner's answer.
     """
 
     def __init__(self, hub: Hub, roster: Roster, connectors: ConnectorState) -> None:
-        self.pool = RequestPool(hub, cap=1 << 16)
+        self.receipt_seconds, self.update_seconds = Histogram(DURATIONS), Histogram(DURATIONS)
+        latencies = {
+            training_pb2.SampleRequest: self.receipt_seconds,
+            training_pb2.Update: self.update_seconds,
+        }
+        self.pool = RequestPool(hub, cap=1 << 16, latencies=latencies)
         self._hub = hub
         self._roster = roster
         self._connectors = connectors

@@ -42,6 +42,7 @@ class Roster:
     spaces: Spaces | None = None
     had_runner: bool = False
     last_failure: str = ""  # of any worker, in its own words
+    tracebacks: dict[str, str] = field(default_factory=dict)  # the last one of each worker
     meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
     devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id

@@ -11,10 +11,12 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.driver import Driver, Listen
+from juggler.driver.driver import Driver
+from juggler.driver.listen import Listen
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.driver.watching import Doors
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -188,13 +190,16 @@ def start_run(
     started: float,
     own_code: bytes = b"",
     listen: Listen | None = None,
+    doors: Doors | None = None,
 ) -> Result:
     """A new run of a whole configuration. See `Driver` for the arguments."""
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     name = config.env_runner.env.rpartition(":")[2]
     directory = RunDirectory.create(path, config.flat(), name)
     try:
-        return _drive(config, directory, started=started, own_code=own_code, listen=listen)
+        return _drive(
+            config, directory, started=started, own_code=own_code, listen=listen, doors=doors
+        )
     except EndpointError:
         directory.discard()
         raise
@@ -208,6 +213,7 @@ def resume_run(
     started: float,
     own_code: bytes = b"",
     listen: Listen | None = None,
+    doors: Doors | None = None,
 ) -> Result:
     """Go on with a run. See `Driver` for the arguments.
 
@@ -223,7 +229,13 @@ def resume_run(
         )
     directory = RunDirectory.open(run_dir, config.flat())
     return _drive(
-        config, directory, started=started, own_code=own_code, resume=checkpoint, listen=listen
+        config,
+        directory,
+        started=started,
+        own_code=own_code,
+        resume=checkpoint,
+        listen=listen,
+        doors=doors,
     )
 
 

@@ -23,7 +23,7 @@ from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.seeding import seed_process
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.building import build_runner_pipelines
@@ -102,6 +102,8 @@ class EnvRunner:
         return self._loop.run()
 
     def close(self) -> None:
+        if self._contact.health is not None:
+            self._contact.health.ready(False)
         for _, sender in self._senders.values():
             sender.close()
         if self._subscription is not None:
@@ -137,6 +139,8 @@ class EnvRunner:
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
         seed_process(setup.seed)  # as it is done where everything begins anew
         self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
+        if self._contact.health is not None:
+            self._contact.health.ready(True)
         return training_pb2.Ready(
             observation_space=space_to_message(self._connectors.observation_space),
             action_space=space_to_message(module_to_env.action_space),
@@ -153,7 +157,8 @@ class EnvRunner:
                 del self._senders[worker_id]
         for worker_id, learner in now.items():
             if worker_id not in self._senders:
-                sender = EpisodeSender(self._reachable(learner), self._metadata, self._settled)
+                address, tls = self._reachable(learner), self._contact.tls
+                sender = EpisodeSender(address, self._metadata, self._settled, tls)
                 self._senders[worker_id] = (learner.incarnation, sender)
         # Every learner of a group has the same weights: readers are spread over them.
         of_ours = self._index % max(1, len(message.learners))
@@ -238,7 +243,11 @@ class EnvRunner:
         self._subscribed_to, self._subscription = incarnation, None
         if learner is not None:
             self._subscription = WeightsSubscription(
-                self._reachable(learner), self._metadata, self._attachment.worker_id, Limits()
+                self._reachable(learner),
+                self._metadata,
+                self._attachment.worker_id,
+                Limits(),
+                tls=self._contact.tls,
             )
 
     def _act_on(self, at_least: Version) -> bool:
@@ -258,13 +267,20 @@ class EnvRunner:
                 # is their deadline.
                 weights = self._subscription.newest
                 if weights is None and time.monotonic() > deadline:
-                    raise LearnerOutOfReach(
-                        f"{error} Can this host reach that address? A learner on another host "
-                        "needs --bind, and --advertise where it is known by another address"
-                    ) from None
+                    raise self._out_of_reach(error) from None
         if weights.version != self._version:
             self._swap(weights)
         return True
+
+    def _out_of_reach(self, error: TimeoutError) -> LearnerOutOfReach:
+        assert self._subscription is not None
+        address = self._subscription.address
+        if refused := why_not_secure(address, "learner", self._contact.tls):
+            return LearnerOutOfReach(refused)
+        return LearnerOutOfReach(
+            f"{error} Can this host reach that address? A learner on another host "
+            "needs --bind, and --advertise where it is known by another address"
+        )
 
     def _learn_from_others(self, state: bytes) -> None:
         """Take over what the connectors of all EnvRunners have learned, if there is news."""

@@ -55,3 +55,10 @@ def device_for(name: str, index: int, here: Sequence[str]) -> str:
     if name not in here:
         raise ValueError(f"devices = {name!r}: this host has {', '.join(here)}")
     return name
+
+
+def reserved_bytes(device: str) -> int:
+    """Memory that this process has of a device, used or kept; 0 for the CPU, which has none."""
+    import torch
+
+    return torch.cuda.memory_reserved(device) if device.startswith("cuda") else 0

@@ -14,9 +14,9 @@ from juggler.learner.circular_buffer import CircularBuffer
 from juggler.learner.collate import collate
 from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample
 from juggler.learner.mean_metrics import mean_metrics
-from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.peers import Peers
 from juggler.learner.reduction import mean_over_learners
+from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.taking_over import state_hash, take_over_newest
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
@@ -139,7 +139,7 @@ class Learner:
             ValueError: the core cannot be one of a group.
         """
         self.forget()
-        self._peers = None
+        self.leave()
         if peers is not None:
             self.core.nothing(self.state)  # raises where that cannot be
             take_over_newest(self, peers)
@@ -233,19 +233,36 @@ class Learner:
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
         """What `step` takes, on its way to the device, where steps before may still run."""
         self.wait()
-        by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
         started = time.perf_counter()
-        pin_memory = self.device.type == "cuda"
-        sample = {
-            module_id: collate(batches, pin_memory=pin_memory)
-            for module_id, batches in self.preprocess_episodes(by_module).items()
-        }
-        prepared = self._prepared(sample)
+        prepared = self._prepared(self.collated(episodes))
         self.collate_seconds += time.perf_counter() - started
         return prepared
 
+    def collated(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
+        """Episodes as a sample on the host, which no pipeline has seen yet; page-locked where the
+        device is a GPU. It may be made in any thread, beside updates."""
+        by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
+        pin_memory = self.device.type == "cuda"
+        return {
+            module_id: collate(batches, pin_memory=pin_memory)
+            for module_id, batches in self.preprocess_episodes(by_module).items()
+        }
+
+    def update_from_collated(self, sample: Sample) -> Metrics:
+        """One update on what `collated` made, here or on the device by now.
+
+        Raises:
+            TypeError: the algorithm does not learn from episodes.
+        """
+        self._must_train_on("episodes", "update_from_episodes")
+        self.wait()
+        return self._update_from_batch(sample)
+
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
-        """For a subclass to change episodes before anything is computed from them."""
+        """For a subclass to change episodes before anything is computed from them.
+
+        In a learner process with a GPU, called in a thread of its own, ahead of the update; and
+        again if that turns out to be made of fewer of these episodes."""
         return episodes
 
     def example_states(self) -> dict[str, dict[str, Tree]]:
@@ -278,7 +295,9 @@ class Learner:
 
     def leave(self) -> None:
         """Make no update with the others any more: one of them is lost."""
-        self._peers = None
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            peers.close()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and what of the state JSON can hold."""

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+from grpc_health.v1 import health
+
 from juggler.learner.program import LearnerProgram
-from juggler.runtime.actors.endpoints import bind
+from juggler.runtime.actors.endpoints import bind, make_server
+from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.episodes.stream import PUSH_METHOD
+from juggler.runtime.modules.weights import SUBSCRIBE_METHOD
+
+_SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
-def listen(server: Any, program: LearnerProgram) -> list[str]:
-    """For EnvRunners; the addresses to be told to them.
+class LearnerServer:
+    """For EnvRunners, from the process's first moment on; for probes too, which ask how it is.
 
-    Raises:
-        EndpointError: this process cannot listen there.
+    Attributes:
+        addresses: to be told to EnvRunners.
     """
+
+    def __init__(self, program: LearnerProgram) -> None:
+        """
+        Raises:
+            EndpointError: this process cannot listen where it should.
+        """
+        self._later = _Later()
+        self._health = program.contact.health or Health()
+        self._server = make_server()
+        self._server.add_generic_rpc_handlers((self._later,))
+        self._health.add_to(self._server, *_SERVICES)
+        if program.reflection:
+            add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
+        self.addresses = _bind(self._server, program)
+        self._server.start()
+
+    def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
+        """Take EnvRunners."""
+        self._later.handlers = handlers
+
+    def ready(self, is_ready: bool) -> None:
+        """Whether EnvRunners should come, as probes see it."""
+        self._health.ready(is_ready)
+
+    def close(self) -> None:
+        self._health.ready(False)
+        self._server.stop(grace=0.2).wait(timeout=2)
+
+
+class _Later(grpc.GenericRpcHandler):
+    """Handlers that a server gets once it has started."""
+
+    handlers: Sequence[grpc.GenericRpcHandler] = ()
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(details) for handler in self.handlers)
+        return next((each for each in found if each is not None), None)
+
+
+def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
+    """The addresses to be told."""
     addresses = []
     contact = program.contact
     if contact.socket_dir:
@@ -22,7 +73,13 @@ def listen(server: Any, program: LearnerProgram) -> list[str]:
         path.unlink(missing_ok=True)  # a predecessor that was killed leaves its own behind
         addresses.append(bind(server, f"unix:{path}"))
     if program.bind:
-        bound = bind(server, program.bind, insecure=program.insecure)
+        bound = bind(
+            server,
+            program.bind,
+            token=contact.token,
+            tls=contact.tls,
+            insecure=program.insecure,
+        )
         host, _, port = program.advertise.rpartition(":")
         if program.advertise and port == "0":
             addresses.append(f"{host}:{bound.rpartition(':')[2]}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cached_property
 
 from juggler.learner.learner import Learner
 from juggler.learner.peers import MeetingPoint, PeerLost, Peers
+from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -17,19 +19,37 @@ class Membership:
         lost: why the group of the present generation cannot update; "" while it can.
     """
 
-    def __init__(self, worker_id: str, host: str) -> None:
+    def __init__(self, worker_id: str, host: str, insecure: bool = False) -> None:
         """
         Args:
             worker_id: of this learner.
             host: by which other learners can reach this process.
+            insecure: the network between them is trusted.
         """
         self.lost = ""
         self._worker_id = worker_id
         self._host = host
+        self._insecure = insecure
 
     @cached_property
     def meeting_point(self) -> MeetingPoint:
-        """Of a group whose first member this learner is."""
+        """Of a group whose first member this learner is.
+
+        Raises:
+            ValueError: others than its members could reach it, and nobody said that they may.
+        """
+        if not is_loopback(self._host):
+            # torch.distributed has neither encryption nor a secret, whatever gRPC has.
+            plain = (
+                f"learners of a group talk to each other unencrypted and unauthenticated, at "
+                f"{self._host}, with TLS too"
+            )
+            if not self._insecure:
+                raise ValueError(
+                    f"{plain}. Pass --insecure to each of them if the network between them is "
+                    "private (the variable GLOO_SOCKET_IFNAME names its interface)"
+                )
+            print(f"juggler {self._worker_id}: {plain}: keep that private", file=sys.stderr)
         return MeetingPoint(self._host)
 
     def form(
@@ -46,8 +66,8 @@ class Membership:
         learner.leave()
         formed = training_pb2.GroupFormed(generation=group.generation)
         members = list(group.members)
+        peers = None
         try:
-            peers = None
             if len(members) > 1:
                 rank = members.index(self._worker_id)
                 peers = Peers(
@@ -57,9 +77,12 @@ class Membership:
                     len(members),
                     self._host,
                     superseded,
+                    learner.device,
                 )
             formed.state_hash = learner.join(peers) % 2**64
         except PeerLost as error:
+            if peers is not None:
+                peers.close()
             self.lose(learner, str(error))
             formed.peer_lost = self.lost
         formed.update = learner.updates

@@ -1,15 +1,17 @@
 """The learners of a group, to each other: torch.distributed, made anew for every generation.
 
-A process group of torch is of no use once one of its members has died, and a wait in it cannot be
+A process group of torch is of no use once one of its members has died, and a wait in gloo cannot be
 broken off. So each generation of a learner group gets one of its own, under a prefix of its own in
 a store, waits are short, and whoever hangs in one is for the driver to find and to kill: the others
 then notice at once that a connection has closed.
+
+What learners tell each other goes over gloo, from host to host. Where each of them has a GPU of its
+own, sums of what lies there are made by NCCL, from GPU to GPU.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +22,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from juggler.learner.nccl import NcclGroup, by_nccl, gpu_number
+from juggler.learner.peer_lost import PeerLost as PeerLost
+from juggler.learner.peer_lost import said
+
 dist: Any = torch.distributed  # half of what is used here its types do not know
 
 #: What one operation may take, and what it may take to meet. Nothing can end it before.
@@ -27,10 +33,6 @@ COLLECTIVE_SECONDS = 8.0
 _CONNECT_SECONDS = 4.0
 _STORE_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
-
-
-class PeerLost(RuntimeError):
-    """What several learners do together failed: one of them is gone, hangs or is out of reach."""
 
 
 class MeetingPoint:
@@ -79,6 +81,7 @@ class Peers:
         size: int,
         host: str,
         superseded: Callable[[], bool],
+        device: torch.device | None = None,
     ) -> None:
         """Meets the others.
 
@@ -89,12 +92,16 @@ class Peers:
             size: how many there are.
             host: by which the others can reach this process.
             superseded: whether there is no use in waiting any longer.
+            device: where this learner computes; None: on the CPU.
 
         Raises:
             PeerLost: not all of them came.
+            NcclStuck: they did, and then not, and this process cannot go on.
         """
         self.rank, self.size = rank, size
-        store = dist.PrefixStore(str(generation), _met(meeting_point, generation, rank, size, superseded))
+        self._nccl: NcclGroup | None = None
+        met = _met(meeting_point, generation, rank, size, superseded)
+        store = dist.PrefixStore(str(generation), met)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=_CONNECT_SECONDS)
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -106,15 +113,34 @@ class Peers:
         try:
             self._group = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
-            raise PeerLost(f"the {size} learners could not connect: {_said(error)}") from None
+            raise PeerLost(f"the {size} learners could not connect: {said(error)}") from None
+        device = device or torch.device("cpu")
+        if by_nccl(self.gather(gpu_number(device))):
+            self._nccl = NcclGroup.connected(store, rank, size, device, superseded)
+
+    def close(self) -> None:
+        """Leave the others alone.
+
+        Raises:
+            NcclStuck: this process cannot go on.
+        """
+        if self._nccl is not None:
+            self._nccl.end("the group is over")
 
     def sum(self, x: Tensor) -> Tensor:
-        """Elementwise over all learners, the same bit for bit at each of them. May change x."""
+        """Elementwise over all learners, the same bit for bit at each of them. May change x.
+
+        Raises:
+            PeerLost: somebody is gone.
+            NcclStuck: the same, and this process cannot go on.
+        """
+        if self._nccl is not None and x.device.type != "cpu":
+            return self._nccl.sum(x)
         options = dist.AllreduceOptions()
         options.timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        on_host = x.cpu()
+        on_host = _on_host(x)
         self._wait(lambda: self._group.allreduce([on_host], options))
-        return on_host.to(x.device)
+        return on_host.to(x.device, non_blocking=True)
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """By rank, the whole numbers of 64 bits that each learner has."""
@@ -137,7 +163,7 @@ class Peers:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise PeerLost(_said(error)) from None
+            raise PeerLost(said(error)) from None
 
 
 def _met(
@@ -162,12 +188,13 @@ def _met(
             if store.check(keys):
                 return store
         except RuntimeError as error:
-            store, problem = None, _said(error)
+            store, problem = None, said(error)
         time.sleep(_LOOK_SECONDS)
     raise PeerLost(f"the {size} learners did not meet at {address}: {problem}")
 
 
-def _said(error: RuntimeError) -> str:
-    """What torch says, without where in its sources, hints, and the stack of C++ calls."""
-    line = str(error).partition("\n")[0].partition(". This is typically")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", line).strip()
+def _on_host(x: Tensor) -> Tensor:
+    """Page-locked where it comes from a GPU: the copies there and back run at full speed."""
+    if x.device.type == "cpu":
+        return x
+    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)

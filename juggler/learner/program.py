@@ -17,7 +17,8 @@ class LearnerProgram:
         contact: how it finds its driver.
         bind: where it listens for EnvRunners of other hosts, "host:port"; "" where there are none.
         advertise: how they should dial it; "" means as bound.
-        insecure: listen beyond loopback without encryption.
+        insecure: listen beyond loopback though something is not encrypted or not authenticated.
+        reflection: tools may list what its server has.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by name), as the EnvRunners get them.
     """
@@ -26,4 +27,5 @@ class LearnerProgram:
     bind: str = ""
     advertise: str = ""
     insecure: bool = False
+    reflection: bool = False
     own_code: bytes = b""

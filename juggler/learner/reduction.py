@@ -31,42 +31,58 @@ def mean_over_learners(
     """
     grads, aux = {**nothing[0], **grads}, {**nothing[1], **aux}
     units = sorted(aux)
-    pieces = [x for unit_id in units for x in _sums(grads[unit_id], aux[unit_id])]
-    flat = torch.cat([piece.reshape(-1) for piece in pieces])  # [B]
-    sums = iter(torch.split(total(flat), [piece.numel() for piece in pieces]))
-    found = {unit_id: _means(grads[unit_id], aux[unit_id], sums) for unit_id in units}
-    return {key: mean for key, (mean, _) in found.items()}, {key: a for key, (_, a) in found.items()}
+    pieces = {unit_id: list(_means(grads[unit_id], aux[unit_id])) for unit_id in units}
+    lengths = [sum(piece.numel() for piece in pieces[unit_id]) for unit_id in units]
+    flat = grads[units[0]].new_empty(sum(lengths))  # [B]
+    for unit_id, part in zip(units, torch.split(flat, lengths), strict=True):
+        _add_up(pieces[unit_id], _live_steps(aux[unit_id]), part)
+    parts = dict(zip(units, torch.split(total(flat), lengths), strict=True))
+    means, reduced = {}, {}
+    for unit_id, part in parts.items():
+        means[unit_id], reduced[unit_id] = _taken_apart(part, pieces[unit_id], aux[unit_id])
+    return means, reduced
 
 
-def _sums(gradient: Tensor, aux: UnitAux) -> Iterator[Tensor]:
-    """What is to be added up for one unit, in the gradient's dtype; the count comes first."""
-    ((module_id, live_steps),) = aux.live_steps.items()
-    steps = live_steps.to(gradient.dtype)  # []
-    yield steps
-    yield gradient * steps  # [P]
-    for _, mean in sorted(aux.means[module_id].items()):
-        yield mean.to(gradient.dtype) * steps  # []
+def _live_steps(aux: UnitAux) -> Tensor:
+    (live_steps,) = aux.live_steps.values()
+    return live_steps
+
+
+def _means(gradient: Tensor, aux: UnitAux) -> Iterator[Tensor]:
+    """What is reduced for one unit, in the gradient's dtype: means over live steps."""
+    yield gradient  # [P]
+    yield gradient.new_ones(1)  # [1]: its sum is the count
+    (means,) = aux.means.values()
+    for _, mean in sorted(means.items()):
+        yield mean.to(gradient.dtype)  # []
     for buffer in _reduced(aux):
         # Of a sample without a live step they may be anything.
-        yield torch.where(live_steps > 0, buffer.to(gradient.dtype) * steps, 0.0)  # [...]
+        yield torch.where(_live_steps(aux) > 0, buffer.to(gradient.dtype), 0.0)  # [...]
 
 
-def _means(gradient: Tensor, aux: UnitAux, sums: Iterator[Tensor]) -> tuple[Tensor, UnitAux]:
-    """The other way round: takes the sums of one unit, and divides them."""
-    ((module_id, live_steps),) = aux.live_steps.items()
-    steps = next(sums).squeeze(0)  # []
-    divisor = steps.clamp(min=1)  # []
-    mean_gradient = next(sums) / divisor  # [P]
-    means = {name: next(sums).squeeze(0) / divisor for name in sorted(aux.means[module_id])}  # []
+def _add_up(means: list[Tensor], live_steps: Tensor, sums: Tensor) -> None:
+    """Sums [L] over live steps, each in its place."""
+    for mean, place in zip(means, torch.split(sums, [mean.numel() for mean in means]), strict=True):
+        torch.mul(mean.reshape(-1), live_steps, out=place)
+
+
+def _taken_apart(sums: Tensor, pieces: list[Tensor], aux: UnitAux) -> tuple[Tensor, UnitAux]:
+    """The other way round, for one unit: divides its sums [L] in place."""
+    ((module_id, own_live_steps),) = aux.live_steps.items()
+    steps = sums[len(pieces[0])].clone()  # []
+    sums /= steps.clamp(min=1)  # [L]
+    found = iter(torch.split(sums, [piece.numel() for piece in pieces]))
+    gradient, _ = next(found), next(found)  # [P], [1]
+    means = {name: next(found).squeeze(0) for name in sorted(aux.means[module_id])}  # []
     buffers = {}
     for name, buffer in aux.buffers.items():
         if buffer.is_floating_point():
-            mean = (next(sums) / divisor).view(buffer.shape).to(buffer.dtype)  # [...]
+            mean = next(found).view(buffer.shape).to(buffer.dtype)  # [...]
             buffers[name] = torch.where(steps > 0, mean, buffer)  # [...]
         else:
             buffers[name] = buffer
-    return mean_gradient, aux._replace(
-        live_steps={module_id: steps.round().to(live_steps.dtype)},
+    return gradient, aux._replace(
+        live_steps={module_id: steps.round().to(own_live_steps.dtype)},
         means={module_id: means},
         buffers=buffers,
     )

@@ -23,6 +23,14 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return {key: to_device(branch, device) for key, branch in tree.items()}
 
 
+def to_host(tree: Any) -> Any:
+    """A tree of tensors on the host; from a GPU they come into page-locked memory, and the copies
+    may still be under way."""
+    if isinstance(tree, Tensor):
+        return tree.to("cpu", non_blocking=True)
+    return {key: to_host(branch) for key, branch in tree.items()}
+
+
 def arrays_like(tree: Mapping[str, Any]) -> dict[str, Tree]:
     """A tree of tensors as arrays on the host; those of tensors on the CPU share their memory."""
     return {

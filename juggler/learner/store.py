@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import BatchFrame
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, flatten
 
 Space = gymnasium.Space[Any]
+
+_HALF_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,11 @@ class HeldBatch:
     live_steps: int
     version: Version  # of the weights that acted
     modules: dict[str, EpisodeBatch]
+    nbytes: int
+
+    def staleness(self, update: int) -> int:
+        """In updates, given the weights of one."""
+        return max(0, update - self.version.update)
 
 
 class BatchStore:
@@ -37,6 +45,7 @@ class BatchStore:
         spaces: (observation space, action space) of each module id that this learner trains.
         arrived: called for each batch that was taken, in a stream's thread.
         capacity: batches held at most. Admission keeps a healthy run far below.
+        capacity_bytes: that they may take.
         states: what a batch's `states` must be, by module id: trees of arrays of one row. Without
             one, batches of a module have none.
 
@@ -50,6 +59,7 @@ class BatchStore:
         arrived: Callable[[HeldBatch], None],
         capacity: int = 65536,
         states: Mapping[str, Tree] | None = None,
+        capacity_bytes: int = _HALF_OF_MEMORY,
     ) -> None:
         self._fits = {
             name: BatchFit(name, *of_module, (states or {}).get(name, {}))
@@ -57,6 +67,8 @@ class BatchStore:
         }
         self._arrived = arrived
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
         self._last_ids: dict[int, None] = {}  # of batches taken lately, to refuse a replay
         self._joined = 0  # the group's generation when this learner joined it
@@ -72,42 +84,54 @@ class BatchStore:
             self._joined = joined
 
     def take(self, frame: BatchFrame) -> str:
-        """The reason to refuse this batch, or "" where it was taken."""
+        """Why this batch came in vain, or "" where it was taken.
+
+        Raises:
+            WireError: no honest EnvRunner would have sent it.
+        """
         header = frame.header
-        try:
-            held = HeldBatch(
-                batch_id=header.batch_id,
-                envrunner=header.envrunner,
-                live_steps=header.live_steps,
-                version=Version.of(header.version),
-                modules=self._checked(frame),
-            )
-        except WireError as error:
-            return str(error)
+        held = HeldBatch(
+            batch_id=header.batch_id,
+            envrunner=header.envrunner,
+            live_steps=header.live_steps,
+            version=Version.of(header.version),
+            modules=self._checked(frame),
+            nbytes=sum(array.nbytes for _, array in flatten(frame.tree)),
+        )
         with self._lock:
-            if refusal := self._why_not(held.batch_id, header.generation):
-                return refusal
+            if header.generation < self._joined:
+                return (
+                    f"batch {held.batch_id} is for generation {header.generation}, "
+                    f"before {self._joined}"
+                )
+            self._must_be_welcome(held)
             self._held[held.batch_id] = held
+            self._held_bytes += held.nbytes
             self._last_ids[held.batch_id] = None
             if len(self._last_ids) > self._capacity:
                 del self._last_ids[next(iter(self._last_ids))]
         self._arrived(held)
         return ""
 
+    def peek(self, batch_ids: Iterable[int]) -> list[HeldBatch]:
+        """Those of the batches named that are here, in that order; they stay."""
+        with self._lock:
+            return [self._held[batch_id] for batch_id in batch_ids if batch_id in self._held]
+
     def pop(self, batch_ids: Iterable[int]) -> tuple[list[HeldBatch], list[int]]:
         """(the batches named, in that order; the ids that are not here)."""
         with self._lock:
             found = [(batch_id, self._held.pop(batch_id, None)) for batch_id in batch_ids]
+            self._held_bytes -= sum(held.nbytes for _, held in found if held)
         return [held for _, held in found if held], [key for key, held in found if held is None]
 
-    def _why_not(self, batch_id: int, generation: int) -> str:
-        if generation < self._joined:
-            return f"batch {batch_id} is for generation {generation}, before {self._joined}"
-        if batch_id in self._last_ids:
-            return f"batch {batch_id} came before"
+    def _must_be_welcome(self, batch: HeldBatch) -> None:
+        if batch.batch_id in self._last_ids:
+            raise WireError(f"batch {batch.batch_id} came before")
         if len(self._held) >= self._capacity:
-            return f"{len(self._held)} batches wait here already"
-        return ""
+            raise WireError(f"{len(self._held)} batches wait here already")
+        if self._held_bytes + batch.nbytes > self._capacity_bytes:
+            raise WireError(f"{self._held_bytes} bytes of batches wait here already")
 
     def _checked(self, frame: BatchFrame) -> dict[str, EpisodeBatch]:
         if not isinstance(frame.tree, dict) or not frame.tree:

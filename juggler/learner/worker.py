@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -14,19 +15,20 @@ import torch
 from google.protobuf import any_pb2
 
 from juggler.learner.algorithms import build_learner
-from juggler.learner.devices import device_for, devices_here
+from juggler.learner.devices import device_for, devices_here, reserved_bytes
 from juggler.learner.learner import Learner
-from juggler.learner.listening import listen, peer_host
+from juggler.learner.listening import LearnerServer, peer_host
 from juggler.learner.membership import Membership
+from juggler.learner.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.peers import PeerLost
 from juggler.learner.pending_metrics import PendingMetrics
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import why_refused
-from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
+from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
+from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.episodes.stream import EpisodeReceiver
@@ -37,24 +39,22 @@ from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
+
 def main(program: LearnerProgram) -> None:
     """Attach and work until told to stop."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    server = make_server()
     try:
-        addresses = listen(server, program)
+        server = LearnerServer(program)
     except EndpointError as error:
         raise SystemExit(f"juggler learner: {error}") from None
     _, *own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
     attach_and_run(
         program.contact,
         LEARNER,
-        lambda attachment, inbox: LearnerWorker(
-            attachment, inbox, program.contact, server, peer_host(program), *own_code
-        ),
+        lambda attachment, inbox: LearnerWorker(attachment, inbox, program, server, *own_code),
         devices=devices_here(),
-        data_addresses=addresses,
+        data_addresses=server.addresses,
     )
 
 
@@ -65,14 +65,13 @@ class LearnerWorker:
         self,
         attachment: Attachment,
         inbox: Inbox,
-        contact: Contact,
-        server: Any,
-        host: str,
+        program: LearnerProgram,
+        server: LearnerServer,
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
         self._attachment = attachment
-        self._token = contact.token
+        self._token = program.contact.token
         self._server = server
         self._module_factory = module_factory
         self._own_connectors = own_connectors
@@ -85,8 +84,9 @@ class LearnerWorker:
         self._loop.on(training_pb2.Snapshot, self._snapshot)
         self._loop.on(training_pb2.BeginAnew, self._begin_anew_with)
         self._publisher = WeightsPublisher(self._why_refused)
+        self._beside = ExitStack()  # what goes on beside updates
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
-        self._membership = Membership(attachment.worker_id, host)
+        self._membership = Membership(attachment.worker_id, peer_host(program), program.insecure)
         self._in_group = False
         self._template: list[EpisodeBatch] = []  # one batch, once there is one
         self._steps_trained = 0
@@ -99,8 +99,9 @@ class LearnerWorker:
         return self._loop.run()
 
     def close(self) -> None:
+        self._beside.close()
         self._publisher.close()
-        self._server.stop(grace=0.2).wait(timeout=2)
+        self._server.close()
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -124,6 +125,7 @@ class LearnerWorker:
             device=device,
             seed=setup.seed,
         )
+        self._updating = self._updating_on(torch.device(device))
         self._max_staleness = self._learner.config.max_staleness
         self._version = Version.of(setup.version)
         self._store = BatchStore(
@@ -135,8 +137,8 @@ class LearnerWorker:
             limits = Limits(payload_bytes=setup.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
         self._receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
-        self._server.add_generic_rpc_handlers((self._receiver.handler(), self._publisher.handler()))
-        self._server.start()
+        self._server.serve(self._receiver.handler(), self._publisher.handler())
+        self._attachment.device_bytes = partial(reserved_bytes, device)
         self._begin_anew(setup.seed)
         return training_pb2.Ready(
             description=parts["device"] if parts["device"].startswith("fake:") else device,
@@ -155,6 +157,7 @@ class LearnerWorker:
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
         """A new membership. Its first weights are those of the member that has got furthest."""
+        self._updating.forget()
         if not self._in_group:
             self._in_group = True
             self._store.serve(joined=group.generation)
@@ -164,6 +167,7 @@ class LearnerWorker:
         self._version = Version(group.generation, self._learner.updates)
         if not formed.peer_lost:
             self._publish()
+        self._server.ready(not formed.peer_lost)
         return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
@@ -200,9 +204,8 @@ class LearnerWorker:
         header = training_pb2.StateHeader(version=self._version.message(), extra=json.dumps(extra))
         chunks = encode_frame(header, tree, digest=True)
         second = self._send_chunk(command_id, next(chunks), chunks)
-        threading.Thread(
-            target=self._send_chunks, args=(command_id, second, chunks), name="snapshot", daemon=True
-        ).start()
+        rest = (command_id, second, chunks)
+        threading.Thread(target=self._send_chunks, args=rest, name="snapshot", daemon=True).start()
         if command.HasField("seed"):
             self._begin_anew(command.seed)
 
@@ -236,15 +239,34 @@ class LearnerWorker:
         torch.manual_seed(seed)  # for modules that draw from torch's generators, as dropout does
         self._learner.forget()
 
+    def _updating_on(self, device: torch.device) -> Updating:
+        if not works_by_itself(device):
+            return InTurn(self._learner, self._publisher)
+        overlapped = Overlapped(self._learner, self._publisher, self._coming)
+        self._beside.callback(overlapped.close)
+        return overlapped
+
+    def _coming(self) -> Share | None:
+        """What the next update will learn from, if this one makes new weights; None where there
+        is nothing, or nobody has asked for it yet."""
+        update = self._loop.coming(training_pb2.Update)
+        if update is None:
+            return None
+        fresh = self._fresh(self._store.peek(update.batch_ids), self._version.update + 1)
+        if not fresh:
+            return None
+        episodes = [batch.modules[DEFAULT_MODULE] for batch in fresh]
+        return Share([batch.batch_id for batch in fresh], {DEFAULT_MODULE: episodes})
+
     def _publish(self) -> None:
-        self._publisher.publish(self._version, self._learner.get_weights())
+        self._updating.publish(self._version)
 
     def _make(
         self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
     ) -> bool:
         """Update on what is fresh enough; every batch of the update is accounted for in `done`.
         True where that made new weights."""
-        fresh = [batch for batch in batches if self._staleness(batch) <= self._max_staleness]
+        fresh = self._fresh(batches, self._version.update)
         episodes = [batch.modules[DEFAULT_MODULE] for batch in fresh]
         if self._learner.in_group:
             # The others cannot go on without this learner, which has nothing to say this time.
@@ -252,7 +274,8 @@ class LearnerWorker:
             self._template = episodes[:1]
         if episodes and not self._membership.lost:
             try:
-                self._metrics.add(self._learner.update_from_episodes({DEFAULT_MODULE: episodes}))
+                share = Share([batch.batch_id for batch in fresh], {DEFAULT_MODULE: episodes})
+                self._metrics.add(self._updating.update(share))
             except PeerLost as error:
                 self._membership.lose(self._learner, str(error))
         done.peer_lost = self._membership.lost
@@ -266,16 +289,16 @@ class LearnerWorker:
         """One batch, of those given or of an earlier update; none where there was none yet."""
         return [batch.modules[DEFAULT_MODULE] for batch in batches[:1]] or self._template
 
-    def _staleness(self, batch: HeldBatch) -> int:
-        """In updates."""
-        return max(0, self._version.update - batch.version.update)
+    def _fresh(self, batches: Iterable[HeldBatch], update: int) -> list[HeldBatch]:
+        """Those that may still be learned from, given the weights of an update."""
+        return [each for each in batches if each.staleness(update) <= self._max_staleness]
 
     def _book(
         self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
     ) -> None:
         """What became of every batch of an update, before the version moves on."""
         for batch in batches:
-            staleness = self._staleness(batch)
+            staleness = batch.staleness(self._version.update)
             used = done.batches.add(
                 batch_id=batch.batch_id, live_steps=batch.live_steps, staleness=staleness
             )

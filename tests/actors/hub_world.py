@@ -25,7 +25,7 @@ class World:
     def start(self, **settings: Any) -> None:
         settings = {"run_id": "run", "roles": ("worker", "other"), **settings}
         self.hub = Hub(HubSettings(**settings), self.events)
-        self.hub.start([self.address])
+        _, self.tcp_address = self.hub.start([self.address, "127.0.0.1:0"])
 
     def attach(self, role: str = "worker", index: int = -1, **options: Any) -> Attachment:
         inbox: Mailbox[Any] = options.pop("inbox", Mailbox())

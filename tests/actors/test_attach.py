@@ -4,11 +4,10 @@ import threading
 import time
 from typing import Any
 
-import grpc
 import pytest
 from hub_world import World
 
-from juggler.runtime.actors import hub as hub_module
+from juggler.runtime.actors import hello as hello_module
 from juggler.runtime.actors.attachment import (
     LOST_THE_DRIVER,
     AttachError,
@@ -174,7 +173,7 @@ def test_another_protocol_version_is_refused_and_told_what_to_do(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.start()
-    monkeypatch.setattr(hub_module, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(hello_module, "PROTOCOL_VERSION", 99)
     with pytest.raises(AttachError, match=r"version 99.*install the same version"):
         world.attach()
 
@@ -209,8 +208,7 @@ def test_garbage_on_one_stream_leaves_the_others_alone(world: World) -> None:
     call = channel.stream_stream(
         ATTACH_METHOD, request_serializer=None, response_deserializer=None
     )(iter([b"\xff" * 1000]))
-    with pytest.raises(grpc.RpcError):
-        next(call)
+    assert b"no message of an attach stream" in next(call)
     channel.close()
     world.hub.send(worker, 1, attach_pb2.Stop())
     assert _commands(inbox, 1)[0].command_id == 1

@@ -26,6 +26,13 @@ FROM_ELSEWHERE = [
     "docs/from-stable-baselines3.md",
     "docs/from-acme.md",
 ]
+ABOUT_RUNS = [
+    "docs/architecture.md",
+    "docs/life-of-a-batch.md",
+    "docs/operations.md",
+    "docs/scaling.md",
+    "docs/security.md",
+]
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 
 
@@ -44,7 +51,7 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
     RunConfig.from_flat(tomllib.loads(file))
 
 
-@pytest.mark.parametrize("page", [*GUIDES, "docs/architecture.md", "docs/life-of-a-batch.md"])
+@pytest.mark.parametrize("page", [*GUIDES, *ABOUT_RUNS])
 def test_links_lead_to_files_and_headings(page: str) -> None:
     assert [link for link in links(page) if not link.exists()] == []
     for target, heading in re.findall(

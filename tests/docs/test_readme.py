@@ -17,7 +17,7 @@ from juggler.driver.config import RunConfig
 
 
 def commands() -> list[str]:
-    pages = ("README.md", "docs/configuration.md")
+    pages = ("README.md", "docs/configuration.md", "docs/operations.md", "docs/security.md")
     lines = [line for page in pages for block in blocks("sh", page) for line in block.splitlines()]
     return [line for line in lines if line.startswith("juggler ")]
 

@@ -102,8 +102,8 @@ def test_a_reply_that_more_should_follow_does_not_pile_up(world: ConversationWor
 def test_who_answers_no_command_is_let_go_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def short(hub: Any, cap: int) -> RequestPool:
-        return RequestPool(hub, cap=10)
+    def short(hub: Any, cap: int, **others: Any) -> RequestPool:
+        return RequestPool(hub, cap=10, **others)
 
     monkeypatch.setattr("juggler.driver.outbox.RequestPool", short)
     world = ConversationWorld(tmp_path)

@@ -15,7 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class _Attachment:
-    run_id, incarnation = "run", "incarnation"
+    run_id, incarnation, worker_id = "run", "incarnation", "envrunner-0"
 
     def __init__(self) -> None:
         self.replies: list[tuple[int, training_pb2.Receipt]] = []

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypeVar
 
+import torch
+
 from juggler.learner.learner import Learner
 from juggler.learner.peers import MeetingPoint, Peers
 
@@ -25,12 +27,12 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
         return [future.result(timeout=60) for future in futures]
 
 
-def meet(size: int) -> list[Peers]:
+def meet(size: int, device: torch.device | None = None) -> list[Peers]:
     """Peers by rank."""
     point, generation = MeetingPoint("127.0.0.1"), next(_GENERATIONS)
 
     def peers(rank: int) -> Peers:
-        return Peers(point.address, generation, rank, size, "127.0.0.1", never)
+        return Peers(point.address, generation, rank, size, "127.0.0.1", never, device)
 
     return at_once([lambda rank=rank: peers(rank) for rank in range(size)])  # type: ignore[misc]
 

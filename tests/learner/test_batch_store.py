@@ -13,8 +13,9 @@ from gymnasium import Space, spaces
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import BatchFrame
-from juggler.runtime.wire.errors import UnsupportedSpace
+from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -77,7 +78,10 @@ def world(make_batch: MakeBatch) -> Iterator[World]:
 def _refused(world: World, store: BatchStore, frame: BatchFrame) -> str:
     """Why; and that nothing of it stays behind."""
     before = len(world.arrivals)
-    reason = store.take(frame)
+    try:
+        reason = store.take(frame)
+    except WireError as error:
+        reason = str(error)
     assert reason
     assert len(world.arrivals) == before, "a refused batch was reported"
     return reason
@@ -335,6 +339,17 @@ def test_a_full_store_refuses_until_batches_are_used(world: World) -> None:
     assert store.take(world.frame(2)) == ""
     assert _refused(world, store, world.frame(3)) == "2 batches wait here already"
     store.pop([2])
+    assert store.take(world.frame(3)) == ""
+
+
+def test_batches_take_no_more_memory_than_they_may(world: World) -> None:
+    size = sum(array.nbytes for _, array in flatten(world.frame(1).tree))
+    store = world.open(capacity_bytes=5 * size // 2)
+    assert store.take(world.frame(1)) == ""
+    assert store.take(world.frame(2)) == ""
+    held = size + sum(array.nbytes for _, array in flatten(world.frame(2).tree))
+    assert _refused(world, store, world.frame(3)) == f"{held} bytes of batches wait here already"
+    store.pop([1])
     assert store.take(world.frame(3)) == ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -106,3 +107,51 @@ def test_an_update_that_only_some_have_made_is_everybodys_in_the_next_group(
     for learner in group:
         assert torch.equal(parameters(learner), ahead)
         assert learner.updates == 1
+
+
+def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OnGpus:
+        sums: ClassVar[list[torch.Tensor]] = []
+        ended: ClassVar[list[str]] = []
+
+        def sum(self, x: torch.Tensor) -> torch.Tensor:
+            self.sums.append(x)
+            return x
+
+        def end(self, why: str) -> None:
+            self.ended.append(why)
+
+    class Connected:
+        @staticmethod
+        def connected(*_: Any) -> OnGpus:
+            return OnGpus()
+
+    numbers = iter([[3, 1], [3, 2]])
+    monkeypatch.setattr(peers_module, "gpu_number", lambda device: next(numbers))
+    monkeypatch.setattr(peers_module, "NcclGroup", Connected)
+    group = meet(2)
+    there = torch.ones(2, device="meta")
+    assert group[0].sum(there) is there
+    sums = at_once([lambda p=p: p.sum(torch.ones(1)) for p in group])  # type: ignore[misc]
+    assert sums == [torch.tensor([2.0])] * 2
+    assert len(OnGpus.sums) == 1
+    group[1].close()
+    assert OnGpus.ended == ["the group is over"]
+
+
+def test_learners_that_share_a_gpu_sum_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "gpu_number", lambda device: [3, 1])
+    for peers in meet(2):
+        assert peers._nccl is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_learners_that_share_a_gpu_sum_what_lies_there() -> None:
+    device = torch.device("cuda", 0)
+    group = meet(2, device)
+    sums = at_once([lambda p=p: p.sum(torch.arange(3.0, device=device)) for p in group])  # type: ignore[misc]
+    for each in sums:
+        assert each.device == device
+        assert each.tolist() == [0.0, 2.0, 4.0]

@@ -64,6 +64,7 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("trian",), "Did you mean 'juggler train'?"),
         (("train", "--resume", "nowhere"), "nowhere"),
         (("train", "cartpole", "--resume", "nowhere"), "not both"),
+        (("driver", "cartpole", "--resume", "nowhere"), "not both"),
         (("evaluate", "nowhere"), "there is no such file or directory"),
         (("plot", "nowhere"), "nowhere is no directory"),
         (("envrunner", "--driver", "here"), "expected HOST:PORT"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
 
-
 EVERY_SECOND = ["--checkpoint-seconds", 1]
 
 
@@ -81,7 +80,7 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
     driver.wait_for("waiting for workers at")
     dial = ["--driver", _address(driver.output)]
-    first, second = place.start("learner", *dial), place.start("learner", *dial)
+    first, second = (place.start("learner", *dial, "--index", index) for index in range(2))
     runners = [place.start("envrunner", *dial) for _ in range(2)]
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
 
@@ -108,17 +107,52 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     place.assert_nothing_is_left()
 
 
-def test_workers_that_lose_their_driver_say_so_and_leave(place: Place) -> None:
+def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: Place) -> None:
     options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
     driver = place.start("driver", "cartpole", *options)
     driver.wait_for("waiting for workers at")
     address = _address(driver.output)
-    workers = [place.start(role, "--driver", address) for role in ("envrunner", "learner")]
+    dial = ["--driver", address, "--reattach-seconds", 0]
+    workers = [place.start(role, *dial) for role in ("envrunner", "learner")]
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: driver.output)
     driver.process.kill()
     for worker in workers:
         assert worker.wait(20) == 1, worker.output
         assert "lost the driver" in worker.output
+
+
+def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--stop-return", 501, *EVERY_SECOND]
+    driver = place.start(
+        "driver", "cartpole", "--run-dir", "run", "--bind", "127.0.0.1:0", *options
+    )
+    driver.wait_for("waiting for workers at")
+    address = _address(driver.output)
+    workers = [
+        place.start(role, "--driver", address) for role in ("learner", "envrunner", "envrunner")
+    ]
+    eventually(lambda: list(directory.glob("checkpoints/0*")), 60, lambda: driver.output)
+    eventually(lambda: metrics(directory)[-1]["num_env_runners"] == 2, 60, lambda: driver.output)
+    driver.process.kill()
+    for worker in workers:
+        worker.wait_for(f"waiting up to 600 s for a driver at {address}", 30)
+    again = place.start("driver", "--resume", "run", "--bind", address, *options)
+    again.wait_for("going on from update")
+
+    def all_are_back() -> bool:
+        line = metrics(directory)[-1]
+        return line["weights_version"][0] == 2 and line["num_env_runners"] == 2
+
+    eventually(all_are_back, 60, lambda: again.output)
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached, 30, lambda: again.output)
+    again.process.terminate()
+    assert again.wait(10) == 0, again.output
+    for worker in workers:
+        assert worker.wait(10) == 0, worker.output
+    assert summary(directory)["weights_version"][0] == 2
+    assert_books_balance(directory)
 
 
 @pytest.fixture

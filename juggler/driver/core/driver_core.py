@@ -80,6 +80,10 @@ class DriverCore:
         return not self._state.updates
 
     @property
+    def updates_in_flight(self) -> int:
+        return len(self._state.updates)
+
+    @property
     def generation(self) -> int:
         """Of the learner group."""
         return self._group.generation

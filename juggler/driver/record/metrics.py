@@ -7,8 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from juggler.driver.record.workers import WorkerRecords
+from juggler.runtime.actors.histogram import Histogram
+
 #: Episodes that the training return is a mean over. A run is solved when these say so.
 RETURN_WINDOW = 100
+
+_STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
 
 
 @dataclass(slots=True)
@@ -21,7 +26,8 @@ class Metrics:
     evaluation_return: float | None = None
     # By learner, by module id: of its newest updates, on samples of its own.
     modules: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    seconds: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker id
+    workers: WorkerRecords = field(default_factory=WorkerRecords)
+    staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     # Since the last line.
     _staleness_total: float = 0.0
     _staleness_count: int = 0
@@ -36,14 +42,10 @@ class Metrics:
             self.episodes += 1
 
     def batch_consumed(self, staleness: int) -> None:
+        self.staleness.observe(staleness)
         self._staleness_total += staleness
         self._staleness_count += 1
         self._staleness_max = max(self._staleness_max, staleness)
-
-    def time_spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
-        """A worker's own totals since it began."""
-        if seconds:
-            self.seconds[worker_id] = dict(seconds)
 
     def updated(self, worker_id: str, modules: Mapping[str, Mapping[str, float]]) -> None:
         """What a learner says of its newest updates."""
@@ -63,6 +65,15 @@ class Metrics:
             return False
         return _mean(self.returns) >= stop_return
 
+    @property
+    def return_mean(self) -> float | None:
+        """Over the last 100 episodes; None before there is one."""
+        return _mean(self.returns) if self.returns else None
+
+    @property
+    def length_mean(self) -> float | None:
+        return _mean(self.lengths) if self.lengths else None
+
     def line(self, wall_time: float, steps_trained: int) -> dict[str, Any]:
         """What happened since the last line; counters come from the ledger."""
         if self._staleness_count:
@@ -79,11 +90,11 @@ class Metrics:
             "staleness_mean": self._staleness_last[0],
             "staleness_max": self._staleness_last[1],
             "episodes": self.episodes,
-            "episode_return_mean": _mean(self.returns) if self.returns else None,
-            "episode_length_mean": _mean(self.lengths) if self.lengths else None,
+            "episode_return_mean": self.return_mean,
+            "episode_length_mean": self.length_mean,
             "steps_per_second": rate,
             "evaluation_return_mean": self.evaluation_return,
-            "seconds": self.seconds,
+            "seconds": self.workers.seconds(),
             "modules": self._modules(),
         }
 

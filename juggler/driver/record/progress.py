@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TextIO
 
 from juggler.driver.record.wording import Level, clock, conclude, describe, number, plain, quantity
+from juggler.runtime.actors.logs import log_record
 
 #: Seconds between two plain lines.
 _PLAIN_SECONDS = 2.0
@@ -29,10 +31,12 @@ class Progress(Protocol):
         """The run is over; `summary` is what `summary.json` holds."""
 
 
-def make_progress(kind: Literal["auto", "live", "plain", "off"]) -> Progress:
+def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
     """The display of that kind; "auto" is live in a terminal that can show it, else plain."""
     if kind == "off":
         return SilentProgress()
+    if kind == "json":
+        return JsonProgress()
     if kind == "live" or (kind == "auto" and _is_capable(sys.stdout)):
         from juggler.driver.record.live_progress import LiveProgress  # rich is for those who see it
 
@@ -89,6 +93,9 @@ class PlainProgress:
         self._print(conclude(summary))
 
     def _print(self, text: str) -> None:
+        self._write(text)
+
+    def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
         text = plain(text).encode(encoding, "backslashreplace").decode(encoding)
         try:
@@ -96,6 +103,22 @@ class PlainProgress:
         except OSError:
             # What is still in the stream's buffer has to go somewhere when the process ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+class JsonProgress(PlainProgress):
+    """The same lines as JSON objects, for machines that gather logs.
+
+    Attributes:
+        ids: of the run, in every line; the driver sets them.
+    """
+
+    ids: Mapping[str, str] = {}
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self._write(json.dumps(log_record(plain(text), level, self.ids)))
+
+    def _print(self, text: str) -> None:
+        self.message(text)
 
 
 def _is_capable(stream: TextIO) -> bool:

@@ -38,6 +38,8 @@ class RunDirectory:
 
     - `config.toml`: the configuration;
     - `metrics.jsonl`: one JSON object a line, whole lines only;
+    - `events.jsonl`: what happened, as people were told; written by the `Journal`;
+    - `driver.json`: while it runs, where its driver can be asked;
     - `summary.json`: how the run ended;
     - `checkpoints/`: see `juggler.runtime.checkpoints`;
     - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,8 +18,10 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial, wait_until_ready
-from juggler.runtime.actors.hub import ATTACH_METHOD
+from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.memory import resident_bytes
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
 #: How the reason of a Detached begins where the stream broke and nobody ended it.
@@ -84,6 +86,9 @@ class Attachment:
 
     Commands arrive in `inbox`, the last item of which is a Detached. Replies and reports may be
     sent from any thread; what is sent in quick succession travels in one message.
+
+    Attributes:
+        device_bytes: says how much memory this process has of its device; heartbeats tell it.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Attachment:
         inbox: Mailbox[Command | Detached],
         *,
         token: str = "",
+        tls: Tls | None = None,
         run_id: str = "",
         devices: Sequence[str] = (),
         data_addresses: Sequence[str] = (),
@@ -106,6 +112,7 @@ class Attachment:
         AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
+        self.device_bytes: Callable[[], int] = int
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
@@ -125,9 +132,9 @@ class Attachment:
             local=local,
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
-        self._channel = dial(address)
+        self._channel = dial(address, tls)
         try:
-            wait_until_ready(self._channel, address, "driver", timeout)
+            wait_until_ready(self._channel, address, "driver", timeout, tls)
             self._call = self._channel.stream_stream(
                 ATTACH_METHOD,
                 request_serializer=attach_pb2.FromWorker.SerializeToString,
@@ -235,6 +242,9 @@ class Attachment:
             for message in self._call:
                 for command in message.commands:
                     self._inbox.put(Command(command.id, command.body))
+            why = dict(self._call.trailing_metadata()).get(REASON_KEY)
+            if isinstance(why, bytes):
+                reason = f"{reason}: {why.decode()}"
         except grpc.RpcError as error:
             reason = f"{LOST_THE_DRIVER}: {_details(error)}"
         except ValueError:
@@ -255,7 +265,11 @@ class Attachment:
             due = now + interval
             since = self._busy_since
             stuck = 0.0 if since is None else max(0.0, self._awake() - since)
-            heartbeat = attach_pb2.Heartbeat(seconds_since_progress=stuck)
+            heartbeat = attach_pb2.Heartbeat(
+                seconds_since_progress=stuck,
+                resident_bytes=resident_bytes(),
+                device_bytes=self.device_bytes(),
+            )
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
 

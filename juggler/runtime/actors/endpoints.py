@@ -5,15 +5,19 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import time
 from concurrent import futures
 from typing import Any
 
 import grpc
 import grpc.experimental
 
+from juggler.runtime.actors.tls import Tls, why_no_handshake
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 
 PROTOCOL_VERSION = 1
+
+_LOOK_SECONDS = 0.5
 
 _COMMON_OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -30,6 +34,8 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Of one connection; a worker has one or two on each of its own.
+    ("grpc.max_concurrent_streams", 16),
 ]
 CHANNEL_OPTIONS = [
     *_COMMON_OPTIONS,
@@ -68,8 +74,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bind(server: Any, address: str, *, insecure: bool = False) -> str:
+def bind(
+    server: Any,
+    address: str,
+    *,
+    token: str = "",
+    tls: Tls | None = None,
+    insecure: bool = False,
+) -> str:
     """Bind a gRPC server (sync or aio) to "host:port" or "unix:path".
+
+    Args:
+        server: takes the connections.
+        address: "host:port" or "unix:path". A Unix socket is for its owner alone, and plain.
+        token: that calls will have to show; empty where they need none.
+        tls: of this host; None: connections are plain.
+        insecure: listen beyond loopback even without TLS or without a token.
 
     Returns:
         The address that was bound, with the port that was chosen where port 0 was asked for.
@@ -84,17 +104,30 @@ def bind(server: Any, address: str, *, insecure: bool = False) -> str:
         return address
     host, port = split_address(address)
     if not insecure and not is_loopback(host):
-        raise EndpointError(
-            f"refusing to listen on {address}: other machines could reach it and the connection is "
-            "not encrypted. Pass --insecure on a network that you trust, or bind to 127.0.0.1"
-        )
+        _must_be_protected(address, token, tls)
     try:
-        bound = server.add_insecure_port(address)
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.server_credentials())
     except RuntimeError as error:
         raise EndpointError(_why_not_bound(host, port)) from error
     if bound == 0:
         raise EndpointError(_why_not_bound(host, port))
     return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+
+def _must_be_protected(address: str, token: str, tls: Tls | None) -> None:
+    if tls is not None and token:
+        return
+    if tls is None:
+        lacking, remedy = "nothing is encrypted", "--tls DIR, which `juggler certs DIR` makes"
+    else:
+        lacking, remedy = "there is no token", f"--token-file FILE, or put it into {tls.directory}"
+    raise EndpointError(
+        f"refusing to listen on {address}: other machines could reach it, and {lacking}. "
+        f"Pass {remedy}; or --insecure on a network that you trust; or bind to 127.0.0.1"
+    )
 
 
 def _why_not_bound(host: str, port: int) -> str:
@@ -109,30 +142,58 @@ def _why_not_bound(host: str, port: int) -> str:
 
 
 def make_server(max_streams: int = 1024) -> grpc.Server:
-    """A server for data streams. Each open stream holds one thread, made when it is needed."""
+    """A server for data streams. Each open stream holds one thread, made when it is needed; one
+    too many is told so, and does not wait."""
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
-    return grpc.server(pool, options=SERVER_OPTIONS)
+    return grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_streams)
 
 
-def dial(address: str, *, one_thread: bool = False) -> grpc.Channel:
+def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> grpc.Channel:
     """A channel to "host:port" or "unix:path". Connects when first used.
 
     Args:
+        address: a Unix socket is dialed without TLS. A host must have a certificate of the name or
+            IP address that stands here.
+        tls: of this host; None: without.
         one_thread: a server's stream is read in the thread that asks for its messages alone,
             instead of being handed over by another; saves a third of the time for each.
     """
     own = ((grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),) if one_thread else ()
-    return grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, *own))
+    options = (*CHANNEL_OPTIONS, *own)
+    if tls is None or address.startswith("unix:"):
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls.channel_credentials(), options=options)
 
 
-def wait_until_ready(channel: grpc.Channel, address: str, who: str, timeout: float) -> None:
+def wait_until_ready(
+    channel: grpc.Channel, address: str, who: str, timeout: float, tls: Tls | None = None
+) -> None:
     """Raises:
-    EndpointError: nobody answered within `timeout` seconds.
+    EndpointError: nobody answered within `timeout` seconds, or TLS keeps failing.
     """
-    try:
-        grpc.channel_ready_future(channel).result(timeout=timeout)
-    except grpc.FutureTimeoutError:
-        raise EndpointError(
-            f"no {who} answers at {address} (waited {timeout:.0f} s). "
-            f"Is it running, is the address right, and can this host reach it?"
-        ) from None
+    ready = grpc.channel_ready_future(channel)
+    deadline = time.monotonic() + timeout
+    refused = ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return ready.result(timeout=min(left, _LOOK_SECONDS))
+        except grpc.FutureTimeoutError:
+            before, refused = refused, why_not_secure(address, who, tls)
+            if refused and refused == before:  # once may be a server that just went
+                raise EndpointError(refused) from None
+    raise EndpointError(
+        refused
+        or f"no {who} answers at {address} (waited {timeout:.0f} s). "
+        f"Is it running, is the address right, and can this host reach it?"
+    )
+
+
+def why_not_secure(address: str, who: str, tls: Tls | None) -> str:
+    """What is wrong with TLS between this host and that address; "" where that is not the reason.
+
+    Takes a few seconds at most.
+    """
+    if address.startswith("unix:"):
+        return ""
+    host, port = split_address(address)
+    return why_no_handshake(address, host, port, tls, who)

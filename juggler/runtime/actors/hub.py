@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -15,12 +16,19 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.credentials import same_token
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, SERVER_OPTIONS, bind
+from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
+from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.actors.vitals import Service, Vitals
 from juggler.runtime.wire.v1 import attach_pb2
 
 ATTACH_METHOD = "/juggler.v1.Driver/Attach"
+
+#: Of the metadata that come after the last message: why the stream ended.
+REASON_KEY = "juggler-reason-bin"
+_LONGEST_REASON = 1000  # characters
+_OTHER_CALLS = 256  # at once: those who ask for health or status, or have not said who they are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +83,15 @@ HubEvent = Joined | Left | Replied | Reported
 class HubSettings:
     run_id: str
     roles: tuple[str, ...]
-    token: str = ""
+    token: str = field(default="", repr=False)
+    tls: Tls | None = None  # of this host; its Unix socket is plain all the same
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0  # without any message: the worker is lost
     silence_of: Mapping[str, float] = field(default_factory=dict)  # the same, for some roles
     hang_seconds: float = 120.0  # a main loop that makes no progress: the worker is lost
     max_workers: int = 4096
     most_of: Mapping[str, int] = field(default_factory=dict)  # workers of a role; others: no limit
+    services: tuple[Service, ...] = ()  # that its server serves beside
 
 
 @dataclass(eq=False, slots=True)
@@ -92,6 +102,7 @@ class _Connection:
     outbox: list[attach_pb2.Command] = field(default_factory=list)
     wake_pending: bool = False
     last_seen: float = field(default_factory=time.monotonic)
+    heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # set: the stream is to end, and why
 
 
@@ -117,8 +128,7 @@ class Hub:
         """Listen. Returns the addresses bound; see `endpoints.bind` for errors."""
         self._thread.start()
         try:
-            bound: list[str] = self._run(self._start(addresses, insecure))
-            return bound
+            return list(self._run(self._start(addresses, insecure)))
         except BaseException:
             self.close()
             raise
@@ -141,6 +151,11 @@ class Hub:
             connection.over = reason
             # Not through the writer: it may be stuck in a write that nobody reads.
             self._loop.call_soon_threadsafe(connection.cancel)
+
+    def vitals(self) -> dict[str, Vitals]:
+        """Of those who are attached, by worker id."""
+        now = list(self._connections.items())
+        return {worker_id: Vitals.of(each.last_seen, each.heartbeat) for worker_id, each in now}
 
     def close(self) -> None:
         """End all streams and the server. Idempotent."""
@@ -174,17 +189,24 @@ class Hub:
             self._to_wake.popleft().wake.set()
 
     async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(
+        most_calls = self._settings.max_workers + _OTHER_CALLS
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=most_calls)
+        handler: Any = grpc.stream_stream_rpc_method_handler(
             self._attach,
-            request_deserializer=attach_pb2.FromWorker.FromString,
+            request_deserializer=None,  # what is no message must not end in gRPC's hands
             response_serializer=attach_pb2.ToWorker.SerializeToString,
         )
         service, method = ATTACH_METHOD.strip("/").split("/")
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
-        bound = [bind(self._server, address, insecure=insecure) for address in addresses]
+        for each in self._settings.services:
+            await each.add_to(self._server)
+        token, tls = self._settings.token, self._settings.tls
+        bound = [
+            bind(self._server, address, token=token, tls=tls, insecure=insecure)
+            for address in addresses
+        ]
         await self._server.start()
         self._watchdog = asyncio.get_running_loop().create_task(self._watch())
         return bound
@@ -199,18 +221,17 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
+        silence = self._settings.silence_seconds
         try:
-            first = await asyncio.wait_for(context.read(), self._settings.silence_seconds)
-        except TimeoutError:
+            first = await asyncio.wait_for(context.read(), silence)
+            if first is grpc.aio.EOF:
+                return
+            worker = self._admit(first, local=context.peer().startswith("unix:"))
+        except (Refused, TimeoutError) as error:
+            reason = str(error) or f"no hello within {silence:.0f} s"
+            await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason)))
             return
-        if first is grpc.aio.EOF:
-            return
-        worker, refusal = self._admit(first)
-        if worker is None:
-            await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=refusal)))
-            return
-        handler = asyncio.current_task()
-        assert handler is not None
+        handler: Any = asyncio.current_task()
         connection = _Connection(worker, asyncio.Event(), handler.cancel)
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
@@ -218,42 +239,37 @@ class Hub:
             run_id=self._settings.run_id,
             heartbeat_seconds=self._settings.heartbeat_seconds,
         )
-        writer = asyncio.get_running_loop().create_task(self._write(connection, context, welcome))
+        writer: asyncio.Task[None] | None = None
         left = Left(worker, "the connection broke")
         try:
             self._events.put(Joined(worker))
+            # Here, since a stream whose very first write is given up never ends for its client.
+            await context.write(attach_pb2.ToWorker(welcome=welcome))
+            writer = asyncio.get_running_loop().create_task(self._write(connection, context))
             left = await self._read(connection, context)
+        except Refused as refused:
+            left = Left(worker, str(refused))
         except asyncio.CancelledError:
             left = Left(worker, connection.over or left.reason)
         finally:
-            writer.cancel()
+            if writer is not None:
+                writer.cancel()
             if self._connections.get(worker.worker_id) is connection:
                 del self._connections[worker.worker_id]
             self._events.put(left)
+            context.set_trailing_metadata(((REASON_KEY, left.reason[:_LONGEST_REASON].encode()),))
 
-    def _admit(self, first: attach_pb2.FromWorker) -> tuple[Worker | None, str]:
-        hello, settings = first.hello, self._settings
-        if not first.HasField("hello") or not hello.incarnation:
-            return None, "the first message must be a hello with an incarnation"
-        if not same_token(hello.token, settings.token):
-            return None, "the token is missing or wrong"
-        if hello.protocol_version != PROTOCOL_VERSION:
-            return None, (
-                f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "
-                f"{hello.protocol_version}: install the same version of Juggler on both"
-            )
-        if hello.run_id and hello.run_id != settings.run_id:
-            return None, f"this is run {settings.run_id}, not {hello.run_id}"
-        if hello.role not in settings.roles:
-            return None, f"unknown role {hello.role!r}: expected one of {', '.join(settings.roles)}"
+    def _admit(self, first: bytes, local: bool) -> Worker:
+        settings = self._settings
+        hello = read_hello(first, settings.token, settings.run_id, settings.roles)
         if len(self._connections) >= settings.max_workers:
-            return None, f"this driver takes at most {settings.max_workers} workers"
+            raise Refused(f"this driver takes at most {settings.max_workers} workers")
         index = hello.index if hello.index >= 0 else self._free_index(hello.role)
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
         most = settings.most_of.get(hello.role, settings.max_workers)
         if before is None and self._count(hello.role) >= most:
-            return None, f"this run has its {most} {hello.role} already, and takes no more"
+            raise Refused(f"this run has its {most} {hello.role} already, and takes no more")
         if before is not None:
             before.over = "replaced by a new process"
             before.cancel()
@@ -266,22 +282,16 @@ class Hub:
             pid=hello.pid,
             devices=tuple(hello.devices),
             data_addresses=tuple(hello.data_addresses),
-            local=hello.local,
-        ), ""
+            local=hello.local and local,
+        )
 
     def _count(self, role: str) -> int:
         return sum(connection.worker.role == role for connection in self._connections.values())
 
     def _free_index(self, role: str) -> int:
-        index = 0
-        while f"{role}-{index}" in self._connections:
-            index += 1
-        return index
+        return next(n for n in itertools.count() if f"{role}-{n}" not in self._connections)
 
-    async def _write(
-        self, connection: _Connection, context: Any, welcome: attach_pb2.Welcome
-    ) -> None:
-        await context.write(attach_pb2.ToWorker(welcome=welcome))
+    async def _write(self, connection: _Connection, context: Any) -> None:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
@@ -299,19 +309,23 @@ class Hub:
                 return
 
     async def _read(self, connection: _Connection, context: Any) -> Left:
-        worker, events = connection.worker, self._events
+        worker, events, rate = connection.worker, self._events, Rate()
         while True:
-            message = await context.read()
-            if message is grpc.aio.EOF:
+            raw = await context.read()
+            if raw is grpc.aio.EOF:
                 return Left(worker, "the connection ended without a farewell")
+            message = read_message(raw)
             connection.last_seen = time.monotonic()
+            rate.count(len(message.replies) + len(message.reports))
             for reply in message.replies:
                 events.put(Replied(worker, reply))
             for report in message.reports:
                 events.put(Reported(worker, report))
-            if message.heartbeat.seconds_since_progress > self._settings.hang_seconds:
+            if message.HasField("heartbeat"):
+                connection.heartbeat.CopyFrom(message.heartbeat)
                 stuck = message.heartbeat.seconds_since_progress
-                return Left(worker, f"hung: no progress for {stuck:.0f} s")
+                if stuck > self._settings.hang_seconds:
+                    return Left(worker, f"hung: no progress for {stuck:.0f} s")
             if message.HasField("farewell"):
                 farewell = message.farewell
                 failure = farewell.failure if farewell.HasField("failure") else None

@@ -1,8 +1,10 @@
-"""How a worker's process keeps memory."""
+"""How a worker's process keeps memory, and how much it has."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 
 # Parameters of glibc's mallopt, from <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -21,3 +23,12 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _GIB)
         mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the largest that glibc takes
+
+
+def resident_bytes() -> int:
+    """Memory that this process has of its host now; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.runtime.actors.histogram import Histogram
 from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -35,13 +38,25 @@ class RequestPool:
 
     A worker that leaves completes all of its commands with a failure, so that whoever waits for a
     reply always gets one.
+
+    Args:
+        hub: carries the commands.
+        cap: of commands in flight at one worker.
+        latencies: by kind of command, takes the seconds from sending one to its last reply.
     """
 
-    def __init__(self, hub: Hub, cap: int = 64) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        cap: int = 64,
+        latencies: Mapping[type[Message], Histogram] | None = None,
+    ) -> None:
         self._hub = hub
         self._cap = cap
+        self._latencies = latencies or {}
         self._next_id = 1
-        self._in_flight: dict[Worker, dict[int, Message]] = {}
+        # By command id: the command, and when it was sent.
+        self._in_flight: dict[Worker, dict[int, tuple[Message, float]]] = {}
 
     def submit(self, worker: Worker, request: Message) -> int:
         """Send a command; its completions come out of `complete`.
@@ -57,7 +72,7 @@ class RequestPool:
             raise CapReached(f"{worker.worker_id} has {len(pending)} commands in flight")
         command_id = self._next_id
         self._next_id += 1
-        pending[command_id] = request
+        pending[command_id] = (request, time.monotonic())
         self._hub.send(worker, command_id, request)
         return command_id
 
@@ -69,12 +84,13 @@ class RequestPool:
         return any(
             isinstance(request, kind)
             for pending in self._in_flight.values()
-            for request in pending.values()
+            for request, _ in pending.values()
         )
 
     def asked(self, event: Replied) -> Message | None:
         """The command in flight that this is an answer to."""
-        return self._in_flight.get(event.worker, {}).get(event.reply.id)
+        asked = self._in_flight.get(event.worker, {}).get(event.reply.id)
+        return None if asked is None else asked[0]
 
     def complete(self, event: HubEvent) -> list[Completed]:
         """What an event of the hub means for the commands in flight."""
@@ -86,17 +102,20 @@ class RequestPool:
             lost = attach_pb2.Failure(message=f"{event.worker.worker_id} left: {event.reason}")
             return [
                 Completed(event.worker, command_id, request, None, event.failure or lost, True)
-                for command_id, request in self._in_flight.pop(event.worker, {}).items()
+                for command_id, (request, _) in self._in_flight.pop(event.worker, {}).items()
             ]
         return []
 
     def _replied(self, worker: Worker, reply: attach_pb2.Reply) -> list[Completed]:
         pending = self._in_flight.get(worker, {})
-        request = pending.get(reply.id)
-        if request is None:
+        asked = pending.get(reply.id)
+        if asked is None:
             return []  # a duplicate, or a reply to nothing
+        request, since = asked
         if reply.last:
             del pending[reply.id]
+            if (latency := self._latencies.get(type(request))) is not None:
+                latency.observe(time.monotonic() - since)
         failure = reply.failure if reply.HasField("failure") else None
         body = None if failure else reply.body
         return [Completed(worker, reply.id, request, body, failure, reply.last)]

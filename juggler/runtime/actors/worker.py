@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -22,8 +22,11 @@ from juggler.runtime.actors.attachment import (
     new_incarnation,
 )
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import set_title
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
 M = TypeVar("M", bound=Message)
@@ -36,16 +39,27 @@ class Contact:
     Attributes:
         address: of the driver, "host:port" or "unix:path".
         index: of the worker in its role; -1 lets the driver choose.
+        token: that it shows on all of its streams, and wants to be shown.
+        tls: of its host, for whatever it dials or listens to over TCP; None: plain.
         local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
+        health: of its process, where probes have a server of their own to ask.
+        log: takes the lines of its process; None: a new one.
     """
 
     address: str
     index: int = -1
-    token: str = ""
+    token: str = field(default="", repr=False)
+    tls: Tls | None = None
     run_id: str = ""
     local: bool = False
     socket_dir: str = ""
     timeout: float = 20.0
+    health: Health | None = None
+    log: WorkerLog | None = None
+
+
+class LostTheDriver(SystemExit):
+    """The connection to the driver broke: it may be up again, or another one in its place."""
 
 
 _STOP = attach_pb2.Stop.DESCRIPTOR.full_name
@@ -71,8 +85,13 @@ def attach_and_run(
     devices: Sequence[str] = (),
     data_addresses: Sequence[str] = (),
 ) -> None:
-    """A worker's whole life. Exits with status 1, and says why, where something failed."""
+    """A worker's whole life. Exits with status 1, and says why, where something failed.
+
+    Raises:
+        LostTheDriver: that was it.
+    """
     inbox: Inbox = Mailbox()
+    log = contact.log or WorkerLog(role)
     if not contact.local:
         # A local worker is stopped by its driver; one on its own by whoever sends it a signal.
         for number, reason in ((signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")):
@@ -85,6 +104,7 @@ def attach_and_run(
             new_incarnation(),
             inbox,
             token=contact.token,
+            tls=contact.tls,
             run_id=contact.run_id,
             devices=devices,
             data_addresses=data_addresses,
@@ -92,8 +112,11 @@ def attach_and_run(
             timeout=contact.timeout,
         )
     except (AttachError, EndpointError) as error:
-        print(f"juggler {role}: {error}", file=sys.stderr)
+        log.error(str(error))
         sys.exit(1)
+    log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
+    if not contact.local:
+        log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
     body = make(attachment, inbox)
     try:
@@ -104,12 +127,13 @@ def attach_and_run(
     try:
         body.close()
     except Exception as error:
-        line = describe(error).message
-        print(f"juggler {attachment.worker_id}: while it left: {line}", file=sys.stderr)
+        log.error(f"while it left: {describe(error).message}")
     if not contact.local:
-        print(f"juggler {attachment.worker_id}: {reason}", file=sys.stderr)
-    if failure is not None or reason.startswith(LOST_THE_DRIVER):
+        (log.info if failure is None else log.error)(reason)
+    if failure is not None:
         sys.exit(1)
+    if reason.startswith(LOST_THE_DRIVER):
+        raise LostTheDriver(1)
 
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
@@ -153,6 +177,15 @@ class CommandLoop:
             return True
         name = kind.DESCRIPTOR.full_name
         return any(isinstance(x, Command) and x.body.TypeName() == name for x in self._waiting)
+
+    def coming(self, kind: type[M]) -> M | None:
+        """The next command, if it has come and is of this kind. It stays where it is."""
+        if self.over() or not self._waiting:
+            return None
+        command = self._waiting[0]
+        message = kind()
+        assert isinstance(command, Command)
+        return message if command.body.Unpack(message) else None
 
     def run(self) -> str:
         """Returns the reason why it ended."""

@@ -11,6 +11,7 @@ import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree
@@ -26,7 +27,8 @@ class EpisodeReceiver:
     """The learner's end. Each stream has a thread, in which `take` is called for each batch.
 
     Args:
-        take: says why it refuses a batch, or "" where it took it. Called in any thread.
+        take: says why it refuses a batch, or "" where it took it. Called in any thread. A WireError
+            of its ends the stream, too.
         why_refused: says why a call may not open a stream, from its metadata; None lets it in.
         limits: of one batch, held against its header before memory is taken.
     """
@@ -68,16 +70,25 @@ class EpisodeReceiver:
             for message in messages:
                 started = time.perf_counter()
                 frame = reader.feed(message)
-                refused = self._take(frame) if frame is not None else ""
+                refused, bad = self._taken(frame) if frame is not None else ("", None)
                 with self._lock:
                     self._seconds += time.perf_counter() - started
                 if frame is not None:
                     yield episodes_pb2.Acknowledgement(
                         batch_id=frame.header.batch_id, refused=refused
                     )
+                if bad is not None:
+                    raise bad
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
+        """(the reason to refuse it or "", the error that its stream is to end with)."""
+        try:
+            return self._take(frame), None
+        except WireError as error:
+            return str(error), error
 
 
 class EpisodeSender:
@@ -89,12 +100,16 @@ class EpisodeSender:
     """
 
     def __init__(
-        self, address: str, metadata: CallMetadata, settled: Callable[[int, str, str], None]
+        self,
+        address: str,
+        metadata: CallMetadata,
+        settled: Callable[[int, str, str], None],
+        tls: Tls | None = None,
     ) -> None:
         self._address = address
         self._metadata = metadata
         self._settled = settled
-        self._channel = dial(address)
+        self._channel = dial(address, tls)
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
 

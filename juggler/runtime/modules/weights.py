@@ -10,7 +10,9 @@ import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree
@@ -29,22 +31,30 @@ class Weights:
 
 
 class WeightsPublisher:
-    """The learner's end: serializes a version once, and streams the newest to every subscriber."""
+    """The learner's end: serializes a version once, and streams the newest to every subscriber.
+
+    As long as all of them came over Unix sockets there are no digests: between two processes of
+    one host there is only memory, as there is within one.
+    """
 
     def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
         self._why_refused = why_refused
         self._condition = threading.Condition()
         self._version = Version(0, 0)
         self._chunks: list[bytes] = []
+        self._digests = False  # whether the chunks have them
         self._closed = False
 
     def publish(self, version: Version, tree: Tree) -> None:
         """Copies the tree before it returns. A version older than the newest is an error."""
         header = episodes_pb2.WeightsHeader(version=version.message())
-        chunks = list(encode_frame(header, tree, digest=True))
+        digests = self._digests
+        chunks = list(encode_frame(header, tree, digest=digests))
         with self._condition:
             if self._chunks and version <= self._version:
                 raise ValueError(f"weights version {version} comes after {self._version}")
+            if digests != self._digests:  # somebody came meanwhile who needs them
+                chunks = list(map(with_digest, chunks))
             self._version, self._chunks = version, chunks
             self._condition.notify_all()
 
@@ -68,11 +78,19 @@ class WeightsPublisher:
     ) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        if not context.peer().startswith("unix:"):
+            self._need_digests()
         context.add_callback(self._wake)  # a subscriber that goes frees its thread
         sent = Version(-1, -1)
         while newer := self._newer_than(sent, context):
             sent, chunks = newer
             yield from chunks
+
+    def _need_digests(self) -> None:
+        """From now on; in all streams, so that a version is serialized once."""
+        with self._condition:
+            if not self._digests:
+                self._digests, self._chunks = True, list(map(with_digest, self._chunks))
 
     def _newer_than(
         self, sent: Version, context: grpc.ServicerContext
@@ -94,6 +112,9 @@ class WeightsSubscription:
     """The envrunner's end: a thread that always holds the newest weights it was sent.
 
     Dials again, every `retry_seconds`, when the stream breaks; until `close`.
+
+    Attributes:
+        address: of the learner.
     """
 
     def __init__(
@@ -103,8 +124,9 @@ class WeightsSubscription:
         subscriber: str,
         limits: Limits,
         retry_seconds: float = 0.5,
+        tls: Tls | None = None,
     ) -> None:
-        self._address = address
+        self.address = address
         self._metadata = metadata
         self._subscriber = subscriber
         self._limits = limits
@@ -113,7 +135,7 @@ class WeightsSubscription:
         self._newest: Weights | None = None
         self._closed = threading.Event()
         self._error = ""
-        self._channel = dial(address, one_thread=True)
+        self._channel = dial(address, tls, one_thread=True)
         threading.Thread(target=self._receive, name="weights", daemon=True).start()
 
     @property
@@ -132,7 +154,7 @@ class WeightsSubscription:
             ):
                 seen = self._newest.version if self._newest else "none"
                 raise TimeoutError(
-                    f"no weights of version {tuple(version)} from the learner at {self._address} "
+                    f"no weights of version {tuple(version)} from the learner at {self.address} "
                     f"within {timeout:.0f} s (newest: {seen}). {self._error}"
                 )
             assert self._newest is not None
@@ -149,8 +171,9 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
+        digests = not self.address.startswith("unix:")
         while not self._closed.is_set():
-            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=True)
+            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=digests)
             try:
                 request = episodes_pb2.Subscription(subscriber=self._subscriber)
                 for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):

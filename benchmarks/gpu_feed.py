@@ -1,0 +1,266 @@
+"""A learner fed over gRPC by processes that send batches of images, as fast as it takes them.
+
+The learner is the real one, in this process, with its streams; the driver's part is played here:
+updates as soon as their steps are there, two in flight. Prints one JSON line: steps a second from
+arrival to published weights, and of the same updates on samples that are on the device already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from gymnasium import spaces
+
+from juggler.learner.algorithms import build_learner
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.devices import devices_here
+from juggler.learner.listening import LearnerServer
+from juggler.learner.program import LearnerProgram
+from juggler.learner.worker import LearnerWorker
+from juggler.runtime.actors.attachment import Command, Detached
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+
+FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+ACTIONS = spaces.Discrete(6)
+#: Updates' worth of batches that are on their way or wait at the learner.
+OPEN = 4
+IN_FLIGHT = 2
+
+
+def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
+    """A batch in the middle of episodes, one a row."""
+    rng = np.random.default_rng(seed)
+    numbers = np.arange(rows)
+    flags = np.zeros((rows, steps), np.bool_)
+    columns = {
+        "observations": rng.integers(0, 255, (rows, steps, 84, 84, 4), np.uint8),
+        "actions": rng.integers(0, 6, (rows, steps)),
+        "rewards": rng.standard_normal((rows, steps), np.float32),
+        "terminated": flags,
+        "truncated": flags,
+        "live": ~flags,
+        "action_logp": np.full((rows, steps), -np.log(6), np.float32),
+        "last_observations": rng.integers(0, 255, (rows, 84, 84, 4), np.uint8),
+        "states": {},
+        "final_observations": np.zeros((0, 84, 84, 4), np.uint8),
+        "final_rows": np.zeros(0, np.int32),
+        "final_steps": np.zeros(0, np.int32),
+        "segment_rows": numbers.astype(np.int32),
+        "segment_starts": np.zeros(rows, np.int32),
+        "segment_lengths": np.full(rows, steps, np.int32),
+        "segment_offsets": np.zeros(rows, np.int32),
+        "segment_episodes": numbers.astype(np.uint64),
+        "segment_generations": np.ones(rows, np.uint64),
+        "segment_updates": np.ones(rows, np.uint64),
+    }
+    return EpisodeBatch.from_tree(columns)
+
+
+def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
+    """A runner that has its batches ready: one for every credit, with the newest version's name."""
+    keep_freed_memory()
+    tree = {"default": image_batch(rows, steps).to_tree()}
+    sender = EpisodeSender(address, (), lambda *_: None)
+    weights = WeightsSubscription(address, (), "bench", Limits())
+    while True:
+        credit.acquire()
+        with ids.get_lock():
+            ids.value += 1
+            batch_id = ids.value
+        newest = weights.newest
+        version = newest.version if newest else Version(1, 0)
+        header = episodes_pb2.BatchHeader(
+            batch_id=batch_id, generation=1, live_steps=rows * steps, version=version.message()
+        )
+        sender.send(header, tree)
+
+
+class Driver:
+    """The learner's attachment, and an end of its own: updates of what has arrived."""
+
+    run_id = "bench"
+    worker_id = "learner-0"
+
+    def __init__(self, batches_per_update: int, credit: Any) -> None:
+        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self.trained = 0
+        self.seconds: dict[str, float] = {}
+        self._per_update = batches_per_update
+        self._credit = credit
+        self._arrived: deque[int] = deque()
+        self._in_flight = 0
+        self._updates = itertools.count()
+        self._lock = threading.Lock()
+        self._answered = threading.Event()
+
+    def ask(self, command: Message) -> None:
+        """Waits for the answer."""
+        self._answered.clear()
+        self._tell(command)
+        self._answered.wait()
+
+    def _tell(self, command: Message) -> None:
+        body = any_pb2.Any()
+        body.Pack(command)
+        self.inbox.put(Command(1, body))
+
+    def _issue(self) -> None:
+        with self._lock:
+            while self._in_flight < IN_FLIGHT and len(self._arrived) >= self._per_update:
+                ids = [self._arrived.popleft() for _ in range(self._per_update)]
+                self._in_flight += 1
+                update = training_pb2.Update(update_id=next(self._updates), batch_ids=ids)
+                self._tell(update)
+
+    # What the learner calls.
+
+    def busy(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def report(self, arrivals: training_pb2.Arrivals) -> None:
+        with self._lock:
+            self._arrived.extend(arrival.batch_id for arrival in arrivals.arrivals)
+        self._issue()
+
+    def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
+        if not isinstance(body, training_pb2.UpdateDone):
+            self._answered.set()
+            return
+        with self._lock:
+            self._in_flight -= 1
+        self.trained = body.steps_trained
+        self.seconds = dict(body.seconds) or self.seconds
+        for _ in body.batches:
+            self._credit.release()
+        self._issue()
+
+    def fail(self, command_id: int, error: BaseException) -> None:
+        raise error
+
+
+def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any]:
+    """Steps a second through the whole of a learner."""
+    context = multiprocessing.get_context("spawn")
+    per_update = given.steps // (given.rows * given.fragment)
+    ids, credit = context.Value("Q", 0), context.Semaphore(per_update * OPEN)
+    driver = Driver(per_update, credit)
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        attachment: Any = driver
+        program = LearnerProgram(Contact("", socket_dir=directory))
+        server = LearnerServer(program)
+        (address,) = server.addresses
+        worker = LearnerWorker(attachment, driver.inbox, program, server)
+        threading.Thread(target=worker.run, daemon=True).start()
+        parts = {
+            "learner": asdict(config),
+            "module": asdict(ModuleConfig(model={"encoder": given.encoder})),
+            "connectors": {},
+            "device": given.device,
+            "in_group": False,
+        }
+        setup = training_pb2.Setup(
+            config=json.dumps(parts),
+            observation_space=space_to_message(FRAMES),
+            action_space=space_to_message(ACTIONS),
+        )
+        driver.ask(setup)
+        driver.ask(training_pb2.Group(generation=1, members=["learner-0"]))
+        arguments = (address, given.rows, given.fragment, ids, credit)
+        senders = [context.Process(target=send, args=arguments) for _ in range(given.senders)]
+        for sender in senders:
+            sender.start()
+        weights = WeightsSubscription(address, (), "bench", Limits())
+        first = weights.wait_for(Version(1, 3), timeout=300).version.update  # all is warm
+        trained, begin = driver.trained, time.perf_counter()
+        time.sleep(given.seconds)
+        trained, seconds = driver.trained - trained, time.perf_counter() - begin
+        newest = weights.newest
+        assert newest is not None
+        published = newest.version.update - first
+        for sender in senders:
+            sender.kill()
+            sender.join()
+        weights.close()
+        driver.inbox.put(Detached("over"))
+        worker.close()
+    shares = {name: driver.seconds[name] / sum(driver.seconds.values()) for name in driver.seconds}
+    return {"rate": trained / seconds, "versions": published / seconds, "shares": shares}
+
+
+def on_device(given: argparse.Namespace, config: ImpalaConfig) -> float:
+    """Steps a second of the same updates, on samples that are there already."""
+    model = {"encoder": given.encoder}
+    learner = build_learner(config, None, FRAMES, ACTIONS, model, device=given.device)
+    count = given.steps // (given.rows * given.fragment)
+    batches = [image_batch(given.rows, given.fragment, seed) for seed in range(count)]
+    sample = learner.sample_from_episodes(batches)
+    synchronize = torch.get_device_module(learner.device).synchronize
+    for _ in range(3):
+        learner.step(sample)
+    synchronize()
+    rates: list[float] = []
+    end = time.perf_counter() + given.seconds
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        for _ in range(given.block):
+            learner.step(sample)
+        synchronize()
+        rates.append(given.block * given.steps / (time.perf_counter() - begin))
+    return statistics.median(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default=devices_here()[0])
+    parser.add_argument("--encoder", default="nature_cnn")
+    parser.add_argument("--steps", type=int, default=16384, help="live steps an update")
+    parser.add_argument("--rows", type=int, default=16, help="of a batch")
+    parser.add_argument("--fragment", type=int, default=32, help="steps of a row")
+    parser.add_argument("--senders", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument(
+        "--block", type=int, default=10, help="updates between two looks at a clock"
+    )
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", choices=("on_device", "end_to_end"))
+    given = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    config = ImpalaConfig(precision=given.precision, compile=given.compile, max_staleness=1_000_000)
+    found: dict[str, Any] = {}
+    if given.only != "end_to_end":
+        found["on_device"] = on_device(given, config)
+    if given.only != "on_device":
+        found["end_to_end"] = end_to_end(given, config)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

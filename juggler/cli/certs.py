@@ -1,0 +1,58 @@
+"""`juggler certs`: certificates and a token, for TLS between the hosts of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+
+_MOST_DAYS = 36_500.0
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Make an authority, a certificate by it, and a token, which all hosts of a run share."""
+
+    directory: tyro.conf.Positional[str]
+    """Where to put ca.pem, cert.pem, key.pem and token: what --tls takes."""
+
+    host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A name or IP address by which the driver or a learner is dialed; once for each. Those of
+    loopback need not be said."""
+
+    days: float = 365.0
+    """How long the certificate is good."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "certs")
+    return report_errors("certs", lambda: _make(given))
+
+
+def _make(given: Arguments) -> int:
+    if not 0 < given.days <= _MOST_DAYS:
+        raise ValueError(f"--days {given.days:g}: must be above 0, and {_MOST_DAYS:.0f} at most")
+    try:
+        from juggler.runtime.actors.certificates import make_certificates
+    except ImportError as error:
+        raise ValueError(
+            f"certificates need a package that is not installed ({error}): "
+            'pip install "juggler[certs]"'
+        ) from error
+    try:
+        files = make_certificates(Path(given.directory), given.host, given.days)
+    except OSError as error:
+        print(f"juggler certs: {error}", file=sys.stderr)
+        return 1
+    for file in files:
+        print(file)
+    print(
+        f"Copy {given.directory} to every host of the run, and give each command --tls. Whoever "
+        "can read it can join the run."
+    )
+    return 0

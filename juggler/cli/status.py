@@ -1,0 +1,156 @@
+"""`juggler status`: how a run is doing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+
+_EVERY_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+_PIPE_COLUMNS = 300  # where there is no terminal: nothing is cut off
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Show how a run is doing: its workers, versions, rates, books and what happened last. Once a
+    second until it ends, or Ctrl-C."""
+
+    where: tyro.conf.Positional[str]
+    """HOST:PORT of the driver; or, on its host, the run's directory."""
+
+    once: bool = False
+    """Show it once."""
+
+    json: bool = False
+    """One JSON object a line, with everything there is."""
+
+    token_file: str | None = None
+    """A file with the secret of the run; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+
+    tls: str | None = None
+    """A directory with ca.pem, cert.pem and key.pem, as `juggler certs` makes it; or set
+    JUGGLER_TLS."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "status")
+    return report_errors("status", lambda: _show(given))
+
+
+def _show(given: Arguments) -> int:
+    statuses = _statuses(given)
+    first = next(statuses)
+    try:
+        if given.json:
+            _print_all(given, first, statuses, lambda each: print(json.dumps(to_plain(each))))
+        else:
+            _show_tables(given, first, statuses)
+    except KeyboardInterrupt:
+        pass  # that is how it ends
+    return 0
+
+
+def _show_tables(given: Arguments, first: Any, rest: Iterator[Any]) -> None:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from juggler.cli.status_table import table
+
+    def shown(status: Any) -> RenderableType:
+        return table(status, console.width)
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PIPE_COLUMNS)
+    if given.once or not console.is_terminal:
+        return _print_all(given, first, rest, lambda each: console.print(shown(each)))
+    with Live(shown(first), console=console, auto_refresh=False) as live:
+        for status in rest:
+            live.update(shown(status), refresh=True)
+    return None
+
+
+def _print_all(
+    given: Arguments, first: Any, rest: Iterator[Any], show: Callable[[Any], None]
+) -> None:
+    show(first)
+    if not given.once:
+        for status in rest:
+            show(status)
+            sys.stdout.flush()
+
+
+def _statuses(given: Arguments) -> Iterator[Any]:
+    """What the driver says, once a second; ends when it is gone.
+
+    Raises:
+        EndpointError: it does not answer, the first time.
+        RunDirectoryError: the run does not run.
+    """
+    import grpc
+
+    from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.driver.record.whereabouts import find_driver, not_running
+    from juggler.driver.watching import STATUS_METHOD
+    from juggler.runtime.actors.credentials import bearer, read_token
+    from juggler.runtime.actors.endpoints import EndpointError, dial, split_address
+    from juggler.runtime.actors.tls import read_tls
+    from juggler.runtime.wire.v1 import status_pb2
+
+    run_dir = Path(given.where)
+    if run_dir.is_dir():
+        address = find_driver(run_dir)
+    else:
+        address = given.where
+        split_address(address)
+    tls = read_tls(given.tls)
+    with dial(address, tls) as channel:
+        ask: Any = channel.unary_unary(
+            STATUS_METHOD,
+            request_serializer=status_pb2.StatusRequest.SerializeToString,
+            response_deserializer=status_pb2.RunStatus.FromString,
+        )
+        metadata = bearer(read_token(given.token_file, tls))
+        answered = False
+        while True:
+            try:
+                request = status_pb2.StatusRequest()
+                status = ask(request, timeout=_ANSWER_SECONDS, metadata=metadata)
+            except grpc.RpcError as error:
+                answer: Any = error
+                gone = answer.code() == grpc.StatusCode.UNAVAILABLE
+                if gone and answered:
+                    return print("the driver has ended", file=sys.stderr)
+                if gone and run_dir.is_dir():
+                    raise RunDirectoryError(not_running(run_dir)) from None
+                raise EndpointError(f"no status from {address}: {answer.details()}") from None
+            answered = True
+            yield status
+            time.sleep(_EVERY_SECONDS)
+
+
+def to_plain(message: Any) -> dict[str, Any]:
+    """A message as JSON has it: by the names of its fields, with whole numbers as such."""
+    plain: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            plain[field.name] = None
+        elif field.message_type is None:
+            plain[field.name] = list(value) if field.is_repeated else value
+        elif field.message_type.GetOptions().map_entry:
+            plain[field.name] = dict(value)
+        elif field.is_repeated:
+            plain[field.name] = [to_plain(each) for each in value]
+        else:
+            plain[field.name] = to_plain(value)
+    return plain

@@ -1,0 +1,121 @@
+"""A run's status as tables in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from juggler.driver.record.wording import clock, number, plain, quantity
+from juggler.runtime.wire.v1 import status_pb2
+
+_STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
+_LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
+_SILENT_SECONDS = 3.0  # of a worker that is there: more than a heartbeat or two
+_SHOWN_HAPPENINGS = 6
+_NARROW = 130  # columns of a terminal
+_ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory")
+
+
+def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
+    """Everything that people look for first, in so many columns."""
+    workers = _workers(status, () if width >= _NARROW else _ONLY_WIDE)
+    return Group(_head(status), _books(status), workers, *_happenings(status))
+
+
+def _head(status: status_pb2.RunStatus) -> Text:
+    state = "green" if status.phase == "training" else "yellow"
+    return Text.assemble(
+        ("juggler ", "bold"),
+        f"{plain(status.env)} with {status.algorithm}, run {status.run_id}: ",
+        (plain(status.phase), state),
+        f", {clock(status.wall_seconds)}",
+        (f"  {plain(status.run_dir)}", "dim"),
+    )
+
+
+def _books(status: status_pb2.RunStatus) -> Table:
+    steps, queues, episodes = status.steps, status.queues, status.episodes
+    version, staleness = status.version, status.staleness
+    consumed = sum(staleness.counts)
+    dropped = ", ".join(f"{quantity(n)} {reason}" for reason, n in sorted(steps.dropped.items()))
+    has_return = episodes.HasField("return_mean")
+    lost = f", {quantity(steps.lost_unreported)} lost unreported" if steps.lost_unreported else ""
+    rows = {
+        "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
+        f"{episodes.ended:,} episodes",
+        "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
+        f"{quantity(sum(steps.dropped.values()))} dropped + {quantity(steps.in_flight)} in flight; "
+        f"{quantity(status.steps_per_second)} steps/s{lost}",
+        "dropped": dropped or "nothing",
+        "weights": f"generation {version.generation}, update {version.update:,}; staleness "
+        f"{number(staleness.sum / consumed if consumed else None)} on average",
+        "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
+        f"flight, {queues.held_batches} batches ({quantity(queues.held_steps)} steps) at learners",
+        "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
+        f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
+    }
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in rows.items():
+        grid.add_row(name, text)
+    return grid
+
+
+def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
+    rows = [_cells(worker) for worker in sorted(status.workers, key=_order)]
+    found = Table(box=None, padding=(0, 1), header_style="bold")
+    titles = [title for title in _cells(status_pb2.WorkerStatus()) if title not in left_out]
+    for title in titles:
+        found.add_column(title, no_wrap=title != "last error")
+    for row in rows:
+        found.add_row(*(row[title] for title in titles))
+    return found
+
+
+def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
+    """By title, from left to right."""
+    version, resources = worker.version, worker.resources
+    error = plain(worker.last_error)
+    if error:
+        error = f"{clock(worker.seconds_since_error)} ago: {error}"
+    silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
+    on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
+    return {
+        "worker": worker.worker_id,
+        "state": Text(worker.state, style=_STYLES.get(worker.state, "bold red")),
+        "host": plain(worker.host),
+        "pid": str(worker.pid or "-"),
+        "incarnation": plain(worker.incarnation)[:8],
+        "device": plain(worker.device) or "-",
+        "version": f"{version.generation}.{version.update}" if worker.HasField("version") else "-",
+        "steps/s": quantity(worker.steps_per_second),
+        "heard": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
+        "memory": _memory(resources.resident_bytes) + on_device,
+        "restarts": str(worker.restarts),
+        "last error": Text(error, style="red"),
+    }
+
+
+def _happenings(status: status_pb2.RunStatus) -> list[Text]:
+    now = time.time()
+    return [
+        Text(
+            f"{clock(max(0.0, now - each.time))} ago: {each.text}",
+            style=_LEVELS.get(each.level, ""),
+        )
+        for each in status.happenings[-_SHOWN_HAPPENINGS:]
+    ]
+
+
+def _order(worker: status_pb2.WorkerStatus) -> tuple[str, int]:
+    index = worker.worker_id.rpartition("-")[2]
+    return worker.role, int(index) if index.isdecimal() else -1
+
+
+def _memory(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size else "-"

@@ -1,0 +1,39 @@
+"""The line that a driver writes about its run every second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from juggler.driver.conversation import Conversation
+
+
+def metrics_line(workers: Conversation, restarts: int, wall_time: float) -> dict[str, Any]:
+    """
+    Args:
+        workers: of the run.
+        restarts: of local processes.
+        wall_time: seconds that the run has taken.
+
+    Raises:
+        LedgerError: the books do not balance.
+    """
+    core = workers.core
+    counters = core.ledger.counters()
+    counters.check()
+    workers.metrics.workers.mark(counters.trained)
+    return {
+        "wall_time": wall_time,
+        "env_steps_sampled": counters.sampled,
+        "env_steps_trained": counters.trained,
+        "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
+        "env_steps_in_flight": counters.in_flight,
+        "env_steps_lost_unreported": counters.lost_unreported,
+        "learner_steps": workers.learners.steps,
+        "updates": workers.updates,
+        "weights_version": list(core.weights_version),
+        "num_env_runners": core.num_runners,
+        "num_learners": len(core.members),
+        "devices": {name: workers.roster.devices[name] for name in core.members},
+        "restarts": restarts,
+        **workers.metrics.line(wall_time, counters.trained),
+    }

@@ -1,0 +1,146 @@
+"""What became of everybody who was ever a worker of this run, by worker id."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from juggler.runtime.actors.hub import Left, Worker
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.episodes.version import Version
+
+_RATE_SECONDS = 10.0
+_LONG_TEXT = 300  # characters of an error
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """All processes that had one worker id.
+
+    Attributes:
+        state: starting, ready, left, restarting, or down: it will not be started again.
+        changed: when it last came or went, of `time.monotonic`.
+        steps: live ones, sampled or trained on.
+    """
+
+    worker_id: str
+    worker: Worker | None = None  # the newest
+    state: str = "starting"
+    changed: float = 0.0
+    restarts: int = 0
+    steps: int = 0
+    version: Version | None = None
+    last_error: str = ""
+    error_time: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)  # where this process's time went
+    seconds_before: dict[str, float] = field(default_factory=dict)  # where that of others went
+    said_why: bool = False  # this process
+    ended_pid: int = 0  # of the local process that ended last
+
+    def failed(self, error: str) -> None:
+        self.last_error = error.partition("\n")[0][:_LONG_TEXT]
+        self.error_time = time.monotonic()
+
+    def turns(self, state: str) -> None:
+        self.state, self.changed = state, time.monotonic()
+
+    def total_seconds(self) -> dict[str, float]:
+        """Of all processes; never goes down."""
+        names = self.seconds_before | self.seconds
+        return {n: self.seconds_before.get(n, 0.0) + self.seconds.get(n, 0.0) for n in names}
+
+
+class WorkerRecords:
+    """Told of whatever happens to workers; costs next to nothing for each batch.
+
+    Attributes:
+        updates: that made new weights, in this process.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, WorkerRecord] = {}
+        self.updates = 0
+        self._newest = Version(0, 0)
+        # Steps by worker id, and those of the run under "", at some moments of the last seconds.
+        self._marks: deque[tuple[float, dict[str, int]]] = deque()
+
+    def joined(self, worker: Worker) -> None:
+        record = self._of(worker.worker_id)
+        if record.worker is not None:
+            record.restarts += 1
+        for name, spent in record.seconds.items():
+            record.seconds_before[name] = record.seconds_before.get(name, 0.0) + spent
+        record.worker, record.seconds, record.said_why = worker, {}, False
+        record.turns("starting")
+
+    def ready(self, worker: Worker) -> None:
+        self._of(worker.worker_id).turns("ready")
+
+    def left(self, event: Left) -> None:
+        record = self._of(event.worker.worker_id)
+        if record.worker is not event.worker:
+            return  # another one is here already
+        ended = record.ended_pid == event.worker.pid  # which may be told before
+        if event.failure is not None:
+            record.said_why = True
+            record.failed(event.failure.message)
+        elif not event.farewell and not ended:
+            record.failed(event.reason)
+        if not ended:
+            record.turns("left")
+
+    def exited(self, event: Exited) -> None:
+        """A local process has ended."""
+        record = self._of(event.worker_id)
+        record.ended_pid = event.pid
+        if not record.said_why:
+            record.failed(event.how)
+        record.turns("down" if event.restart_in is None else "restarting")
+
+    def sampled(self, worker_id: str, steps: int, version: Version) -> None:
+        record = self.by_id[worker_id]
+        record.steps += steps
+        record.version = version
+
+    def trained(self, worker_id: str, steps: int, version: Version) -> None:
+        self.sampled(worker_id, steps, version)
+        if version > self._newest:
+            self._newest = version
+            self.updates += 1
+
+    def spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
+        """A process's own totals since it began."""
+        if seconds:
+            self._of(worker_id).seconds = dict(seconds)
+
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """By worker id, where the time of its newest process went."""
+        return {name: record.seconds for name, record in self.by_id.items() if record.seconds}
+
+    def mark(self, steps_trained: int) -> None:
+        """To be called every second or so: rates are over what came since a mark."""
+        now = time.monotonic()
+        steps = {name: record.steps for name, record in self.by_id.items()}
+        self._marks.append((now, {"": steps_trained, **steps}))
+        while self._marks[0][0] < now - _RATE_SECONDS:
+            self._marks.popleft()
+
+    def rates(self, steps_trained: int) -> dict[str, float]:
+        """Steps per second, by worker id; under "" those of the run that were trained on."""
+        if not self._marks:
+            return {}
+        then, before = self._marks[0]
+        seconds = max(time.monotonic() - then, 1e-3)
+        now = {"": steps_trained, **{name: record.steps for name, record in self.by_id.items()}}
+        return {name: (now[name] - before.get(name, 0)) / seconds for name in now}
+
+    def restarts(self, ids: Iterable[str]) -> int:
+        return sum(self.by_id[each].restarts for each in ids)
+
+    def _of(self, worker_id: str) -> WorkerRecord:
+        record = self.by_id.get(worker_id)
+        if record is None:
+            record = self.by_id[worker_id] = WorkerRecord(worker_id)
+        return record

@@ -1,0 +1,128 @@
+"""How a run is doing, as a message for those who watch it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from juggler.driver.config import RunConfig
+from juggler.driver.conversation import Conversation
+from juggler.driver.local_workers import LocalWorkers
+from juggler.driver.record.journal import Journal
+from juggler.driver.record.workers import WorkerRecord
+from juggler.runtime.actors.histogram import Histogram
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.memory import resident_bytes
+from juggler.runtime.actors.vitals import Vitals
+from juggler.runtime.wire.v1 import status_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReader:
+    """Reads off the parts of a driver what its run is doing. For the driver's own thread."""
+
+    run_id: str
+    run_dir: Path
+    config: RunConfig
+    started: float  # of `time.monotonic`
+    workers: Conversation
+    hub: Hub
+    local: LocalWorkers
+    journal: Journal
+
+    def read(self) -> status_pb2.RunStatus:
+        workers, records = self.workers, self.workers.metrics.workers
+        rates = records.rates(workers.core.ledger.trained)
+        remote = [each.worker_id for each in records.by_id.values() if _is_remote(each)]
+        status = status_pb2.RunStatus(
+            run_id=self.run_id,
+            run_dir=str(self.run_dir.resolve()),
+            env=self.config.env_runner.env,
+            algorithm=self.config.learner.algorithm,
+            phase=workers.stop_reason or "training",
+            wall_seconds=time.monotonic() - self.started,
+            version=workers.core.weights_version.message(),
+            updates=records.updates,
+            restarts=self.local.restarts + records.restarts(remote),
+            steps_per_second=rates.get("", 0.0),
+            steps=self._steps(),
+            queues=self._queues(),
+            episodes=self._episodes(),
+            staleness=_histogram(workers.metrics.staleness),
+            receipt_seconds=_histogram(workers.outbox.receipt_seconds),
+            update_seconds=_histogram(workers.outbox.update_seconds),
+            driver=status_pb2.Resources(
+                cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
+            ),
+        )
+        vitals = self.hub.vitals()
+        for name, record in records.by_id.items():
+            worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
+            status.workers.append(worker)
+        for moment, level, text in self.journal.newest:
+            status.happenings.add(time=moment, level=level, text=text)
+        return status
+
+    def _steps(self) -> status_pb2.StepBooks:
+        books = self.workers.core.ledger.counters()
+        return status_pb2.StepBooks(
+            sampled=books.sampled,
+            trained=books.trained,
+            dropped={reason: steps for reason, steps in books.dropped.items() if steps},
+            in_flight=books.in_flight,
+            lost_unreported=books.lost_unreported,
+        )
+
+    def _queues(self) -> status_pb2.Queues:
+        core = self.workers.core
+        return status_pb2.Queues(
+            requests_in_flight=len(core.ledger.requested),
+            updates_in_flight=core.updates_in_flight,
+            held_batches=len(core.ledger.held),
+            held_steps=core.held_steps,
+        )
+
+    def _episodes(self) -> status_pb2.RunStatus.Episodes:
+        metrics = self.workers.metrics
+        return status_pb2.RunStatus.Episodes(
+            ended=metrics.episodes,
+            return_mean=metrics.return_mean,
+            length_mean=metrics.length_mean,
+            evaluation_return_mean=metrics.evaluation_return,
+        )
+
+    def _worker(
+        self, record: WorkerRecord, rate: float, vitals: Vitals | None
+    ) -> status_pb2.WorkerStatus:
+        now = time.monotonic()
+        status = status_pb2.WorkerStatus(
+            worker_id=record.worker_id,
+            role=record.worker_id.rpartition("-")[0],
+            state=record.state,
+            device=self.workers.roster.devices.get(record.worker_id, ""),
+            steps=record.steps,
+            steps_per_second=rate,
+            seconds_silent=now - record.changed if vitals is None else vitals.seconds_silent,
+            restarts=record.restarts,
+            last_error=record.last_error,
+            seconds_since_error=now - record.error_time if record.last_error else 0.0,
+            seconds=record.total_seconds(),
+        )
+        if record.version is not None:
+            status.version.CopyFrom(record.version.message())
+        if (worker := record.worker) is not None:
+            status.host, status.pid = worker.host, worker.pid
+            status.incarnation = worker.incarnation
+        if vitals is not None:
+            status.resources.resident_bytes = vitals.resident_bytes
+            status.resources.device_bytes = vitals.device_bytes
+        return status
+
+
+def _is_remote(record: WorkerRecord) -> bool:
+    return record.worker is not None and not record.worker.local
+
+
+def _histogram(histogram: Histogram) -> status_pb2.Histogram:
+    return status_pb2.Histogram(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.sum)

@@ -1,0 +1,68 @@
+"""What a process writes about itself: one line each, for people or for a machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+
+def log_record(text: str, level: str, ids: Mapping[str, str]) -> dict[str, object]:
+    """A line for a machine, as JSON has it.
+
+    Args:
+        text: what happened.
+        level: info, warning or error.
+        ids: of the run, the worker and its incarnation, as far as there are any.
+    """
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"time": now, "level": level, **ids, "pid": os.getpid(), "message": text}
+
+
+class WorkerLog:
+    """A worker's own lines, on stderr.
+
+    Args:
+        role: what it is called before it has a worker id.
+        log_format: "text", or "json" for one object a line.
+    """
+
+    def __init__(self, role: str, log_format: LogFormat = "text") -> None:
+        self._ids = {"worker": role}
+        self._formatter = _JsonLines(self._ids) if log_format == "json" else _Text(self._ids)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(self._formatter)
+        self._logger = logging.Logger(f"juggler {role}", logging.INFO)
+        self._logger.addHandler(handler)
+
+    def identify(self, run_id: str, worker_id: str, incarnation: str) -> None:
+        """Whose lines these are from now on."""
+        self._ids.update(run=run_id, worker=worker_id, incarnation=incarnation)
+
+    def info(self, text: str) -> None:
+        self._logger.info("%s", text)
+
+    def error(self, text: str) -> None:
+        self._logger.error("%s", text)
+
+
+class _Text(logging.Formatter):
+    def __init__(self, ids: Mapping[str, str]) -> None:
+        super().__init__()
+        self._ids = ids
+
+    def format(self, record: logging.LogRecord) -> str:
+        others = [f"{key} {value}" for key, value in self._ids.items() if key != "worker"]
+        where = f" ({', '.join(others)})" if others else ""
+        return f"juggler {self._ids['worker']}{where}: {record.getMessage()}"
+
+
+class _JsonLines(_Text):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(log_record(record.getMessage(), record.levelname.lower(), self._ids))

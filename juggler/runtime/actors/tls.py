@@ -1,0 +1,202 @@
+"""TLS: what a host shows to others, by what it knows them, and what went wrong where it failed.
+
+TLS is mutual throughout: whoever dials knows by the authority's certificate whom it talks to, and
+whoever listens admits nobody without a certificate of that authority.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+TLS_VARIABLE = "JUGGLER_TLS"
+
+#: The authority's certificate, one by that authority for this host, and the private key of that.
+AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+#: May be there too: the secret of the run.
+TOKEN = "token"
+
+_PROBE_SECONDS = 3.0
+_MADE_BY = "`juggler certs` makes such a directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The files of a directory, in PEM; see `read_tls`."""
+
+    directory: str
+    authority: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials(
+            [(self.key, self.certificate)], self.authority, require_client_auth=True
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+
+
+def read_tls(directory: str | None) -> Tls | None:
+    """What is in this directory, else in that of the variable JUGGLER_TLS, else None.
+
+    Raises:
+        ValueError: a file is missing or none of PEM, the key is not that of the certificate, or
+            the authority would not accept the certificate.
+    """
+    directory = directory or os.environ.get(TLS_VARIABLE) or None
+    if directory is None:
+        return None
+    authority = _pem(Path(directory, AUTHORITY), b"CERTIFICATE-----")
+    certificate = _pem(Path(directory, CERTIFICATE), b"CERTIFICATE-----")
+    key = _pem(Path(directory, KEY), b"PRIVATE KEY-----")
+    _check(Path(directory))
+    return Tls(directory, authority, certificate, key)
+
+
+def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: str) -> str:
+    """Why a channel to a server that can be reached does not open; "" where TLS is not the reason.
+
+    gRPC's own words do not tell which of the two sides refuses the other.
+
+    Args:
+        address: as people gave it.
+        host: of the server.
+        port: of the server.
+        tls: of this host; None where it dials without.
+        who: listens there, for people.
+    """
+    try:
+        raw = socket.create_connection((host, port), timeout=_PROBE_SECONDS)
+    except OSError:
+        return ""
+    with raw:
+        try:
+            _shake_hands(raw, host, tls)
+        except ssl.SSLCertVerificationError as error:
+            assert tls is not None
+            return (
+                f"this host does not accept the certificate of the {who} at {address}: "
+                f"{error.verify_message.rstrip('.')}. It must be of the authority in "
+                f"{tls.directory}/{AUTHORITY} and name the host as it is dialed here"
+            )
+        except ssl.SSLError as error:
+            return _refusal(error, address, tls, who)
+        except OSError:  # it says nothing, or hangs up
+            return ""
+    if tls is None:
+        return _speaks_tls(address, who)
+    return ""
+
+
+def _shake_hands(raw: socket.socket, host: str, tls: Tls | None) -> None:
+    if tls is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context = _context(Path(tls.directory), ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = True
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(raw, server_hostname=host, suppress_ragged_eofs=False) as secure:
+        if tls is not None:
+            secure.recv(1)  # in TLS 1.3 the server looks at certificates after the handshake
+
+
+def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, who: str) -> str:
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    # gRPC's servers hang up on a certificate that they do not accept; others say so in an alert.
+    hangs_up = isinstance(error, ssl.SSLEOFError) or "alert" in reason
+    if tls is None:
+        return _speaks_tls(address, who) if "alert" in reason else ""
+    if hangs_up:
+        return (
+            f"the {who} at {address} does not accept the certificate of this host, "
+            f"{tls.directory}/{CERTIFICATE}: it hung up on it. Is that of the authority which the "
+            f"{who} has as {AUTHORITY}, and has it not expired?"
+        )
+    return f"the {who} at {address} does not speak TLS ({reason}): pass --tls on both sides"
+
+
+def _speaks_tls(address: str, who: str) -> str:
+    return f"the {who} at {address} speaks TLS: pass --tls DIR here too ({_MADE_BY})"
+
+
+def _pem(path: Path, what: bytes) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no {path}: TLS needs {AUTHORITY}, {CERTIFICATE} and {KEY} there; {_MADE_BY}"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    if what not in content:
+        kind = what.decode().rstrip("-").lower()
+        raise ValueError(f"{path} holds no {kind} in PEM, which begins with -----BEGIN")
+    if b"ENCRYPTED" in content:
+        raise ValueError(f"{path} needs a passphrase, and nobody is there to give one")
+    return content
+
+
+def _check(directory: Path) -> None:
+    """Let the certificate be shown and verified, as server's and as client's, within this process.
+
+    Raises:
+        ValueError: others would refuse it; says why.
+    """
+    server = _context(directory, ssl.PROTOCOL_TLS_SERVER)
+    client = _context(directory, ssl.PROTOCOL_TLS_CLIENT)
+    for authority in client.get_ca_certs():
+        if ssl.cert_time_to_seconds(str(authority["notAfter"])) < time.time():
+            raise ValueError(
+                f"the authority's certificate {directory / AUTHORITY} expired on "
+                f"{authority['notAfter']}: make a new directory with `juggler certs`"
+            )
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, True)]
+    try:
+        while ends:
+            ends = [end for end in ends if not _got_through(end)]
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(
+            f"{directory / CERTIFICATE}, which is to be verified by {AUTHORITY}: "
+            f"{error.verify_message.rstrip('.')}"
+        ) from error
+    except ssl.SSLError as error:
+        raise ValueError(f"{directory / CERTIFICATE}: {error.reason or error}") from error
+
+
+def _got_through(end: ssl.SSLObject) -> bool:
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def _context(directory: Path, side: Any) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(directory / AUTHORITY)
+    except ssl.SSLError as error:
+        raise ValueError(f"{directory / AUTHORITY} is damaged: {error.reason or error}") from error
+    try:
+        context.load_cert_chain(directory / CERTIFICATE, directory / KEY)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ValueError(
+                f"{directory / KEY} is not the key of {directory / CERTIFICATE}"
+            ) from error
+        raise ValueError(
+            f"{directory / CERTIFICATE} or {directory / KEY} is damaged: {error.reason or error}"
+        ) from error
+    return context

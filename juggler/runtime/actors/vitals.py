@@ -1,0 +1,30 @@
+"""How the workers of a hub are, and what its server tells others of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from juggler.runtime.wire.v1 import attach_pb2
+
+
+class Service(Protocol):
+    """Something that a server of asyncio serves beside what it is there for."""
+
+    async def add_to(self, server: Any) -> None:
+        """Before the server starts, in its loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the heartbeats of a worker say that is here."""
+
+    seconds_silent: float
+    resident_bytes: int
+    device_bytes: int
+
+    @classmethod
+    def of(cls, last_seen: float, heartbeat: attach_pb2.Heartbeat) -> Self:
+        silent = max(0.0, time.monotonic() - last_seen)
+        return cls(silent, heartbeat.resident_bytes, heartbeat.device_bytes)

@@ -1,0 +1,165 @@
+"""A run's status, and what Prometheus makes of it."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from conversation_world import ConversationWorld
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from juggler.driver.config import RunConfig
+from juggler.driver.record.journal import Journal
+from juggler.driver.record.progress import SilentProgress
+from juggler.driver.record.prometheus import families, serve_metrics
+from juggler.driver.status import StatusReader
+from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.hub import Left
+from juggler.runtime.actors.vitals import Vitals
+from juggler.runtime.wire.v1 import status_pb2, training_pb2
+
+
+class Watched:
+    """A conversation whose status can be read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = ConversationWorld(directory)
+        self.journal = Journal(SilentProgress(), directory, "run1")
+        hub = SimpleNamespace(vitals=lambda: {"envrunner-0": Vitals(0.5, 1000, 10)})
+        self._reader = StatusReader(
+            "run1",
+            directory,
+            RunConfig(),
+            0.0,
+            self.world.conversation,
+            cast(Any, hub),
+            cast(Any, SimpleNamespace(restarts=0)),
+            self.journal,
+        )
+
+    def read(self) -> status_pb2.RunStatus:
+        return self._reader.read()
+
+    def update(self) -> None:
+        """On the batch that the runner was asked for first."""
+        world = self.world
+        world.sample(seconds={"inference": 1.0}, episode_returns=[5.0], episode_lengths=[9])
+        command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
+        done = training_pb2.UpdateDone(
+            update_id=update.update_id,
+            version=training_pb2.WeightsVersion(generation=1, update=1),
+            batches=[
+                training_pb2.UsedBatch(batch_id=batch_id, live_steps=20, staleness=3)
+                for batch_id in update.batch_ids
+            ],
+        )
+        world.reply(world.learner, command_id, done)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+class _Once(Collector):
+    def __init__(self, status: status_pb2.RunStatus) -> None:
+        self._status = status
+
+    def collect(self) -> Any:
+        return families(self._status)
+
+
+def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
+    """By name and labels, as a scrape would read them."""
+    registry = CollectorRegistry()
+    registry.register(_Once(status))
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name.removeprefix("juggler_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
+    watched.update()
+    status = watched.read()
+    steps = status.steps
+    assert (steps.sampled, steps.trained, steps.in_flight) == (20, 20, 0)
+    assert (status.updates, status.version.generation, status.version.update) == (1, 1, 1)
+    assert status.queues.requests_in_flight > 0
+    assert (status.episodes.ended, status.episodes.return_mean) == (1, 5.0)
+    assert not status.episodes.HasField("evaluation_return_mean")
+    runner, learner = status.workers
+    assert (runner.worker_id, runner.role, runner.state) == ("envrunner-0", "envrunner", "ready")
+    assert (runner.host, runner.pid, runner.incarnation) == ("host", 1, "incarnation-0")
+    assert (runner.steps, learner.steps) == (20, 20)
+    assert runner.seconds == {"inference": 1.0}
+    assert runner.resources.resident_bytes == 1000
+    assert learner.version.update == 1
+    for histogram in (status.receipt_seconds, status.update_seconds, status.staleness):
+        assert sum(histogram.counts) == 1
+    assert status.staleness.sum == 3
+
+
+def test_drops_are_told_by_reason(watched: Watched) -> None:
+    watched.world.sample(dropped="refused", explanation="no room")
+    status = watched.read()
+    assert status.steps.dropped == {"refused": 20}
+    assert _samples(status)["env_steps_dropped_total", "refused"] == 20
+
+
+def test_a_worker_that_died_stays_to_be_seen_with_its_error(watched: Watched) -> None:
+    watched.world.leave(watched.world.runner)
+    runner, _ = watched.read().workers
+    assert (runner.state, runner.last_error) == ("left", "gone")
+    samples = _samples(watched.read())
+    assert samples["workers", "envrunner", "left"] == 1
+    assert samples["workers_ready", "envrunner"] == 0
+    assert samples["worker_steps_total", "envrunner-0"] == 0
+    assert ("worker_resident_bytes", "envrunner-0") not in samples
+
+
+def test_counters_never_go_backwards(watched: Watched) -> None:
+    world = watched.world
+    seen = [_samples(watched.read())]
+    watched.update()
+    seen.append(_samples(watched.read()))
+    world.conversation.hear(Left(world.runner, "gone"))
+    seen.append(_samples(watched.read()))
+    world.runner = world.join("envrunner")
+    seen.append(_samples(watched.read()))
+    counters = {key for each in seen for key in each if re.search("_(total|bucket|count)$", key[0])}
+    assert len(counters) > 20
+    for key in counters:
+        values = [each.get(key, 0.0) for each in seen]
+        assert values == sorted(values), key
+    assert seen[-1]["restarts_total",] == 1
+
+
+def test_what_happened_is_told(watched: Watched) -> None:
+    for n in range(30):
+        watched.journal.message(f"something {n}\nmore of it", "warning")
+    happenings = watched.read().happenings
+    assert [each.text for each in happenings] == [f"something {n}" for n in range(10, 30)]
+    assert happenings[0].level == "warning"
+
+
+def test_metrics_beyond_loopback_need_to_be_asked_for() -> None:
+    with pytest.raises(EndpointError, match="--insecure"):
+        serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=False)
+    serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=True)()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(EndpointError, match=f"cannot serve metrics on {address}"):
+            serve_metrics(address, status_pb2.RunStatus, insecure=False)

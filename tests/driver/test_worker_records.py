@@ -1,0 +1,118 @@
+"""What is remembered of workers: what only grows, grows; errors stay to be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from juggler.driver.record.workers import WorkerRecords
+from juggler.runtime.actors.hub import Left, Worker
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import attach_pb2
+
+V = Version(1, 1)
+
+
+def _worker(incarnation: str, worker_id: str = "envrunner-0") -> Worker:
+    role, _, index = worker_id.partition("-")
+    return Worker(worker_id, incarnation, role, int(index), "host", 1, (), (), False)
+
+
+def _records() -> tuple[WorkerRecords, Worker]:
+    records, worker = WorkerRecords(), _worker("a")
+    records.joined(worker)
+    return records, worker
+
+
+def test_states_from_joining_to_being_replaced() -> None:
+    records, worker = _records()
+    record = records.by_id["envrunner-0"]
+    states = [record.state]
+    records.ready(worker)
+    states.append(record.state)
+    records.left(Left(worker, "the connection broke"))
+    states.append(record.state)
+    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
+    states.append(record.state)
+    records.joined(_worker("b"))
+    states.append(record.state)
+    records.exited(Exited("envrunner-0", 1, "exit code 1", None))
+    states.append(record.state)
+    assert states == ["starting", "ready", "left", "restarting", "starting", "down"]
+
+
+def test_totals_go_on_where_another_process_takes_the_place() -> None:
+    records, _ = _records()
+    records.sampled("envrunner-0", 10, V)
+    records.spent("envrunner-0", {"inference": 2.0, "waiting": 1.0})
+    records.spent("envrunner-0", {"inference": 3.0, "waiting": 1.0})
+    records.joined(_worker("b"))
+    records.spent("envrunner-0", {"inference": 0.5})
+    records.sampled("envrunner-0", 5, V)
+    record = records.by_id["envrunner-0"]
+    assert record.total_seconds() == {"inference": 3.5, "waiting": 1.0}
+    assert records.seconds() == {"envrunner-0": {"inference": 0.5}}
+    assert (record.steps, record.restarts) == (15, 1)
+
+
+def test_how_a_process_ended_says_more_than_that_its_stream_broke() -> None:
+    records, worker = _records()
+    records.left(Left(worker, "the connection broke"))
+    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
+    assert records.by_id["envrunner-0"].last_error == "killed by SIGKILL"
+
+
+def test_it_does_so_too_where_that_is_told_first() -> None:
+    records, worker = _records()
+    records.exited(Exited("envrunner-0", worker.pid, "killed by SIGKILL", 0.5))
+    records.left(Left(worker, "the connection broke"))
+    record = records.by_id["envrunner-0"]
+    assert (record.state, record.last_error) == ("restarting", "killed by SIGKILL")
+
+
+def test_what_a_worker_said_itself_stays() -> None:
+    records, worker = _records()
+    failure = attach_pb2.Failure(message="ValueError: no\nsecond line")
+    records.left(Left(worker, "ValueError: no", failure, farewell=True))
+    records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
+    assert records.by_id["envrunner-0"].last_error == "ValueError: no"
+
+
+def test_leaving_in_order_is_no_error() -> None:
+    records, worker = _records()
+    records.left(Left(worker, "terminated", None, farewell=True))
+    assert records.by_id["envrunner-0"].last_error == ""
+
+
+def test_what_a_replaced_process_does_is_not_the_successors() -> None:
+    records, worker = _records()
+    records.joined(_worker("b"))
+    records.left(Left(worker, "replaced by a new process"))
+    record = records.by_id["envrunner-0"]
+    assert (record.state, record.last_error) == ("starting", "")
+
+
+def test_an_update_of_several_learners_is_one_and_one_without_weights_is_none() -> None:
+    records = WorkerRecords()
+    for name in ("learner-0", "learner-1"):
+        records.joined(_worker("a", name))
+        records.trained(name, 10, Version(1, 1))
+    records.trained("learner-0", 0, Version(1, 1))
+    assert records.updates == 1
+    records.trained("learner-0", 10, Version(2, 1))  # the weights of update 1 were lost
+    assert records.updates == 2
+
+
+def test_rates_are_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("juggler.driver.record.workers.time.monotonic", lambda: now)
+    records, _ = _records()
+    for _ in range(30):
+        records.mark(records.by_id["envrunner-0"].steps * 2)
+        now += 1.0
+        records.sampled("envrunner-0", 50, V)
+    assert records.rates(30 * 100) == pytest.approx({"": 100, "envrunner-0": 50})
+    now += 1e6
+    records.mark(30 * 100)
+    now += 1.0
+    assert records.rates(30 * 100) == {"": 0.0, "envrunner-0": 0.0}

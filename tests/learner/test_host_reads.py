@@ -1,0 +1,75 @@
+"""An update never reads on the host what the device has computed: nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from juggler.learner.algorithms import build_learner
+from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+#: Operations whose result, or its shape, the host has to know.
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2")
+
+
+class Reads(TorchDispatchMode):
+    """Notes operations for which a host would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = operation.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            isinstance(each, torch.Tensor) and each.dtype is torch.bool
+            for group in args
+            if isinstance(group, list | tuple)
+            for each in group
+        )
+        if name in _READS or by_mask:
+            self.found.append(name)
+        return operation(*args, **(kwargs or {}))
+
+
+CONFIGS: dict[str, LearnerConfig] = {
+    "impala": ImpalaConfig(),
+    "appo": AppoConfig(buffer_batches=2, batch_uses=2, target_kl=0.01),
+    "ppo": PpoConfig(epochs=2, minibatches=2),
+    "ppo with a limit": PpoConfig(epochs=2, minibatches=2, target_kl=0.01),
+}
+
+
+def test_reads_are_seen() -> None:
+    x = torch.arange(3.0)
+    with Reads() as reads:
+        x[x > 1]
+        x.max().item()
+    assert reads.found == ["index", "_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_an_update_reads_nothing_from_its_device(make_batch: MakeBatch, case: str) -> None:
+    learner = build_learner(
+        CONFIGS[case],
+        None,
+        spaces.Box(-10, 10, (4,), np.float32),
+        spaces.Discrete(2),
+        {"hidden_sizes": [8]},
+    )
+    sample = learner.collated([make_batch(4, 8)])
+    with Reads() as reads:
+        learner.update_from_collated(sample)
+        learner.get_params()
+    assert reads.found == []

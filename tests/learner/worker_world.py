@@ -1,0 +1,188 @@
+"""A LearnerWorker with its streams, and the ends of those that a driver and an envrunner have."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from gymnasium import spaces
+
+from juggler.learner import worker
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.listening import LearnerServer
+from juggler.learner.program import LearnerProgram
+from juggler.learner.worker import LearnerWorker
+from juggler.runtime.actors.attachment import Command, Detached
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+
+M = TypeVar("M", bound=Message)
+MakeBatch = Callable[..., EpisodeBatch]
+PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+BEGIN = Version(4, 10)  # of the learner's first weights
+GENERATION = 5  # of the group that it joins
+MAX_STALENESS = 2
+
+
+class Driver:
+    """The driver's place on the attach stream: gives commands, and hears what the worker says."""
+
+    run_id = "run"
+    worker_id = "learner-0"
+
+    def __init__(self) -> None:
+        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self.arrived: dict[int, int] = {}  # batch id -> live steps
+        self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
+
+    def ask(self, command: Message, answer: M) -> M:
+        self.tell(command)
+        return self.hear(answer)
+
+    def tell(self, command: Message) -> None:
+        """Does not wait for the answer."""
+        body = any_pb2.Any()
+        body.Pack(command)
+        self.inbox.put(Command(1, body))
+
+    def hear(self, answer: M) -> M:
+        """The next answer, which is of this kind."""
+        said = self._answers.get(timeout=PATIENCE)
+        assert isinstance(said, type(answer)), said
+        return said
+
+    # What the worker calls.
+
+    def busy(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
+        self._answers.put(body)
+
+    def fail(self, command_id: int, error: BaseException) -> None:
+        self._answers.put(error)
+
+    def report(self, arrivals: training_pb2.Arrivals) -> None:
+        for arrival in arrivals.arrivals:
+            assert arrival.batch_id not in self.arrived
+            self.arrived[arrival.batch_id] = arrival.live_steps
+
+
+class World:
+    """A worker with real streams and a small module, and an envrunner's ends of the streams."""
+
+    def __init__(self, directory: Path, make_batch: MakeBatch) -> None:
+        self.driver = Driver()
+        self._make_batch = make_batch
+        attachment: Any = self.driver
+        program = LearnerProgram(Contact("", socket_dir=str(directory)))
+        server = LearnerServer(program)
+        (address,) = server.addresses
+        self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
+        self._thread = threading.Thread(target=self.worker.run, daemon=True)
+        self._thread.start()
+        self.driver.ask(_setup(), training_pb2.Ready())
+        self.worker._learner.updates = BEGIN.update  # as if it had restored them
+        metadata = call_metadata("", "run", "incarnation")
+        self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
+        self._sender = EpisodeSender(address, metadata, lambda *settled: self._settled.put(settled))
+        self._weights = WeightsSubscription(address, metadata, "envrunner-0", Limits())
+        self.join(GENERATION)
+
+    def join(self, generation: int) -> None:
+        group = training_pb2.Group(generation=generation, members=["learner-0"])
+        self.driver.ask(group, training_pb2.GroupFormed())
+
+    def send(self, batch_id: int, update: int, generation: int = GENERATION) -> tuple[str, str]:
+        """A batch for a generation, sampled with the weights of an update. What became of it."""
+        batch = self._make_batch(4, 8, seed=batch_id)
+        header = episodes_pb2.BatchHeader(
+            batch_id=batch_id,
+            envrunner="envrunner-0",
+            generation=generation,
+            live_steps=batch.live_steps,
+            version=Version(generation, update).message(),
+        )
+        self._sender.send(header, {"default": batch.to_tree()})
+        settled, reason, explanation = self._settled.get(timeout=PATIENCE)
+        assert settled == batch_id
+        return reason, explanation
+
+    def update(self, *batch_ids: int) -> training_pb2.UpdateDone:
+        self.ask_for_update(*batch_ids)
+        return self.updated(*batch_ids)
+
+    def ask_for_update(self, *batch_ids: int) -> None:
+        """Does not wait for it."""
+        update_id = 77 + batch_ids[0]
+        command = training_pb2.Update(
+            update_id=update_id, generation=GENERATION, batch_ids=batch_ids
+        )
+        self.driver.tell(command)
+
+    def updated(self, *batch_ids: int) -> training_pb2.UpdateDone:
+        """The answer to the first update that was asked for and not heard of."""
+        done = self.driver.hear(training_pb2.UpdateDone())
+        assert done.update_id == 77 + batch_ids[0]
+        assert sorted(used.batch_id for used in done.batches) == sorted(batch_ids)
+        for used in done.batches:
+            was_here = used.dropped != "restart"
+            assert used.live_steps == (self.steps(used.batch_id) if was_here else 0)
+        return done
+
+    def steps(self, *batch_ids: int) -> int:
+        return sum(self.driver.arrived[batch_id] for batch_id in batch_ids)
+
+    def weights_of(self, version: Version) -> np.ndarray:
+        """The newest weights, which are to be of this version, in one row."""
+        weights = self._weights.wait_for(version, PATIENCE)
+        assert weights.version == version
+        assert isinstance(weights.tree, dict)
+        return np.concatenate([w.ravel() for w in weights.tree["default"].values()])
+
+    def close(self) -> None:
+        self._sender.close()
+        self._weights.close()
+        self.driver.inbox.put(Detached("over"))
+        self._thread.join(PATIENCE)
+        self.worker.close()
+
+
+def _setup() -> training_pb2.Setup:
+    config = {
+        "learner": asdict(ImpalaConfig(max_staleness=MAX_STALENESS)),
+        "module": asdict(ModuleConfig(model={"hidden_sizes": [8]})),
+        "connectors": {},
+        "device": "cpu",
+        "in_group": False,
+    }
+    return training_pb2.Setup(
+        config=json.dumps(config),
+        observation_space=space_to_message(spaces.Box(-10, 10, (4,), np.float32)),
+        action_space=space_to_message(spaces.Discrete(2)),
+        version=BEGIN.message(),
+    )
+
+
+def overlap_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers go on beside their updates on the CPU too."""
+    monkeypatch.setattr(worker, "works_by_itself", lambda device: True)

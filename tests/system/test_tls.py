@@ -1,0 +1,174 @@
+"""Runs whose hosts know each other by certificates."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from place import (
+    REPOSITORY,
+    Command,
+    Place,
+    assert_books_balance,
+    eventually,
+    metrics,
+    summary,
+    trained_steps,
+)
+
+LONG = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
+
+
+def _address(driver: Command) -> str:
+    driver.wait_for("waiting for workers at")
+    line = next(line for line in driver.output.splitlines() if "waiting for workers at" in line)
+    return line.split()[-1]
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _certs(place: Place, name: str = "tls") -> Path:
+    made = place.run("certs", name)
+    assert made.status == 0, made.output
+    return place.path / name
+
+
+def test_a_run_over_tls_trains_and_shows_its_secrets_nowhere(place: Place) -> None:
+    tls = _certs(place)
+    token = (tls / "token").read_text().strip()
+    directory = place.path / "run"
+    driver = place.start("driver", "cartpole", *LONG, "--tls", "tls")
+    dial = ["--driver", _address(driver), "--tls", "tls"]
+    workers = [place.start(role, *dial) for role in ("envrunner", "learner", "envrunner")]
+    eventually(
+        lambda: trained_steps(directory) and metrics(directory)[-1]["num_env_runners"] == 2,
+        60,
+        lambda: "\n".join(each.output for each in (driver, *workers)),
+    )
+    for process in place.processes():
+        assert token not in " ".join(process.cmdline())
+    driver.process.terminate()
+    for each in (driver, *workers):
+        assert each.wait(10) == 0, each.output
+        assert token not in each.output
+        assert "PRIVATE KEY" not in each.output
+    for file in directory.rglob("*"):
+        assert file.is_dir() or token.encode() not in file.read_bytes(), file
+    assert summary(directory)["env_steps_trained"] > 0
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+def test_the_four_commands_of_the_page_train(place: Place) -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.S | re.M)
+    first, second = _free_ports(2)
+    here = {"gpu1": "localhost", "5005": str(first), "5006": str(second)}
+    typed = re.sub("|".join(here), lambda found: here[found[0]], block).splitlines()
+    certs, driver, *workers = [shlex.split(line)[1:] for line in typed]
+    assert [certs[0], driver[0], *(each[0] for each in workers)] == [
+        "certs", "driver", "learner", "envrunner",
+    ]  # fmt: skip
+    made = place.run(*certs)
+    assert made.status == 0, made.output
+    started = [place.start(*driver, "--run-dir", "run", "--stop-steps", 50_000)]
+    started += [place.start(*each) for each in workers]
+    for each in started:
+        assert each.wait(90) == 0, each.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 50_000
+    place.assert_nothing_is_left()
+
+
+def test_whoever_lacks_the_right_certificate_is_told_and_the_run_goes_on(place: Place) -> None:
+    _certs(place)
+    _certs(place, "others")
+    directory = place.path / "run"
+    driver = place.start("driver", "cartpole", *LONG, "--tls", "tls")
+    address = _address(driver)
+    token = ["--token-file", "tls/token"]
+    workers = [
+        place.start(role, "--driver", address, "--tls", "tls") for role in ("learner", "envrunner")
+    ]
+    plain = place.start("envrunner", "--driver", address, *token)
+    stranger = place.start("envrunner", "--driver", address, "--tls", "others", *token)
+    thief = place.start("envrunner", "--driver", address, "--tls", "tls", JUGGLER_TOKEN="guess")
+    for each, words in (
+        (plain, f"the driver at {address} speaks TLS: pass --tls DIR here too"),
+        (stranger, f"this host does not accept the certificate of the driver at {address}"),
+        (thief, "the token is missing or wrong"),
+    ):
+        assert each.wait(30) == 1, each.output
+        assert words in each.output
+        assert "Traceback" not in each.output
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    driver.interrupt()
+    for each in (driver, *workers):
+        assert each.wait(10) == 0, each.output
+    assert summary(directory)["num_env_runners"] <= 1
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("command", ["driver", "learner"])
+def test_beyond_loopback_both_tls_and_a_token_are_needed(place: Place, command: str) -> None:
+    tls = _certs(place)
+    (tls / "token").unlink()
+    first = ["driver", "cartpole"] if command == "driver" else ["learner", "--driver", "[::1]:1"]
+    for options, words in (
+        ([], "and nothing is encrypted. Pass --tls DIR, which `juggler certs DIR` makes"),
+        (["--tls", "tls"], "and there is no token. Pass --token-file FILE"),
+    ):
+        refused = place.run(*first, "--bind", "0.0.0.0:0", *options, seconds=30)
+        assert refused.status == 1
+        assert "refusing to listen on 0.0.0.0:0: other machines could reach it" in refused.output
+        assert words in refused.output
+        assert "Traceback" not in refused.output
+
+
+def _own_address() -> str:
+    """Of this host, beyond loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            host: str = probe.getsockname()[0]
+        except OSError:
+            pytest.skip("this host has no address but those of loopback")
+        return host
+
+
+@pytest.mark.slow
+def test_several_learners_beyond_loopback_are_told_that_they_are_plain(place: Place) -> None:
+    host = _own_address()
+    made = place.run("certs", "tls", "--host", host)
+    assert made.status == 0, made.output
+    directory = place.path / "run"
+    options = [*LONG[:-1], f"{host}:0", "--num-learners", 2, "--tls", "tls"]
+    driver = place.start("driver", "cartpole", *options)
+    dial = ["--driver", _address(driver), "--tls", "tls"]
+    runner = place.start("envrunner", *dial)
+    bound = [*dial, "--bind", f"{host}:0"]
+    refused = place.start("learner", *bound)
+    assert refused.wait(60) == 1
+    words = f"learners of a group talk to each other unencrypted and unauthenticated, at {host}"
+    assert words in refused.output
+    assert "Pass --insecure" in refused.output
+    driver.wait(20)
+
+    driver = place.start("driver", "cartpole", *[*options[:2], "--run-dir", "second", *options[4:]])
+    directory = place.path / "second"
+    dial[1] = bound[1] = _address(driver)
+    runner = place.start("envrunner", *dial)
+    learners = [place.start("learner", *bound, "--insecure") for _ in range(2)]
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    driver.interrupt()
+    for each in (driver, runner, *learners):
+        assert each.wait(10) == 0, each.output
+    assert all(f"{words}, with TLS too: keep that private" in each.output for each in learners)

@@ -1,0 +1,254 @@
+"""What the page on operations tells people to type, with a run that it is about."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from place import REPOSITORY, Command, Place, eventually
+
+PAGE = "docs/operations.md"
+WORKERS = ("driver", "learner", "envrunner")
+
+
+def _lines() -> list[str]:
+    text = (REPOSITORY / PAGE).read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.S | re.M)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+class Ports:
+    """Free ones in place of those on the page."""
+
+    def __init__(self) -> None:
+        self._free: dict[str, str] = {}
+
+    def here(self, text: str) -> str:
+        return re.sub(r"127\.0\.0\.1:\d+", lambda match: self.of(match[0]), text)
+
+    def of(self, address: str) -> str:
+        if address not in self._free:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                self._free[address] = f"127.0.0.1:{free.getsockname()[1]}"
+        return self._free[address]
+
+
+class Page:
+    """The page's commands, with ports that are free here."""
+
+    def __init__(self, place: Place) -> None:
+        self.ports = Ports()
+        self._place = place
+
+    def command(self, *beginning: str, options: tuple[str, ...] = ()) -> Command:
+        """Start the only command of the page that begins so."""
+        found = [
+            words for words in map(_words, _lines()) if words[: len(beginning)] == [*beginning]
+        ]
+        assert len(found) == 1, f"{beginning}: {found}"
+        program, *arguments = found[0]
+        assert program == "juggler"
+        return self._place.start(*(self.ports.here(each) for each in arguments), *options)
+
+    def answer(self, *beginning: str) -> tuple[int, str]:
+        command = self.command(*beginning)
+        return command.wait(60), command.output
+
+    def worker(self, status: dict[str, Any], name: str) -> dict[str, Any]:
+        (found,) = (each for each in status["workers"] if each["worker_id"] == name)
+        return dict(found)
+
+    def status(self) -> dict[str, Any]:
+        code, output = self.answer("juggler", "status", "127.0.0.1:5005", "--once", "--json")
+        assert code == 0, output
+        return dict(json.loads(output))
+
+    def metrics(self) -> str:
+        (curl,) = (words for words in map(_words, _lines()) if words[0] == "curl")
+        with urllib.request.urlopen(self.ports.here(curl[-1]), timeout=10) as answer:
+            return str(answer.read().decode())
+
+
+def _words(line: str) -> list[str]:
+    return shlex.split(line, comments=True)
+
+
+def _ends(page: Page, *beginning: str) -> Callable[[], bool]:
+    return lambda: page.answer(*beginning)[0] == 0
+
+
+def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
+    page = Page(place)
+    driver = page.command("juggler", "driver", options=("--stop-return", "501"))
+    driver.wait_for("waiting for workers at")
+    assert page.answer("juggler", "healthcheck", "127.0.0.1:5005")[0] == 0
+    learner = page.command("juggler", "learner")
+    ready = ("juggler", "healthcheck", "127.0.0.1:5006", "--service", "readiness")
+    code, said = page.answer(*ready)
+    assert (code, len(said.splitlines())) == (1, 1), said
+    assert "does not serve" in said
+    runner = page.command("juggler", "envrunner")
+    eventually(_ends(page, *ready), 60, lambda: learner.output)
+    ready = ("juggler", "healthcheck", "127.0.0.1:5007")
+    eventually(_ends(page, *ready), 60, lambda: runner.output)
+    eventually(lambda: page.status()["steps"]["trained"] > 0, 60, lambda: driver.output)
+
+    live = page.command("juggler", "status", "runs/watched")
+    status = page.status()
+    assert status["phase"] == "training"
+    worker = page.worker(status, "envrunner-0")
+    assert (worker["state"], worker["pid"]) == ("ready", runner.process.pid)
+    assert worker["resources"]["resident_bytes"] > 10e6
+    steps = status["steps"]
+    booked = steps["trained"] + sum(steps["dropped"].values()) + steps["in_flight"]
+    assert steps["sampled"] == booked
+    metrics = page.metrics()
+    for each in set(re.findall(r"`(juggler_\w+)", (REPOSITORY / PAGE).read_text())):
+        if each not in (
+            "juggler_env_steps_dropped_total",
+            "juggler_episode_evaluation_return_mean",
+        ):
+            assert re.search(rf"^{each}\w*[{{ ]", metrics, re.M), f"{each} is not in\n{metrics}"
+
+    (line, *_) = runner.output.splitlines()
+    record = json.loads(line)
+    (example,) = re.findall(r"^```json\n(.*?)^```$", (REPOSITORY / PAGE).read_text(), re.S | re.M)
+    assert record.keys() == json.loads(example).keys()
+    assert (record["run"], record["worker"]) == (status["run_id"], "envrunner-0")
+    assert record["incarnation"] == worker["incarnation"]
+
+    driver.interrupt()
+    assert driver.wait(15) == 0, driver.output
+    assert live.wait(15) == 0, live.output
+    assert "envrunner-0" in live.output
+    for each in (learner, runner):
+        assert each.wait(15) == 0, each.output
+    assert not (place.path / "runs/watched/driver.json").exists()
+    code, said = page.answer("juggler", "status", "runs/watched")
+    assert code == 1
+    assert "is not running: runs/watched/summary.json says how it ended" in said
+
+
+def test_a_worker_lives_though_its_driver_is_gone(place: Place) -> None:
+    ports = Ports()
+    address, health = ports.of("driver"), ports.of("health")
+    driver = place.start("driver", "cartpole", "--bind", address, "--stop-return", 501)
+    driver.wait_for("waiting for workers at")
+    runner = place.start("envrunner", "--driver", address, "--health-bind", health)
+    readiness = ("healthcheck", health, "--service", "readiness")
+    eventually(lambda: place.run(*readiness).status == 0, 60, lambda: runner.output)
+    driver.process.kill()
+    runner.wait_for("waiting up to 600 s for a driver")
+    assert place.run("healthcheck", health).status == 0
+    assert place.run(*readiness).status == 1
+
+
+def test_status_tells_of_a_worker_that_was_killed(place: Place) -> None:
+    run_dir = place.path / "run"
+    options = ["--run-dir", "run", "--stop-return", 501, "--num-env-runners", 2]
+    train = place.start("train", "cartpole", *options, "--progress", "json")
+    status = ("status", "run", "--once", "--json")
+
+    def killed() -> dict[str, Any] | None:
+        shown = place.run(*status)
+        if shown.status != 0:
+            return None
+        workers = {each["worker_id"]: each for each in json.loads(shown.output)["workers"]}
+        return dict(workers.get("envrunner-1", {}))
+
+    eventually(lambda: (killed() or {}).get("state") == "ready", 60, lambda: train.output)
+    victim: psutil.Process = place.worker("envrunner 1")
+    victim.kill()
+    eventually(lambda: (killed() or {}).get("restarts") == 1, 60, lambda: train.output)
+    found = killed()
+    assert found is not None
+    assert found["last_error"] == "killed by SIGKILL"
+    assert found["pid"] != victim.pid
+    table = place.run("status", "run", "--once", COLUMNS="200")
+    assert "killed by SIGKILL" in table.output
+    assert "warning" in {json.loads(line)["level"] for line in _events(run_dir)}
+    train.interrupt()
+    assert train.wait(15) == 0, train.output
+    for line in train.output.splitlines():
+        assert json.loads(line)["worker"] == "driver"
+
+
+def _events(run_dir: Path) -> list[str]:
+    return (run_dir / "events.jsonl").read_text().splitlines()
+
+
+def test_status_over_tcp_wants_the_token(place: Place) -> None:
+    address = Ports().of("driver")
+    token = place.write("token", "a secret\n")
+    driver = place.start("driver", "cartpole", "--bind", address, "--token-file", token)
+    driver.wait_for("waiting for workers at")
+    stranger = place.run("status", address, "--once")
+    assert stranger.status == 1
+    assert "the token is missing or wrong" in stranger.output
+    assert place.run("status", address, "--once", "--token-file", token).status == 0
+    assert place.run("healthcheck", address, "--service", "readiness").status == 0
+    driver.interrupt()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nowhere", "is not an address"),
+        (".", "neither HOST:PORT nor the directory of a run"),
+        ("127.0.0.1:1", "no status from 127.0.0.1:1"),
+    ],
+)
+def test_where_there_is_no_run_status_says_so(place: Place, where: str, words: str) -> None:
+    shown = place.run("status", where)
+    assert shown.status == 1
+    assert words in shown.output
+    assert "Traceback" not in shown.output
+
+
+def test_an_address_for_metrics_that_is_taken_ends_the_command_and_leaves_nothing(
+    place: Place,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        train = place.run("train", "cartpole", "--run-dir", "run", "--metrics-bind", address)
+    assert train.status == 1
+    assert f"cannot serve metrics on {address}: Address already in use" in train.output
+    assert not (place.path / "run").exists()
+
+
+def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
+    address = Ports().of("driver")
+    driver = place.start("driver", "cartpole", "--bind", address, "--reflection")
+    driver.wait_for("waiting for workers at")
+    import grpc
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+        ProtoReflectionDescriptorDatabase,
+    )
+
+    with grpc.insecure_channel(address) as channel:
+        services = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert services >= {"juggler.v1.Driver", "juggler.v1.Run", "grpc.health.v1.Health"}
+    driver.interrupt()
+
+
+def test_status_and_health_go_through_tls(place: Place) -> None:
+    address, plain = Ports().of("driver"), Ports().of("health")
+    assert place.run("certs", "tls").status == 0
+    options = ("--bind", address, "--tls", "tls", "--health-bind", plain)
+    driver = place.start("driver", "cartpole", *options)
+    driver.wait_for("waiting for workers at")
+    for command in (("status", address, "--once"), ("healthcheck", address)):
+        assert place.run(*command, "--tls", "tls").status == 0
+        without = place.run(*command)
+        assert without.status == 1, without.output
+        assert "Traceback" not in without.output
+    assert place.run("healthcheck", plain, "--service", "readiness").status == 0
+    driver.interrupt()
