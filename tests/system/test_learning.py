@@ -15,7 +15,7 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
     assert end["env_steps_dropped"].get("stale", 0) <= 0.01 * end["env_steps_trained"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     """475, and then another million steps in which training and greedy play stay at 400."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]

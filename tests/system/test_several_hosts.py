@@ -74,6 +74,7 @@ def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2, *EVERY_SECOND]

@@ -68,6 +68,7 @@ def test_a_run_over_tls_trains_and_shows_its_secrets_nowhere(place: Place) -> No
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_the_four_commands_of_the_page_train(place: Place) -> None:
     page = (REPOSITORY / "docs" / "security.md").read_text()
     (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.S | re.M)
@@ -88,6 +89,7 @@ def test_the_four_commands_of_the_page_train(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_whoever_lacks_the_right_certificate_is_told_and_the_run_goes_on(place: Place) -> None:
     _certs(place)
     _certs(place, "others")

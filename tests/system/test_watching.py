@@ -85,6 +85,7 @@ def _ends(page: Page, *beginning: str) -> Callable[[], bool]:
     return lambda: page.answer(*beginning)[0] == 0
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     page = Page(place)
     driver = page.command("juggler", "driver", options=("--stop-return", "501"))
