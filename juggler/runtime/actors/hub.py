@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Coroutine, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ ATTACH_METHOD = "/juggler.v1.Driver/Attach"
 #: Of the metadata that come after the last message: why the stream ended.
 REASON_KEY = "juggler-reason-bin"
 _LONGEST_REASON = 1000  # characters
+_WELCOME_SECONDS = 5.0  # for a worker to take its first message
 _OTHER_CALLS = 256  # at once: those who ask for health or status, or have not said who they are
 
 
@@ -243,8 +244,9 @@ class Hub:
         left = Left(worker, "the connection broke")
         try:
             self._events.put(Joined(worker))
-            # Here, since a stream whose very first write is given up never ends for its client.
-            await context.write(attach_pb2.ToWorker(welcome=welcome))
+            # To its end even if this stream shall end: one whose very first write is given up never
+            # does for its client.
+            await _whole(context.write(attach_pb2.ToWorker(welcome=welcome)))
             writer = asyncio.get_running_loop().create_task(self._write(connection, context))
             left = await self._read(connection, context)
         except Refused as refused:
@@ -347,3 +349,13 @@ class Hub:
                 if connection.last_seen < now - silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.cancel()
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """All of it, and only then the cancellation that came meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_WELCOME_SECONDS)
+        raise
