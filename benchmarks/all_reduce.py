@@ -1,8 +1,8 @@
 """What an update of a learner group costs beyond raw torch.distributed.
 
-Several processes reduce the gradients of one module as learners do, and one flat vector of the same
-size as torch.distributed does, in turns. Prints one JSON line: medians in milliseconds, the slowest
-process at each turn.
+In turns, several processes reduce the gradients of one module as learners do, with all that belongs
+to it; sum one flat vector of the same size as learners do; and do that with torch.distributed.
+Prints one JSON line: medians in milliseconds, the slowest process at each turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import torch.distributed
 
 from juggler.learner.core import UnitAux
+from juggler.learner.devices import device_for, devices_here
 from juggler.learner.peers import MeetingPoint, Peers
 from juggler.learner.reduction import mean_over_learners
 from juggler.runtime.actors.memory import keep_freed_memory
@@ -27,8 +28,13 @@ dist: Any = torch.distributed
 HOST = "127.0.0.1"
 
 
-def member(rank: int, size: int, parameters: int, turns: int, addresses: Any, found: Any) -> None:
+def member(
+    rank: int, size: int, device_name: str, parameters: int, turns: int, addresses: Any, found: Any
+) -> None:
     """One of the learners; rank 0 says where to meet."""
+    device = torch.device(device_for(device_name, rank, devices_here()))
+    on_device = torch.get_device_module(device)
+    on_device.set_device(device)
     keep_freed_memory()  # as learners do
     torch.set_num_threads(1)
     if rank == 0:
@@ -36,68 +42,78 @@ def member(rank: int, size: int, parameters: int, turns: int, addresses: Any, fo
         for _ in range(size):
             addresses.put(point.address)
     address = addresses.get(timeout=60)
-    peers = Peers(address, 1, rank, size, HOST, bool)
+    peers = Peers(address, 1, rank, size, HOST, bool, device)
+    way = "nccl" if peers._nccl else "gloo"
     host, _, port = address.rpartition(":")
     store = dist.TCPStore(host, int(port), wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("raw", store), rank=rank, world_size=size
     )
-    gradient = torch.randn(parameters)  # [P]
-    aux = UnitAux({"default": torch.tensor(1000 + rank)}, {}, {}, {"default": {}})
-    nothing = ({"default": torch.zeros(parameters)}, {"default": aux})
-    bucket = torch.randn(parameters)  # [P]
-    ours, theirs = [], []
+    raw = dist.new_group(backend=way)
+    gradient = torch.randn(parameters, device=device)  # [P]
+    live_steps = torch.tensor(1000 + rank, device=device)  # []
+    aux = UnitAux({"default": live_steps}, {}, {}, {"default": {}})
+    nothing = ({"default": torch.zeros_like(gradient)}, {"default": aux})
+    bucket = gradient.clone() if way == "nccl" else gradient.cpu()  # [P]
 
     def reduce() -> None:
         mean_over_learners({"default": gradient}, {"default": aux}, nothing, peers.sum)
 
-    def all_reduce() -> None:
-        dist.all_reduce(bucket)
+    def sum_up() -> None:
+        peers.sum(bucket)
 
+    def all_reduce() -> None:
+        dist.all_reduce(bucket, group=raw)
+
+    works = [reduce, sum_up, all_reduce]
+    seconds = torch.zeros(len(works), turns, dtype=torch.float64)  # [3, turns]
     for turn in range(turns):
-        pair = [(reduce, ours), (all_reduce, theirs)]
-        for work, seconds in pair if turn % 2 else reversed(pair):
+        for place in range(len(works)):
+            index = (place + turn) % len(works)
             # All begin at once, as at the end of equal shares of a batch.
             dist.barrier()
             started = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - started)
-    slowest = torch.tensor([ours, theirs], dtype=torch.float64)  # [2, turns]
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            works[index]()
+            on_device.synchronize()
+            seconds[index, turn] = time.perf_counter() - started
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
     if rank == 0:
-        found.put(slowest.tolist())
+        found.put((way, seconds.tolist()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--devices", default="cpu", help="auto: they take turns on the GPUs")
     parser.add_argument("--parameters", type=int, default=1_700_000)
     parser.add_argument("--turns", type=int, default=100)
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     addresses, found = context.Queue(), context.Queue()
+    group = (given.learners, given.devices, given.parameters, given.turns)
     processes = [
         context.Process(
             target=member,
-            args=(rank, given.learners, given.parameters, given.turns, addresses, found),
+            args=(rank, *group, addresses, found),
             daemon=True,
         )
         for rank in range(given.learners)
     ]
     for process in processes:
         process.start()
-    ours, theirs = (np.array(times[given.turns // 5 :]) for times in found.get(timeout=120))
+    way, times = found.get(timeout=120)
+    reduction, summed, raw = np.array(times)[:, given.turns // 5 :]
     for process in processes:
         process.join()
-    print(
-        json.dumps(
-            {
-                "reduction_ms": statistics.median(ours) * 1e3,
-                "all_reduce_ms": statistics.median(theirs) * 1e3,
-                "ratio": statistics.median(ours / theirs),
-            }
-        )
-    )
+    result = {
+        "way": way,
+        "reduction_ms": statistics.median(reduction) * 1e3,
+        "sum_ms": statistics.median(summed) * 1e3,
+        "all_reduce_ms": statistics.median(raw) * 1e3,
+        "reduction_ratio": statistics.median(reduction / raw),
+        "sum_ratio": statistics.median(summed / raw),
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from juggler.learner.listening import LearnerServer
 from juggler.learner.program import LearnerProgram
 from juggler.learner.worker import LearnerWorker
 from juggler.runtime.actors.attachment import Command, Detached
+from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import Contact
@@ -51,6 +52,7 @@ ACTIONS = spaces.Discrete(6)
 #: Updates' worth of batches that are on their way or wait at the learner.
 OPEN = 4
 IN_FLIGHT = 2
+METADATA = call_metadata("", "bench", "one")
 
 
 def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
@@ -86,8 +88,8 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
     """A runner that has its batches ready: one for every credit, with the newest version's name."""
     keep_freed_memory()
     tree = {"default": image_batch(rows, steps).to_tree()}
-    sender = EpisodeSender(address, (), lambda *_: None)
-    weights = WeightsSubscription(address, (), "bench", Limits())
+    sender = EpisodeSender(address, METADATA, lambda *_: None)
+    weights = WeightsSubscription(address, METADATA, "bench", Limits())
     while True:
         credit.acquire()
         with ids.get_lock():
@@ -176,7 +178,8 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
         server = LearnerServer(program)
         (address,) = server.addresses
         worker = LearnerWorker(attachment, driver.inbox, program, server)
-        threading.Thread(target=worker.run, daemon=True).start()
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
         parts = {
             "learner": asdict(config),
             "module": asdict(ModuleConfig(model={"encoder": given.encoder})),
@@ -192,11 +195,13 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
         driver.ask(setup)
         driver.ask(training_pb2.Group(generation=1, members=["learner-0"]))
         arguments = (address, given.rows, given.fragment, ids, credit)
-        senders = [context.Process(target=send, args=arguments) for _ in range(given.senders)]
+        senders = [
+            context.Process(target=send, args=arguments, daemon=True) for _ in range(given.senders)
+        ]
         for sender in senders:
             sender.start()
-        weights = WeightsSubscription(address, (), "bench", Limits())
-        first = weights.wait_for(Version(1, 3), timeout=300).version.update  # all is warm
+        weights = WeightsSubscription(address, METADATA, "bench", Limits())
+        first = weights.wait_for(Version(1, 3), timeout=120).version.update  # all is warm
         trained, begin = driver.trained, time.perf_counter()
         time.sleep(given.seconds)
         trained, seconds = driver.trained - trained, time.perf_counter() - begin
@@ -208,6 +213,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
             sender.join()
         weights.close()
         driver.inbox.put(Detached("over"))
+        thread.join()
         worker.close()
     shares = {name: driver.seconds[name] / sum(driver.seconds.values()) for name in driver.seconds}
     return {"rate": trained / seconds, "versions": published / seconds, "shares": shares}
@@ -244,9 +250,7 @@ def main() -> None:
     parser.add_argument("--fragment", type=int, default=32, help="steps of a row")
     parser.add_argument("--senders", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument(
-        "--block", type=int, default=10, help="updates between two looks at a clock"
-    )
+    parser.add_argument("--block", type=int, default=10, help="updates between looks at the clock")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", choices=("on_device", "end_to_end"))

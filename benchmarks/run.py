@@ -189,6 +189,26 @@ def population() -> str:
     return table("Sixteen learning rates on one stream of data", head, rows)
 
 
+def all_reduce() -> str:
+    """Gradients of a learner group beside a raw all-reduce of one vector of their size."""
+    rows = []
+    for parameters, name in ((10_000, "2×64 tanh"), (1_700_000, "Nature CNN")):
+        for learners in (2, 4):
+            options = ("--learners", learners, "--parameters", parameters, "--turns", 200)
+            found = [script("all_reduce.py", *options) for _ in range(PAIRS)]
+            keys = ("all_reduce_ms", "sum_ms", "reduction_ms")
+            times = [statistics.median(each[key] for each in found) for key in keys]
+            row = [f"{learners} learners, {name}", *(f"{each:.2f}" for each in times)]
+            for key in ("sum_ratio", "reduction_ratio"):
+                ratios = [each[key] for each in found]
+                spread = f"({min(ratios):.2f}–{max(ratios):.2f})"
+                row.append(f"**{statistics.median(ratios):.2f}** {spread}")
+            rows.append(row)
+    head = ["a group over gloo", "raw all-reduce, ms", "the same vector by learners, ms"]
+    head += ["gradients, packed and unpacked, ms", "ratio (≤ 1.2)", "ratio"]
+    return table("Gradients of several learners", head, rows)
+
+
 TABLES = {
     "throughput": throughput,
     "ppo": ppo,
@@ -202,6 +222,7 @@ TABLES = {
     "atari": atari,
     "sample_efficiency": sample_efficiency,
     "population": population,
+    "all_reduce": all_reduce,
 }
 
 

@@ -236,18 +236,21 @@ def test_an_envrunner_that_hangs_is_found_killed_and_replaced(place: Place) -> N
 @pytest.mark.slow
 def test_a_run_survives_an_envrunner_killed_every_few_seconds(place: Place) -> None:
     directory = place.path / "run"
-    options = ["--num-env-runners", 2, "--stop-return", 450, "--run-dir", "run"]
+    options = ["--num-env-runners", 2, "--stop-return", 501, "--run-dir", "run"]
     run = place.start("train", "cartpole", *options)
     for turn in range(6):
-        if run.status is not None:
-            break
         worker = place.worker(f"envrunner {turn % 2}")
         time.sleep(3)
-        if run.status is None:
-            os.kill(worker.pid, signal.SIGKILL)
-    assert run.wait(120) == 0, run.output
+        worker.kill()
+
+    def solved() -> bool:
+        return (metrics(directory)[-1]["episode_return_mean"] or 0) >= 450
+
+    eventually(solved, 60, lambda: run.output)
+    run.interrupt()
+    assert run.wait(10) == 0, run.output
     end = summary(directory)
-    assert end["solved"]
+    assert end["restarts"] >= 5, "the last may be too late to be noticed"
     assert end["learner_steps"]["learner-0"]["trained"] == end["env_steps_trained"]
     assert_books_balance(directory)
     place.assert_nothing_is_left()

@@ -126,6 +126,7 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     assert (record["run"], record["worker"]) == (status["run_id"], "envrunner-0")
     assert record["incarnation"] == worker["incarnation"]
 
+    live.wait_for("envrunner-0", 30)
     driver.interrupt()
     assert driver.wait(15) == 0, driver.output
     assert live.wait(15) == 0, live.output
