@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import gymnasium
@@ -83,6 +83,7 @@ class Observed:
         _read(plain, children, (), found)
         shape = next(iter(found.values()))
         given, rows = (mask, shape[0]) if shape else ([mask], 1)
+        _require_rows(given, rows)
         try:
             masks = masks_of(self._action_space, given, np.arange(rows))  # [N, n]
         except (IndexError, KeyError, TypeError) as error:
@@ -103,6 +104,18 @@ class Observed:
                     f"the action mask has no legal action{which}{row}: where an episode is over, "
                     "ask for none, or give a mask of ones"
                 )
+
+
+def _require_rows(given: Any, rows: int, where: str = "") -> None:
+    """
+    Args:
+        given: masks of so many rows: a sequence of them, or by key.
+    """
+    if isinstance(given, Mapping):
+        for key, masks in given.items():
+            _require_rows(masks, rows, f" at {key}")
+    elif isinstance(given, Sized) and len(given) != rows:
+        raise ValueError(f"mask: there are {len(given)} masks{where} for {rows} observations")
 
 
 def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:

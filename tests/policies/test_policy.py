@@ -271,6 +271,13 @@ def test_a_mask_with_other_numbers_than_0_and_1_is_refused(mask, number, tmp_pat
         policy.act(np.zeros((2, 4)), mask=rows)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_there_is_a_mask_for_each_observation(count: int, tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
+    with pytest.raises(ValueError, match=f"there are {count} masks for 2 observations"):
+        policy.act(np.zeros((2, 4)), mask=np.ones((count, 3), np.int8))
+
+
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.int64, np.float32])
 def test_a_mask_of_0_and_1_may_have_any_dtype(dtype, tmp_path: Path) -> None:
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
