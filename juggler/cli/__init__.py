@@ -18,6 +18,7 @@ COMMANDS = {
     "driver": ("juggler.cli.driver", "drive a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
+    "serve-gym": ("juggler.cli.serve_gym", "offer a Gymnasium environment over dm_env_rpc"),
     "healthcheck": ("juggler.cli.healthcheck", "ask a process whether it lives, or is ready"),
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-import importlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import (
     AsyncVectorEnv,
     AutoresetMode,
@@ -22,17 +20,13 @@ from gymnasium.vector import (
 from juggler.envrunner.action_masks import observe_masks
 from juggler.envrunner.autoreset import autoreset_mode
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.extras import check_extra
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.naming import Env, EnvironmentFactory, VectorEnvironment, find
 from juggler.envrunner.one_environment import EnvironmentFunction
 from juggler.envrunner.seeding import environment_seeds
-
-Env = gymnasium.Env[Any, Any]
-VectorEnvironment = VectorEnv[Any, Any, Any]
-#: Called with env_kwargs; makes one environment, or N of them as one VectorEnv.
-EnvironmentFactory = Callable[..., Env | VectorEnvironment]
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -59,6 +53,11 @@ def make_vector_env(
         EnvironmentFailed: an environment could not be constructed.
     """
     config.validate()
+    if factory is None and config.env.startswith(SCHEME):
+        # It brings gRPC, which environments do without.
+        from juggler.envrunner.dm_env_rpc.vector_env import simulators
+
+        return _as_it_is(config, simulators(config), config.env)
     source = factory or find(config.env)
     if isinstance(source, EnvSpec):
         env = _from_registry(config, source)
@@ -79,53 +78,6 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
     first: Any = seeds if each else seeds[0]
     observations, _ = env.reset(seed=first)
     return observations
-
-
-def find(name: str) -> EnvSpec | EnvironmentFactory:
-    """What `env` names: a registered environment, or a callable of a module."""
-    check_extra(name)
-    module_name, colon, attribute = name.rpartition(":")
-    callables: list[str] = []
-    if colon:
-        module = _imported(name, module_name)
-        found = functools.reduce(
-            lambda at, key: getattr(at, key, None), attribute.split("."), module
-        )
-        if callable(found):
-            return found
-        callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
-    if attribute in registry:
-        return registry[attribute]
-    near = _nearest(name, callables) + _nearest(attribute, registry)
-    raise ValueError(
-        f"env {name!r}: "
-        + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")
-        + f"no environment is registered as {attribute!r}. "
-        + (f"Nearest: {', '.join(near)}. " if near else "")
-        + 'An environment that a module registers or makes is named as "module:Id-v0" or '
-        '"module:callable".'
-    )
-
-
-def _nearest(name: str, known: Iterable[str]) -> list[str]:
-    by_lower_case = {key.lower(): key for key in known}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
-    return [by_lower_case[key] for key in near]
-
-
-def _imported(name: str, module: str) -> object:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            # The module is there; something that it imports is not.
-            raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
-        raise ValueError(
-            f"env {name!r}: there is no Python module {error.name!r} here; install it, or put its "
-            "directory on PYTHONPATH, wherever this run has envrunners"
-        ) from None
-    except Exception as error:
-        raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
 
 
 def _from_registry(config: EnvRunnerConfig, spec: EnvSpec) -> VectorEnvironment:

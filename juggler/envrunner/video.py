@@ -12,7 +12,8 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import EnvironmentFactory, find
+from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.naming import EnvironmentFactory, find
 
 Env = gymnasium.Env[Any, Any]
 Image = NDArray[np.uint8]
@@ -43,6 +44,8 @@ def recorded(
         for i in range(config.envs_per_runner)
         if (share := range(i, episodes, config.envs_per_runner))
     ]
+    if factory is None and config.env.startswith(SCHEME):
+        raise ValueError(f"env {config.env!r} is elsewhere and shows no pictures here")
     source = factory or find(config.env)
     name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)
     makes = _Recording(source, name, config.env_kwargs, shares)

@@ -141,11 +141,12 @@ def _why_not_bound(host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}. Choose another address or port"
 
 
-def make_server(max_streams: int = 1024) -> grpc.Server:
+def make_server(max_streams: int = 1024, on_one_connection: int = 16) -> grpc.Server:
     """A server for data streams. Each open stream holds one thread, made when it is needed; one
-    too many is told so, and does not wait."""
+    too many is told so, and does not wait. One too many on a connection waits."""
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
-    return grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_streams)
+    options = {**dict(SERVER_OPTIONS), "grpc.max_concurrent_streams": on_one_connection}
+    return grpc.server(pool, options=[*options.items()], maximum_concurrent_rpcs=max_streams)
 
 
 def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> grpc.Channel:

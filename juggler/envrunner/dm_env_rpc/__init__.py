@@ -1,0 +1,1 @@
+"""dm_env_rpc, in both directions: simulators that serve it, and Gymnasium environments served."""

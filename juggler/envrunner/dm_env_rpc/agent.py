@@ -1,0 +1,212 @@
+"""One agent in one world of a simulator: joins it, steps it and leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from juggler.envrunner.dm_env_rpc.connection import Connection, SimulatorError, SimulatorRefused
+from juggler.envrunner.dm_env_rpc.interface import Interface
+from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
+from juggler.envrunner.dm_env_rpc.tensors import TensorError, setting
+from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.endpoints import why_not_secure
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.wire.trees import Path
+
+_BACKOFF_SECONDS: Final = (0.1, 2.0)  # the first, which doubles, and the longest
+_PROGRESS_SECONDS: Final = 5.0
+_FAREWELL_SECONDS: Final = 2.0
+#: Replies in a row that end a sequence before it has begun.
+_MOST_EMPTY: Final = 8
+
+
+class Agent:
+    """A stream to a simulator, and the world that it made or joined there.
+
+    All coroutines run in one event loop, one at a time.
+
+    Args:
+        index: of the environment in its EnvRunner.
+        address: where the simulator is.
+        options: how to join, and what to use.
+        deadline: seconds that a reply may take.
+        tls: of this host; None: without.
+        metadata: what the stream shows.
+
+    Attributes:
+        interface: what it offers; set by `join`.
+        over: the next step begins a sequence, and has no use for actions.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        address: str,
+        options: SimulatorOptions,
+        deadline: float,
+        tls: Tls | None = None,
+        metadata: CallMetadata = (),
+    ) -> None:
+        self._index, self.address, self._options = index, address, options
+        self._deadline, self._tls, self._metadata = deadline, tls, metadata
+        self._connection: Connection | None = None
+        self._created: str | None = None  # a world of its own
+        self.interface: Interface
+        self.over = True
+
+    async def join(self) -> None:
+        """Dial, and go on dialling while nobody answers.
+
+        Raises:
+            SimulatorError: nobody did for connect_seconds, or it refused.
+            TensorError: what it offers cannot be used.
+        """
+        started = said = time.monotonic()
+        pause, longest = _BACKOFF_SECONDS
+        while True:
+            try:
+                return await self._join()
+            except SimulatorError as error:
+                await self.leave()
+                if not error.unavailable:
+                    raise
+                spent = time.monotonic() - started
+                if spent + pause > self._options.connect_seconds:
+                    raise await self._out_of_reach(error, spent) from None
+                if spent < pause or time.monotonic() - said > _PROGRESS_SECONDS:
+                    said = time.monotonic()
+                    self._say(f"{error}; trying for {self._options.connect_seconds - spent:.0f} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def begin(self, seed: int | None, into: Mapping[Path, Any]) -> None:
+        """Begin a sequence, and copy its first observations into this agent's row.
+
+        Args:
+            seed: for the setting of the simulator that takes one; None: there is none.
+            into: arrays [N, ...] by their paths.
+
+        Raises:
+            SimulatorError: the simulator failed.
+            TensorError: what it sent is not what was agreed on.
+        """
+        if seed is not None or not self.over:
+            request = pb.EnvironmentRequest()
+            request.reset.SetInParent()
+            if seed is not None:
+                _settle(request.reset.settings, {self._options.seed_setting: seed}, "seed_setting")
+            (response,) = await self._send(request)
+            self.interface = self.interface.adopt(response.reset.specs)
+            self.over = True
+        await self.step({}, into)
+
+    async def step(
+        self, actions: Mapping[Path, Any], into: Mapping[Path, Any]
+    ) -> tuple[bool, bool, list[float]]:
+        """One step, the first of a sequence after `join` or an end.
+
+        Args:
+            actions: of all environments [N, ...], by their paths; not used in a first step.
+            into: where observations go, likewise.
+
+        Returns:
+            terminated, truncated, and the signals: reward, and discount if there is one.
+
+        Raises:
+            SimulatorError: the simulator failed.
+            TensorError: what it sent is not what was agreed on.
+        """
+        first = self.over
+        for _ in range(_MOST_EMPTY):
+            request = pb.EnvironmentRequest()
+            request.step.requested_observations.extend(self.interface.requested)
+            if not first:
+                self.interface.write_actions(actions, self._index, request.step)
+            (response,) = await self._send(request)
+            state = response.step.state
+            if state not in (pb.RUNNING, pb.TERMINATED, pb.INTERRUPTED):
+                raise SimulatorError(f"its reply to step has the state {state}, which is none")
+            if first and state != pb.RUNNING:
+                continue  # a sequence that was over before anybody could act
+            self.over = state != pb.RUNNING
+            self.interface.read_observations(response.step, self._index, into)
+            signals = self.interface.read_signals(response.step)
+            return state == pb.TERMINATED, state == pb.INTERRUPTED, signals
+        raise SimulatorError(f"{_MOST_EMPTY} sequences in a row ended in their first reply")
+
+    async def leave(self) -> None:
+        """Leave the world, destroy it if it was made for this agent, and hang up. Never raises."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        requests = [pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest())]
+        if self._created is not None:
+            destroy = pb.DestroyWorldRequest(world_name=self._created)
+            requests.append(pb.EnvironmentRequest(destroy_world=destroy))
+        self._created = None
+        with contextlib.suppress(SimulatorError):
+            await connection.send(*requests, deadline=_FAREWELL_SECONDS)
+        await connection.close()
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        self._connection = Connection(self.address, self._tls, self._metadata)
+        world = self._options.world
+        if world is None:
+            world = await self._create()
+        join = pb.EnvironmentRequest()
+        join.join_world.world_name = world.replace("{index}", str(self._index))
+        _settle(join.join_world.settings, self._options.join_world, "join_world")
+        (response,) = await self._send(join)
+        self.interface = Interface.of(response.join_world.specs, self._options)
+        self.over = True
+
+    async def _create(self) -> str:
+        create = pb.EnvironmentRequest()
+        create.create_world.SetInParent()
+        _settle(create.create_world.settings, self._options.create_world, "create_world")
+        try:
+            (response,) = await self._send(create)
+        except SimulatorRefused as error:
+            if self._index > 0:
+                error.args = (
+                    f"{error}. Environment 0 has a world: if the server makes no more, set "
+                    "envs_per_runner = 1 and num_env_runners = 1, or name several servers",
+                )
+            raise
+        self._created = response.create_world.world_name
+        return self._created
+
+    async def _send(self, *requests: pb.EnvironmentRequest) -> list[pb.EnvironmentResponse]:
+        if self._connection is None:
+            raise SimulatorError("it has been left")
+        return await self._connection.send(*requests, deadline=self._deadline)
+
+    async def _out_of_reach(self, error: SimulatorError, spent: float) -> SimulatorError:
+        # It dials once more, in this thread's stead.
+        refused = await asyncio.to_thread(why_not_secure, self.address, "simulator", self._tls)
+        return SimulatorError(
+            refused
+            or f"no simulator answers at {self.address} (tried for {spent:.0f} s: {error}). Is it "
+            "running, is the address right, and can this host reach it? env_kwargs.connect_seconds "
+            "says how long to try"
+        )
+
+    def _say(self, text: str) -> None:
+        if self._index == 0:  # one line for all of an EnvRunner's
+            print(f"juggler: no simulator at {self.address} yet: {text}", file=sys.stderr)
+
+
+def _settle(settings: Any, values: Mapping[str, Any], key: str) -> None:
+    for name, value in values.items():
+        try:
+            settings[name].CopyFrom(setting(value))
+        except TensorError as error:
+            raise TensorError(f"env_kwargs.{key}: {name}: {error}") from None

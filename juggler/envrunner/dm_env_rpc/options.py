@@ -1,0 +1,74 @@
+"""What a run says of simulators that it dials: `env_kwargs` where `env` is dm_env_rpc://…"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+SCHEME: Final = "dm_env_rpc://"
+
+
+class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How worlds are made and joined, and what of them is used.
+
+    Attributes:
+        create_world: settings of the world that each environment has.
+        world: join this one instead, which is there already; {index} is the environment's number.
+        join_world: settings of joining.
+        observations: names of those to learn from; none: all but reward and discount.
+        actions: names of those to choose; none: all. The simulator has its own way with others.
+        reward: the observation that is the reward.
+        discount: the observation that is the discount. It is in infos; gamma is the run's own.
+        seed_setting: the setting of a reset that takes a seed; "": the simulator gets none.
+        connect_seconds: how long to try to reach a simulator that does not answer.
+        tls: a directory as `juggler certs` makes it; "": without TLS.
+        token_file: with a token to show; "": the one in `tls`, if there is one.
+    """
+
+    create_world: dict[str, Any] = {}
+    world: str | None = None
+    join_world: dict[str, Any] = {}
+    observations: list[str] | None = None
+    actions: list[str] | None = None
+    reward: str = "reward"
+    discount: str = "discount"
+    seed_setting: str = ""
+    connect_seconds: float = 30.0
+    tls: str = ""
+    token_file: str = ""
+
+    @classmethod
+    def parse(cls, env_kwargs: dict[str, Any]) -> SimulatorOptions:
+        """
+        Raises:
+            ValueError: a key that there is not, or a value that it cannot have.
+        """
+        try:
+            options = msgspec.convert(env_kwargs, cls)
+        except msgspec.ValidationError as error:
+            known = ", ".join(cls.__struct_fields__)
+            raise ValueError(f"env_kwargs of a dm_env_rpc:// env: {error}; keys: {known}") from None
+        if options.world is not None and options.create_world:
+            raise ValueError("env_kwargs: a world that is there has no create_world; give one")
+        if not 0 < options.connect_seconds < float("inf"):
+            raise ValueError("env_kwargs.connect_seconds must be a number of seconds above 0")
+        return options
+
+
+def addresses(env: str) -> list[str]:
+    """Where the simulators are that `env` names, as "host:port" or "unix:path".
+
+    Raises:
+        ValueError: it is not of the form dm_env_rpc://HOST:PORT[,HOST:PORT…].
+    """
+    each = env.removeprefix(SCHEME).rstrip("/").split(",")
+    for address in each:
+        host, _, port = address.rpartition(":")
+        is_port = port.isdigit() and 0 < int(port) < 65536
+        if not address.startswith("unix:") and not (host and is_port):
+            raise ValueError(
+                f"env {env!r}: {address!r} is no address; expected {SCHEME}HOST:PORT, and more "
+                "with commas between them if there are several servers"
+            )
+    return each

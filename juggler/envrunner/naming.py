@@ -1,0 +1,68 @@
+"""From the name of an environment to what makes it. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.vector import VectorEnv
+
+from juggler.envrunner.extras import check_extra
+from juggler.envrunner.failures import EnvironmentFailed
+
+Env = gymnasium.Env[Any, Any]
+VectorEnvironment = VectorEnv[Any, Any, Any]
+#: Called with env_kwargs; makes one environment, or N of them as one VectorEnv.
+EnvironmentFactory = Callable[..., Env | VectorEnvironment]
+
+
+def find(name: str) -> EnvSpec | EnvironmentFactory:
+    """What `env` names: a registered environment, or a callable of a module."""
+    check_extra(name)
+    module_name, colon, attribute = name.rpartition(":")
+    callables: list[str] = []
+    if colon:
+        module = _imported(name, module_name)
+        found = functools.reduce(
+            lambda at, key: getattr(at, key, None), attribute.split("."), module
+        )
+        if callable(found):
+            return found
+        callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
+    if attribute in registry:
+        return registry[attribute]
+    near = _nearest(name, callables) + _nearest(attribute, registry)
+    raise ValueError(
+        f"env {name!r}: "
+        + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")
+        + f"no environment is registered as {attribute!r}. "
+        + (f"Nearest: {', '.join(near)}. " if near else "")
+        + 'An environment that a module registers or makes is named as "module:Id-v0" or '
+        '"module:callable".'
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    by_lower_case = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
+    return [by_lower_case[key] for key in near]
+
+
+def _imported(name: str, module: str) -> object:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            # The module is there; something that it imports is not.
+            raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
+        raise ValueError(
+            f"env {name!r}: there is no Python module {error.name!r} here; install it, or put its "
+            "directory on PYTHONPATH, wherever this run has envrunners"
+        ) from None
+    except Exception as error:
+        raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
