@@ -90,12 +90,12 @@ def measure() -> str:
     ]
     head = ["Pong, nature_cnn", "stacked in the learner", "by the environment", "ratio", "goal"]
     shares = []
-    for worker, spent in sorted(seconds.items()):
+    for role, spent in sorted(seconds.items()):
         total = sum(spent.values())
         parts = sorted(spent.items(), key=lambda item: -item[1])
-        shares.append([worker, ", ".join(f"{name} {each / total:.0%}" for name, each in parts)])
+        shares.append([role, ", ".join(f"{name} {each / total:.0%}" for name, each in parts)])
     return "\n".join(
-        [table("Atari", head, rows), table("Where its time goes", ["process", "shares"], shares)]
+        [table("Atari", head, rows), table("Where its time goes", ["processes", "shares"], shares)]
     )
 
 

@@ -150,7 +150,7 @@ def runners() -> str:
         *(preset, "--devices", DEVICE, "--num-env-runners", runners),
         *("--stop-return", 501, "--stop-seconds", 60 if ON_GPU else 8),
     )
-    seconds = summary["seconds"]["learner-0"]
+    seconds = summary["seconds"]["learner"]
     total = sum(seconds.values())
     where = ", ".join(f"{name} {share / total:.0%}" for name, share in seconds.items())
     row = [f"{preset}, {runners} runners", f"{steady_rate(lines):.0f}", where]

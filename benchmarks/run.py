@@ -95,14 +95,14 @@ def shares() -> str:
     """Where the time of each process goes."""
     summary, _ = train("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4)
     rows = []
-    for worker, seconds in sorted(summary["seconds"].items()):
+    for role, seconds in sorted(summary["seconds"].items()):
         total = sum(seconds.values())
         parts = ", ".join(
             f"{name} {share / total:.0%}"
             for name, share in sorted(seconds.items(), key=lambda item: -item[1])
         )
-        rows.append([worker, parts])
-    return table("Where the time goes", ["process", "shares"], rows)
+        rows.append([role, parts])
+    return table("Where the time goes", ["processes", "shares"], rows)
 
 
 def memory() -> str:

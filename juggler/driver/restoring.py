@@ -40,11 +40,15 @@ def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[st
 
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books go on from a checkpoint."""
+    learner = config.learner
+    # What batches may age by; they begin up to weights_interval - 1 updates older than the newest.
+    ages = learner.max_staleness - (learner.weights_interval - 1)
     settings = CoreSettings(
-        batch_size=config.learner.batch_size,
+        batch_size=learner.batch_size,
         # Half for the queue; the other half is slack for a runner that is held up, while batches
         # that were asked for later go before its own.
-        max_open_updates=(config.learner.max_staleness + 1) // 2,
+        max_open_updates=(ages + 1) // 2,
+        weights_interval=learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
         num_learners=config.driver.learners,

@@ -98,7 +98,7 @@ class StatusReader:
         now = time.monotonic()
         status = status_pb2.WorkerStatus(
             worker_id=record.worker_id,
-            role=record.worker_id.rpartition("-")[0],
+            role=record.role,
             state=record.state,
             device=self.workers.roster.devices.get(record.worker_id, ""),
             steps=record.steps,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from juggler.runtime.nearest import nearest
 from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
     from juggler.learner.learner import Learner

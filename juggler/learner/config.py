@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from juggler.runtime.nearest import nearest
 from juggler.learner.optimizer_groups import optimizer_groups
+from juggler.runtime.nearest import nearest
 
 #: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
@@ -85,6 +85,15 @@ class LearnerConfig:
     """Updates that weights may be behind when steps that they sampled are trained on; older ones
     are dropped. So that none are, requests stop while half as many updates' worth is open."""
 
+    weights_interval: int = 1
+    """EnvRunners get weights after every so many updates. What they sample is up to
+    weights_interval - 1 updates older for it, and max_staleness holds all the same. Asynchronous
+    runs only."""
+
+    weights_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of trained parameters on their way to EnvRunners, which act with what they get. bfloat16: in
+    half the bytes, rounded to eight significant bits. Checkpoints are not rounded."""
+
     def validate(self) -> None:
         """Raises:
         ValueError: a value is out of its range; names the key, the value and what is allowed.
@@ -95,11 +104,20 @@ class LearnerConfig:
         self._above("reward_scale", 0)
         self._above("batch_size", 0)
         self._at_least("max_staleness", 1)
+        self._at_least("weights_interval", 1)
+        if self.weights_interval > self.max_staleness:
+            raise ValueError(
+                f"weights_interval = {self.weights_interval} with max_staleness = "
+                f"{self.max_staleness}: weights would be too old before the next ones come; set "
+                f"max_staleness = {self.weights_interval} or more (twice that keeps EnvRunners "
+                f"busy), or weights_interval = {self.max_staleness} or less"
+            )
         self._at_least("burn_in", 0)
         self._at_least("micro_batches", 1)
         self._at_least("value_coefficient", 0)
         self._within("gamma", self.gamma, 0, 1)
         self._one_of("precision", ("float32", "bfloat16"))
+        self._one_of("weights_dtype", ("float32", "bfloat16"))
 
     def validate_optimizer(self) -> None:
         """As `validate`, of the keys that each of several optimizers has for itself."""

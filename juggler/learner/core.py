@@ -135,7 +135,8 @@ class LearnerCore(Protocol[S]):
         return {}
 
     def get_params(self, state: S) -> Params:
-        """The parameters and buffers that acting needs. Later steps do not change them."""
+        """The parameters and buffers that acting needs, in the `weights_dtype` of the config. Later
+        steps do not change them."""
 
     def state_to_tree(self, state: S) -> dict[str, Tree]:
         """The state as named arrays, for a checkpoint. Later steps do not change them."""

@@ -29,7 +29,7 @@ from juggler.learner.making_modules import make_modules
 from juggler.learner.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.optimizer_groups import optimizer_groups
 from juggler.learner.schedules import Schedule
-from juggler.learner.state import arrays_like, tensors_like
+from juggler.learner.state import arrays_like, as_sent, tensors_like
 from juggler.learner.training_pass import TrainingPass
 from juggler.learner.unit import Unit
 from juggler.learner.unit_optimizers import UnitOptimizers, check_patterns
@@ -306,7 +306,7 @@ class GradientCore(LearnerCore[State], ABC):
             module_id: tensors
             for unit_id, unit in state.items()
             for module_id, tensors in self._units[unit_id]
-            .acting(unit["parameters"], unit["buffers"])
+            .acting(as_sent(unit["parameters"], self.config.weights_dtype), unit["buffers"])
             .items()
         }
 

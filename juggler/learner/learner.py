@@ -279,7 +279,7 @@ class Learner:
     def get_params(self) -> Params:
         """The parameters and buffers that acting needs, by name, by module id.
 
-        Later updates do not change them.
+        Parameters are in the `weights_dtype` of the config. Later updates do not change them.
         """
         self.wait()
         return self.core.get_params(self.state)

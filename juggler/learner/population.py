@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from juggler.runtime.nearest import nearest
 from juggler.learner.core import (
     ALONE,
     Aux,
@@ -26,9 +25,9 @@ from juggler.learner.gradient_core import GradientCore, State
 from juggler.learner.state import StateMismatch, arrays_like, tensors_like
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
-
 
 
 class PopulationState(TypedDict):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.wire.trees import Tree
@@ -34,9 +36,23 @@ def to_host(tree: Any) -> Any:
 def arrays_like(tree: Mapping[str, Any]) -> dict[str, Tree]:
     """A tree of tensors as arrays on the host; those of tensors on the CPU share their memory."""
     return {
-        key: branch.detach().cpu().numpy() if isinstance(branch, Tensor) else arrays_like(branch)
+        key: _array(branch) if isinstance(branch, Tensor) else arrays_like(branch)
         for key, branch in tree.items()
     }
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()  # [...]
+    if tensor.dtype == torch.bfloat16:  # which NumPy itself does not know
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # [...]
+    return tensor.numpy()  # [...]
+
+
+def as_sent(parameters: Tensor, weights_dtype: str) -> Tensor:
+    """Parameters as a run's `weights_dtype` has them sent; only those of float32 are rounded."""
+    if weights_dtype == "bfloat16" and parameters.dtype == torch.float32:
+        return parameters.bfloat16()  # [P]
+    return parameters  # [P]
 
 
 def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:

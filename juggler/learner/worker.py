@@ -28,6 +28,7 @@ from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
@@ -43,6 +44,7 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 def main(program: LearnerProgram) -> None:
     """Attach and work until told to stop."""
     keep_freed_memory()
+    allow_many_open_files()
     torch.set_num_threads(1)
     try:
         server = LearnerServer(program)
@@ -86,6 +88,7 @@ class LearnerWorker:
         self._publisher = WeightsPublisher(self._why_refused)
         self._beside = ExitStack()  # what goes on beside updates
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
+        self._published = Version(0, 0)
         self._membership = Membership(attachment.worker_id, peer_host(program), program.insecure)
         self._in_group = False
         self._template: list[EpisodeBatch] = []  # one batch, once there is one
@@ -127,6 +130,7 @@ class LearnerWorker:
         )
         self._updating = self._updating_on(torch.device(device))
         self._max_staleness = self._learner.config.max_staleness
+        self._weights_interval = self._learner.config.weights_interval
         self._version = Version.of(setup.version)
         self._store = BatchStore(
             {DEFAULT_MODULE: (observation_space, action_space)},
@@ -177,7 +181,7 @@ class LearnerWorker:
         done = training_pb2.UpdateDone(update_id=update.update_id)
         made = self._make(batches, missing, done)
         updated = time.perf_counter()
-        if made:
+        if made and self._version.update % self._weights_interval == 0:
             self._publish()
         for module_id, values in self._metrics.take(self._version.update).items():
             done.metrics[module_id].values.update(values)
@@ -204,6 +208,8 @@ class LearnerWorker:
         header = training_pb2.StateHeader(version=self._version.message(), extra=json.dumps(extra))
         chunks = encode_frame(header, tree, digest=True)
         second = self._send_chunk(command_id, next(chunks), chunks)
+        if self._version != self._published and not self._membership.lost:
+            self._publish()  # whatever the interval: these may be the run's last ones
         rest = (command_id, second, chunks)
         threading.Thread(target=self._send_chunks, args=rest, name="snapshot", daemon=True).start()
         if command.HasField("seed"):
@@ -260,6 +266,7 @@ class LearnerWorker:
 
     def _publish(self) -> None:
         self._updating.publish(self._version)
+        self._published = self._version
 
     def _make(
         self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone

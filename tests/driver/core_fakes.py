@@ -43,7 +43,9 @@ class FakeLearner:
 class Processes:
     """The processes that are alive, and their messages on the way to the core."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights_interval: int) -> None:
+        self.published = Version(0, 0)  # the newest weights that runners can have
+        self._weights_interval = weights_interval
         self.runners: dict[str, FakeRunner] = {}
         self.learners: dict[str, FakeLearner] = {}
         self.pending: list[Event] = []
@@ -101,6 +103,7 @@ class Processes:
         elif isinstance(command, FormGroup):
             newest = max(other.version.update for other in self.learners.values())
             learner.version = Version(command.generation, newest)
+            self.publish(learner.version)
         elif isinstance(command, IssueUpdate):
             if outcome == "failed":
                 event: Event = UpdateFailed(command.update_id, *learner.worker, "a peer is gone")
@@ -116,4 +119,9 @@ class Processes:
         elif outcome != "trained":
             used[0] = used[0]._replace(dropped=outcome)
         learner.version = learner.version._replace(update=learner.version.update + 1)
+        if learner.version.update % self._weights_interval == 0:
+            self.publish(learner.version)
         return UpdateFinished(command.update_id, *learner.worker, learner.version, tuple(used))
+
+    def publish(self, version: Version) -> None:
+        self.published = max(self.published, version)

@@ -20,6 +20,7 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
+    PeersMet,
     Proceed,
     Request,
     RunnerJoined,
@@ -37,7 +38,7 @@ from juggler.runtime.episodes.version import Version
 
 class World(Processes):
     def __init__(self, settings: CoreSettings) -> None:
-        super().__init__()
+        super().__init__(settings.weights_interval)
         self.settings = settings
         self.core = DriverCore(settings)
         self.delivered: list[Event] = []
@@ -92,6 +93,8 @@ class World(Processes):
     def _expect(self, event: Event) -> None:
         """Book the event here, as the rules have it."""
         match event:
+            case PeersMet(generation, update):
+                self.publish(Version(generation, update))
             case RunnerJoined(worker_id, incarnation) | LearnerJoined(worker_id, incarnation):
                 fresh = not any(
                     isinstance(past, RunnerJoined | LearnerJoined)
@@ -176,8 +179,14 @@ class World(Processes):
         assert len(under_way) <= self.settings.requests_per_runner
         assert request.learner in self.group
         assert request.generation == self.generation
+        newest, at_least = self.core.weights_version, request.at_least
         if self.settings.synchronous:
-            assert request.at_least == self.core.weights_version
+            assert at_least == newest
+        else:
+            assert at_least <= self.published, "the runner would wait for ever"
+            behind = max(0, newest.update - 1) - at_least.update
+            assert 0 <= behind < self.settings.weights_interval
+            assert at_least.generation == newest.generation
 
     def _check_update(self, update: IssueUpdate) -> None:
         assert update.update_id not in self.waiting

@@ -37,6 +37,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_open_updates=st.integers(1, 3),
         cap=st.integers(1, 3),
         updates=st.integers(1, 2),
+        interval=st.integers(1, 3),
         learners=st.integers(1, 3),
         steps=st.lists(st.integers(1, 16), min_size=1, max_size=3),
     )
@@ -46,6 +47,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_open_updates: int,
         cap: int,
         updates: int,
+        interval: int,
         learners: int,
         steps: list[int],
     ) -> None:
@@ -55,6 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
                 max_open_updates=max_open_updates,
                 requests_per_runner=cap,
                 max_updates_in_flight=updates,
+                weights_interval=1 if self.synchronous else interval,
                 num_learners=learners,
                 synchronous=self.synchronous,
             )
@@ -209,6 +212,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
         max_open_updates=random.randint(1, 3),
         cap=random.randint(1, 3),
         updates=random.randint(1, 2),
+        interval=random.randint(1, 3),
         learners=1 + seed % 3,
         steps=[random.randint(1, 16) for _ in range(random.randint(1, 3))],
     )

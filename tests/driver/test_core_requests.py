@@ -140,6 +140,17 @@ def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> No
         assert request.at_least == Version(1, number - 1)
 
 
+def test_a_request_asks_for_the_newest_weights_that_runners_got_by_the_update_before() -> None:
+    core = make(batch_size=50, max_open_updates=1, requests_per_runner=1, weights_interval=3)
+    (request,) = join(core)
+    asked = []
+    for number in range(1, 9):
+        (update,) = only(IssueUpdate, core.handle(receipt(request)))
+        (request,) = only(Request, core.handle(answer(update, "learner-0", number)))
+        asked.append(request.at_least)
+    assert asked == [Version(1, update) for update in (0, 0, 0, 3, 3, 3, 6, 6)]
+
+
 # Reports.
 
 

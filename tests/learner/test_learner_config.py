@@ -24,6 +24,16 @@ from juggler.learner.config import ImpalaConfig
         ({"grad_clip": 0.0}, "grad_clip = 0.0: must be above 0"),
         ({"batch_size": 0}, "batch_size = 0: must be above 0"),
         ({"max_staleness": 0}, "max_staleness = 0: must be at least 1"),
+        ({"weights_interval": 0}, "weights_interval = 0: must be at least 1"),
+        (
+            {"weights_interval": 7},
+            "weights_interval = 7 with max_staleness = 6: .*; set max_staleness = 7 or more .*, or "
+            "weights_interval = 6 or less",
+        ),
+        (
+            {"weights_dtype": "float16"},
+            r"weights_dtype = 'float16' is not known: did you mean 'bfloat16'\?",
+        ),
         ({"burn_in": -1}, "burn_in = -1: must be at least 0"),
         ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be at least 0"),
         ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must be at least 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +78,9 @@ class Driver:
     def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
         self._answers.put(body)
 
+    def reply_packed(self, command_id: int, body: any_pb2.Any, *, last: bool = True) -> None:
+        self._answers.put(body)
+
     def fail(self, command_id: int, error: BaseException) -> None:
         self._answers.put(error)
 
@@ -90,7 +93,8 @@ class Driver:
 class World:
     """A worker with real streams and a small module, and an envrunner's ends of the streams."""
 
-    def __init__(self, directory: Path, make_batch: MakeBatch) -> None:
+    def __init__(self, directory: Path, make_batch: MakeBatch, **config: Any) -> None:
+        """`config` has keys of the learner's."""
         self.driver = Driver()
         self._make_batch = make_batch
         attachment: Any = self.driver
@@ -100,7 +104,7 @@ class World:
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
-        self.driver.ask(_setup(), training_pb2.Ready())
+        self.driver.ask(_setup(config), training_pb2.Ready())
         self.worker._learner.updates = BEGIN.update  # as if it had restored them
         metadata = call_metadata("", "run", "incarnation")
         self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
@@ -167,9 +171,9 @@ class World:
         self.worker.close()
 
 
-def _setup() -> training_pb2.Setup:
+def _setup(learner: Mapping[str, Any]) -> training_pb2.Setup:
     config = {
-        "learner": asdict(ImpalaConfig(max_staleness=MAX_STALENESS)),
+        "learner": {**asdict(ImpalaConfig(max_staleness=MAX_STALENESS)), **learner},
         "module": asdict(ModuleConfig(model={"hidden_sizes": [8]})),
         "connectors": {},
         "device": "cpu",

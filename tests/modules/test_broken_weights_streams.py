@@ -147,6 +147,29 @@ def test_weights_that_end_in_the_middle_are_not_taken(
     assert same(subscription.wait_for(Version(0, 0), PATIENCE), Version(1, 4))
 
 
+def test_a_thread_that_breaks_is_heard_of_by_whoever_asks_for_weights(
+    learner: Learner, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscription = subscribe()
+    subscription.wait_for(learner.publish(1, 0), PATIENCE)
+    monkeypatch.setattr(FrameReader, "feed", None)
+    version = learner.publish(1, 1)
+    began = time.monotonic()
+    with pytest.raises(TypeError, match="not callable") as waiting:
+        subscription.wait_for(version, PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert "_receive" in [frame.name for frame in waiting.traceback], "where it was"
+    with pytest.raises(TypeError, match="not callable"):
+        _ = subscription.newest
+
+
+def test_a_name_that_cannot_be_sent_is_no_closed_channel(learner: Learner) -> None:
+    subscription = WeightsSubscription(learner.address, METADATA, "\udc80", Limits())
+    with pytest.raises(ValueError, match="surrogate"):
+        subscription.wait_for(Version(0, 0), PATIENCE)
+    subscription.close()
+
+
 # -- closing --------------------------------------------------------------------------------------
 
 

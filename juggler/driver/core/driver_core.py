@@ -66,7 +66,6 @@ class DriverCore:
             Synchronous(self._state) if settings.synchronous else Asynchronous(self._state)
         )
         self.between_rounds = False  # in synchronous mode; `Proceed` ends it
-        self._any_weights = Version(generation, 0)
         self._gone: set[WorkerKey] = set()
         self._stopping = False
         self._finished = False
@@ -182,13 +181,16 @@ class DriverCore:
     def _acceptable_weights(self) -> Version:
         """The oldest that may act for a request that goes out now.
 
-        Asynchronously, one update behind the newest: admission lets at most max_open_updates - 1
-        updates go before the batch, and so no weights that are late on their way make it stale.
+        Asynchronously, what runners had got by one update before the newest: admission lets at most
+        max_open_updates - 1 updates go before the batch, and so no weights that are late on their
+        way make it stale. Where a generation began since the multiple that is named here, they get
+        its first weights, which are newer.
         """
-        newest = self.weights_version
-        if self._state.settings.synchronous or newest.update == 0:
+        settings, newest = self._state.settings, self.weights_version
+        if settings.synchronous:
             return newest
-        return max(self._any_weights, newest._replace(update=newest.update - 1))
+        behind = max(0, newest.update - 1)
+        return newest._replace(update=behind - behind % settings.weights_interval)
 
     def _sample_ended(self, event: SampleReceived | SampleFailed) -> None:
         worker = WorkerKey(event.runner, event.incarnation)

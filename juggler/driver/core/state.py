@@ -23,6 +23,10 @@ class CoreSettings:
     max_updates_in_flight: int = 2
     """Updates issued and not finished. Asynchronous mode only; the synchronous one has 1."""
 
+    weights_interval: int = 1
+    """Runners get the weights of updates whose numbers are multiples of it. In synchronous mode
+    they get those of all."""
+
     num_learners: int = 1
     """The first group forms when so many have joined."""
 
@@ -38,6 +42,7 @@ class CoreSettings:
             "max_open_updates",
             "requests_per_runner",
             "max_updates_in_flight",
+            "weights_interval",
             "num_learners",
         ):
             if getattr(self, name) < 1:

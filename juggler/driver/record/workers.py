@@ -39,6 +39,10 @@ class WorkerRecord:
     said_why: bool = False  # this process
     ended_pid: int = 0  # of the local process that ended last
 
+    @property
+    def role(self) -> str:
+        return self.worker_id.rpartition("-")[0]
+
     def failed(self, error: str) -> None:
         self.last_error = error.partition("\n")[0][:_LONG_TEXT]
         self.error_time = time.monotonic()
@@ -116,8 +120,13 @@ class WorkerRecords:
             self._of(worker_id).seconds = dict(seconds)
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """By worker id, where the time of its newest process went."""
-        return {name: record.seconds for name, record in self.by_id.items() if record.seconds}
+        """By role, where the time of all processes went; never goes down."""
+        sums: dict[str, dict[str, float]] = {}
+        for record in self.by_id.values():
+            for name, spent in record.total_seconds().items():
+                of_role = sums.setdefault(record.role, {})
+                of_role[name] = of_role.get(name, 0.0) + spent
+        return sums
 
     def mark(self, steps_trained: int) -> None:
         """To be called every second or so: rates are over what came since a mark."""

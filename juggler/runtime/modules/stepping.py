@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +78,7 @@ def weights_of(module: RLModule) -> dict[str, Tensor]:
 
 
 def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
-    """Copy arrays into tensors of the same names.
+    """Copy arrays into tensors of the same names, which keep dtypes of their own.
 
     Raises:
         ValueError: they are another module's.
@@ -86,10 +88,16 @@ def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
     if odd := weights.keys() ^ into.keys():
         raise ValueError(f"weights are another module's: only one side has {sorted(odd)}")
     for name, mine in into.items():
-        tensor = torch.tensor(weights[name])
+        tensor = _tensor(weights[name])  # [...]
         if tensor.shape != mine.shape:
             raise ValueError(
                 f"weights are another module's: {name!r} has shape {list(tensor.shape)}, "
                 f"here {list(mine.shape)}"
             )
         mine.copy_(tensor)
+
+
+def _tensor(array: Any) -> Tensor:
+    if array.dtype == ml_dtypes.bfloat16:  # which torch does not take from NumPy
+        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)  # [...]
+    return torch.tensor(array)  # [...]

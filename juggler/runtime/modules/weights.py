@@ -111,7 +111,8 @@ class WeightsPublisher:
 class WeightsSubscription:
     """The envrunner's end: a thread that always holds the newest weights it was sent.
 
-    Dials again, every `retry_seconds`, when the stream breaks; until `close`.
+    Dials again, every `retry_seconds`, when the stream breaks; until `close`. What else goes wrong
+    in the thread ends it, and is raised at whoever asks for weights.
 
     Attributes:
         address: of the learner.
@@ -135,11 +136,19 @@ class WeightsSubscription:
         self._newest: Weights | None = None
         self._closed = threading.Event()
         self._error = ""
+        self._failure: BaseException | None = None
         self._channel = dial(address, tls, one_thread=True)
-        threading.Thread(target=self._receive, name="weights", daemon=True).start()
+        threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     @property
     def newest(self) -> Weights | None:
+        """The newest weights; None before there are any.
+
+        Raises:
+            Exception: of the thread, which brings no more.
+        """
+        if self._failure is not None:
+            raise self._failure
         return self._newest
 
     def wait_for(self, version: Version, timeout: float) -> Weights:
@@ -147,10 +156,11 @@ class WeightsSubscription:
 
         Raises:
             TimeoutError: they did not come in time; says what was seen last.
+            Exception: as for `newest`.
         """
         with self._condition:
             if not self._condition.wait_for(
-                lambda: self._newest is not None and self._newest.version >= version, timeout
+                lambda: (newest := self.newest) is not None and newest.version >= version, timeout
             ):
                 seen = self._newest.version if self._newest else "none"
                 raise TimeoutError(
@@ -163,6 +173,16 @@ class WeightsSubscription:
     def close(self) -> None:
         self._closed.set()
         self._channel.close()
+
+    def _run(self) -> None:
+        try:
+            self._receive()
+        except BaseException as error:
+            # Of a channel that was closed meanwhile nothing else is to be expected.
+            if not self._closed.is_set():
+                with self._condition:
+                    self._failure = error
+                    self._condition.notify_all()
 
     def _receive(self) -> None:
         subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
@@ -184,8 +204,6 @@ class WeightsSubscription:
                 self._error = str(error.details() if hasattr(error, "details") else error)
             except WireError as error:
                 self._error = f"bad weights: {error}"
-            except ValueError:
-                return  # the channel was closed
             self._closed.wait(self._retry_seconds)
 
     def _take(self, weights: Weights) -> None:

@@ -1,0 +1,51 @@
+"""Weights that leave the learner at intervals, and in half the bits."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from place import Place, assert_books_balance, metrics, summary
+
+SCRIPT = """
+import json, resource
+import juggler
+from juggler.driver.record.workers import WorkerRecords
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+stamped = set()
+sampled = WorkerRecords.sampled
+
+def note(self, worker_id, steps, version):
+    if worker_id.startswith("envrunner"):
+        stamped.add(version.update)
+    sampled(self, worker_id, steps, version)
+
+WorkerRecords.sampled = note
+juggler.train(
+    "cartpole", run_dir="run", stop_return=150, stop_seconds=60, checkpoint_seconds=1000,
+    weights_interval=3, weights_dtype="bfloat16", max_staleness=12, progress="off",
+)
+print(json.dumps(sorted(stamped)))
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
+"""
+
+
+def test_a_run_learns_from_what_every_third_version_of_rounded_weights_does(place: Place) -> None:
+    run = place.start_program([sys.executable, str(place.write("script.py", SCRIPT))])
+    assert run.wait(100) == 0, run.output
+    stamped, many_open_files = map(json.loads, run.output.lower().splitlines())
+    directory = place.path / "run"
+    end = summary(directory)
+    assert end["solved"], end
+    assert_books_balance(directory)
+    assert "stale" not in end["env_steps_dropped"]
+    oldest = max(line["staleness_max"] or 0 for line in metrics(directory))
+    assert 2 <= oldest <= 12
+    # The last one is published with the checkpoint that has it, when runners may still sample.
+    in_the_course = [update for update in stamped if update != end["updates"]]
+    assert len(in_the_course) > 10
+    assert all(update % 3 == 0 for update in in_the_course), stamped
+    assert many_open_files
+    place.assert_nothing_is_left()
