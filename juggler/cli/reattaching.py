@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -42,6 +43,8 @@ def work(contact: Contact, patience: float, main: Callable[[], None]) -> None:
 def _is_back(contact: Contact, patience: float) -> bool:
     """Waits until somebody listens there, with back-off so that not all workers come at once."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
+    for number in (signal.SIGTERM, signal.SIGINT):  # there is nothing to be ended in order
+        signal.signal(number, signal.SIG_DFL)
     begun = said = time.monotonic()
     delay = _FIRST_DELAY_SECONDS
     log.info(f"waiting up to {patience:.0f} s for a driver at {driver}")

@@ -18,6 +18,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
+from juggler.runtime.actors.temporary import claim_multiprocessings
 
 _PATIENCE_SECONDS = 2.0
 
@@ -50,6 +51,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         self._name = name
         # What environments share; torch is not among it.
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+        claim_multiprocessings()
         try:
             with hidden_main():
                 super().__init__(

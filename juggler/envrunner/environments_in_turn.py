@@ -112,13 +112,16 @@ class EnvironmentsInTurn(SyncVectorEnv):
         except Exception as error:
             for i, observation in enumerate(observations):
                 if why := _misfit(self.single_observation_space, observation):
-                    where = f"environment {i} ({self._name})"
-                    raise EnvironmentFailed(where, call, why) from error
+                    raise EnvironmentFailed(self.name_of(i), call, why) from error
             raise
         return self._observations
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
-        return EnvironmentFailed.during(f"environment {index} ({self._name})", call, error)
+        return EnvironmentFailed.during(self.name_of(index), call, error)
+
+    def name_of(self, index: int) -> str:
+        """Of one environment, for people."""
+        return f"environment {index} ({self._name})"
 
 
 def _kept(info: dict[str, Any]) -> dict[str, Any]:

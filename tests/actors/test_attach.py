@@ -104,15 +104,21 @@ def test_a_worker_without_a_heartbeat_is_lost(
 ) -> None:
     monkeypatch.setattr("juggler.runtime.actors.attachment.Attachment._beat", lambda self: None)
     world.start(heartbeat_seconds=0.05, silence_seconds=0.3)
-    world.attach()
+    inbox: Mailbox[Any] = Mailbox()
+    world.attach(inbox=inbox)
     assert "no heartbeat" in world.wait_for(Left, seconds=10).reason
+    (last,) = _commands(inbox, 1)
+    assert last.reason == f"{LOST_THE_DRIVER}: no heartbeat for 0 s", "if it lives, it comes back"
 
 
 def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) -> None:
     world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
     attachment = world.attach()
+    attachment.held_up_by = lambda frame: "somebody's step"
     with attachment.busy():
-        assert "hung" in world.wait_for(Left, seconds=10).reason
+        left = world.wait_for(Left, seconds=10)
+    assert left.reason == "hung in somebody's step: no progress for 0 s"
+    assert "left = world.wait_for(Left, seconds=10)" in left.stack
 
 
 def test_an_idle_worker_does_not_count_as_hung(world: World) -> None:

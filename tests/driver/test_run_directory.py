@@ -5,9 +5,11 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tomllib
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from juggler.driver.config import RunConfig
+from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError, to_json
 
 CONFIG = {
@@ -34,7 +38,7 @@ def _line(steps: int, **changes: Any) -> dict[str, Any]:
         "env_steps_dropped": {"stale": 3},
         "weights_version": [1, 2],
         "episode_return_mean": None,
-        "seconds": {"learner-0": {"update": 0.5}},
+        "seconds": {"learner": {"update": 0.5}},
         "modules": {"default": {"policy_loss": -0.25}},
         **changes,
     }
@@ -185,6 +189,59 @@ def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
     assert _lines(tmp_path) == [_line(1000), _line(3000)]
 
 
+@pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
+def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "run"
+    with RunDirectory.create(path, CONFIG, "cartpole") as run:
+        run.append(_line(1000))
+        assert not run.renew()
+        if how == "deleted":
+            shutil.rmtree(path)
+        elif how == "moved":
+            path.rename(tmp_path / "moved")
+        else:
+            (path / "metrics.jsonl").unlink()
+        assert run.renew()
+        run.append(_line(2000))
+        assert not run.renew()
+        with pytest.raises(RunDirectoryError, match="another process"):
+            RunDirectory.open(path, CONFIG)
+    assert _lines(path) == [_line(2000)]
+    assert tomllib.loads((path / "config.toml").read_text())["lr"] == 1e-3
+    assert run.checkpoints.is_dir()
+    RunDirectory.open(path, CONFIG).close()
+
+
+def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "run"
+    with RunDirectory.create(path, CONFIG, "cartpole") as run:
+        shutil.rmtree(path.parent)
+        path.parent.touch()
+        with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
+            run.renew()
+        path.parent.unlink()
+        assert run.renew()
+
+
+def test_what_is_wrong_with_the_disk_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
+    shown = StringIO()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+        lines = LineWriter(run, PlainProgress(shown))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+        try:
+            for _ in range(3):
+                lines.append(_line(2000, padding="x" * 2000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        for steps in (3000, 4000):
+            lines.append(_line(steps))
+    first, second = shown.getvalue().splitlines()
+    assert first.startswith(f"error: cannot write metrics in {tmp_path}")
+    assert second == f"metrics are written in {tmp_path} again"
+    assert _lines(tmp_path) == [_line(3000), _line(4000)]
+
+
 def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
         run.write_summary({"solved": False})
@@ -202,7 +259,7 @@ def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("episode_return_mean")] == [(2000, 42.5)]
     losses = [(e.step, e.value) for e in events.Scalars("modules/default/policy_loss")]
     assert losses == [(1000, -0.25), (2000, -0.25)]
-    assert {"env_steps_dropped/stale", "seconds/learner-0/update"} <= set(events.Tags()["scalars"])
+    assert {"env_steps_dropped/stale", "seconds/learner/update"} <= set(events.Tags()["scalars"])
 
 
 def test_tensorboard_forgets_what_a_restored_run_does_again(
@@ -222,6 +279,8 @@ def test_a_run_directory_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> N
     code = f"""
 import sys
 from pathlib import Path
+from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory
 assert not any(name.startswith("tensorboard") for name in sys.modules), "imported too early"
 with RunDirectory.create(Path({str(tmp_path)!r}), {{}}, "run") as run:

@@ -71,7 +71,7 @@ def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: int) -> None:
     directory = place.path / "run"
     options = ["--num-learners", 3, "--stop-return", 501, "--run-dir", "run"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -115,11 +116,16 @@ def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: 
     address = _address(driver.output)
     dial = ["--driver", address, "--reattach-seconds", 0]
     workers = [place.start(role, *dial) for role in ("envrunner", "learner")]
+    patient = place.start("envrunner", "--driver", address)
+    patient.wait_for("attached to the driver")
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: driver.output)
     driver.process.kill()
     for worker in workers:
         assert worker.wait(20) == 1, worker.output
         assert "lost the driver" in worker.output
+    patient.wait_for("waiting up to 600 s for a driver")
+    patient.process.terminate()
+    assert patient.wait(5) == -signal.SIGTERM, "one that waits can be told to leave"
 
 
 def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place) -> None:

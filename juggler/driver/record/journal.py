@@ -54,6 +54,7 @@ class Journal:
         try:
             with self._path.open("a") as file:
                 file.write(json.dumps(log_record(plain(text), level, self._ids)) + "\n")
+            self._broken = False
         except OSError as error:
             if not self._broken:
                 self._broken = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -45,10 +46,12 @@ class RunDirectory:
     - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
     """
 
-    def __init__(self, path: Path, metrics: BinaryIO) -> None:
+    def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
         self.path = path
         self.checkpoints = path / DIRECTORY
+        self._config = config
         self._metrics = metrics
+        self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
         self._events: RecordWriter | None = None  # made for the first line
 
     @classmethod
@@ -82,7 +85,7 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
         _lock(path, metrics)
-        return cls(path, metrics)
+        return cls(path, metrics, text)
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
@@ -107,7 +110,7 @@ class RunDirectory:
             write_synced(path / CONFIG_FILE, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
-        return cls(path, metrics)
+        return cls(path, metrics, text)
 
     def discard(self) -> None:
         """Undo `create`: the run never began."""
@@ -116,6 +119,39 @@ class RunDirectory:
         (self.path / METRICS_FILE).unlink()
         self.checkpoints.rmdir()
         self.path.rmdir()
+
+    def renew(self) -> bool:
+        """Make the directory again where somebody deleted or moved it while the run goes on.
+
+        Returns:
+            Whether that was so. Then it holds nothing but the configuration.
+
+        Raises:
+            RunDirectoryError: it cannot be made.
+        """
+        file = self.path / METRICS_FILE
+        try:
+            if os.path.samestat(file.stat(), os.fstat(self._metrics.fileno())):
+                return False
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot read the run directory {self.path}: {error}"
+            ) from error
+        try:
+            (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
+            write_synced(self.path / CONFIG_FILE, self._config)
+            metrics = file.open("a+b", buffering=0)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the run directory {self.path} was deleted or moved, and cannot be made again: "
+                f"{error}"
+            ) from error
+        self.close()
+        _lock(self.path, metrics)
+        self._metrics, self._end = metrics, metrics.seek(0, os.SEEK_END)
+        return True
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
@@ -129,13 +165,16 @@ class RunDirectory:
         """
         plain = to_json(line)
         content = memoryview(json.dumps(plain, allow_nan=False).encode() + b"\n")
-        before = self._metrics.seek(0, os.SEEK_END)
+        end = self._end + len(content)
         try:
+            self._cut()
             while content:
                 content = content[self._metrics.write(content) :]
         except OSError as error:
-            self._metrics.truncate(before)
+            with contextlib.suppress(OSError):  # the disk refuses that too: then before the next
+                self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
+        self._end = end
         try:
             self._append_events(plain)
         except OSError as error:
@@ -153,7 +192,8 @@ class RunDirectory:
             write_synced(temporary, json.dumps(to_json(summary), indent=2).encode() + b"\n")
             temporary.rename(self.path / SUMMARY_FILE)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise RunDirectoryError(f"cannot write the summary in {self.path}: {error}") from error
 
     def close(self) -> None:
@@ -170,6 +210,11 @@ class RunDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _cut(self) -> None:
+        """What a line that could not be written whole has left goes."""
+        self._metrics.seek(self._end)
+        self._metrics.truncate()
 
     def _close_events(self) -> None:
         if self._events is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import grpc
 from google.protobuf import any_pb2
@@ -89,6 +91,8 @@ class Attachment:
 
     Attributes:
         device_bytes: says how much memory this process has of its device; heartbeats tell it.
+        held_up_by: says, in words, whose code the main loop is in, from its frame; those of a loop
+            that makes no progress tell it.
     """
 
     def __init__(
@@ -113,10 +117,12 @@ class Attachment:
         """
         self.incarnation = incarnation
         self.device_bytes: Callable[[], int] = int
+        self.held_up_by: Callable[[FrameType], str] = _nobody_knows
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
         self._busy_since: float | None = None  # on the clock of `_awake`
+        self._main_loop = 0  # its thread
         self._stood_still = 0.0  # seconds, with the whole process
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -192,6 +198,7 @@ class Attachment:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """The main loop is at work: heartbeats say for how long, and a hang shows itself."""
+        self._main_loop = threading.get_ident()
         self._busy_since = self._awake()
         try:
             yield
@@ -270,8 +277,20 @@ class Attachment:
                 resident_bytes=resident_bytes(),
                 device_bytes=self.device_bytes(),
             )
+            if stuck > 2 * interval:
+                self._say_where(heartbeat)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
+
+    def _say_where(self, heartbeat: attach_pb2.Heartbeat) -> None:
+        frame = sys._current_frames().get(self._main_loop)
+        if frame is not None:
+            heartbeat.held_up_by = self.held_up_by(frame)
+            heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))
+
+
+def _nobody_knows(_: FrameType) -> str:
+    return ""
 
 
 def _details(error: grpc.RpcError) -> str:

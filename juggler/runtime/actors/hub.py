@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +56,16 @@ class Joined:
 class Left:
     """The worker's stream is over.
 
-    `farewell` where it said so itself: then its process ends by itself too.
+    `farewell` where it said so itself: then its process ends by itself too. `stack` where its main
+    loop hung; `unheard` where its heart did not beat either.
     """
 
     worker: Worker
     reason: str
     failure: attach_pb2.Failure | None = None
     farewell: bool = False
+    stack: str = ""
+    unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class _Connection:
     last_seen: float = field(default_factory=time.monotonic)
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # set: the stream is to end, and why
+    unheard: bool = False  # that is because nothing came from there; the worker may live
 
 
 class Hub:
@@ -252,7 +256,7 @@ class Hub:
         except Refused as refused:
             left = Left(worker, str(refused))
         except asyncio.CancelledError:
-            left = Left(worker, connection.over or left.reason)
+            left = Left(worker, connection.over or left.reason, unheard=connection.unheard)
         finally:
             if writer is not None:
                 writer.cancel()
@@ -260,6 +264,9 @@ class Hub:
                 del self._connections[worker.worker_id]
             self._events.put(left)
             context.set_trailing_metadata(((REASON_KEY, left.reason[:_LONGEST_REASON].encode()),))
+            if connection.unheard:  # as for every network that fails: it is to come back
+                context.set_code(grpc.StatusCode.UNAVAILABLE)
+                context.set_details(left.reason)
 
     def _admit(self, first: bytes, local: bool) -> Worker:
         settings = self._settings
@@ -327,7 +334,9 @@ class Hub:
                 connection.heartbeat.CopyFrom(message.heartbeat)
                 stuck = message.heartbeat.seconds_since_progress
                 if stuck > self._settings.hang_seconds:
-                    return Left(worker, f"hung: no progress for {stuck:.0f} s")
+                    by = message.heartbeat.held_up_by
+                    reason = f"hung{by and ' in '}{by}: no progress for {stuck:.0f} s"
+                    return Left(worker, reason, stack=message.heartbeat.stack)
             if message.HasField("farewell"):
                 farewell = message.farewell
                 failure = farewell.failure if farewell.HasField("failure") else None
@@ -348,6 +357,7 @@ class Hub:
                 silence = self._settings.silence_of.get(role, self._settings.silence_seconds)
                 if connection.last_seen < now - silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
+                    connection.unheard = True
                     connection.cancel()
 
 

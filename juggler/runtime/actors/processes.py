@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import importlib
 import multiprocessing
-import multiprocessing.util
 import os
 import signal
 import sys
@@ -18,12 +17,15 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from juggler.runtime.actors.temporary import claim_multiprocessings
+
 #: Imported by the forkserver once, and shared by all workers. These must run nothing at import
 #: that a fork would break: no gRPC, no CUDA, no torch operation.
 PRELOAD = ("juggler.runtime.actors.forkserver", "torch", "gymnasium")
 
 _PR_SET_PDEATHSIG = 1
 _start_lock = threading.Lock()
+_sharing = 0  # how many share the forkserver, of which a process has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,7 @@ def warm_up() -> None:
     from multiprocessing import forkserver as module
 
     forkserver()
-    # Made here, multiprocessing's directory is inherited by all workers and removed by us; a
-    # worker that made its own would leave it behind when it is killed.
-    multiprocessing.util.get_temp_dir()
+    claim_multiprocessings()
     with _start_lock:
         module.ensure_running()
 
@@ -76,6 +76,24 @@ def cool_down() -> None:
             os.kill(server._forkserver_pid, signal.SIGKILL)
     with _start_lock:
         server._stop()
+
+
+def share_forkserver() -> None:
+    """As `warm_up`, for somebody who will let go of it."""
+    global _sharing
+    warm_up()
+    with _start_lock:
+        _sharing += 1
+
+
+def let_go_of_forkserver() -> None:
+    """As `cool_down`, once nobody shares it any more."""
+    global _sharing
+    with _start_lock:
+        _sharing -= 1
+        last = not _sharing
+    if last:
+        cool_down()
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:

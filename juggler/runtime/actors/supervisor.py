@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -16,6 +17,8 @@ from typing import Any
 
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, start
+
+_ABORT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,19 @@ class Supervisor:
         if post is not None:
             post.failures = 0
 
-    def kill(self, worker_id: str, pid: int, after: float = 0.0) -> None:
-        """Kill that process in `after` seconds, if it is still the one at this post by then."""
+    def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
+        """Kill that process in `after` seconds, if it is still the one at this post by then.
+
+        With `abort`, it gets a SIGABRT first and a moment to say on stderr where it was, which it
+        can whatever it hangs in.
+        """
         with self._lock:
             post = self._posts.get(worker_id)
             if post is not None and post.process is not None and post.process.pid == pid:
+                if abort:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGABRT)
+                    after += _ABORT_SECONDS
                 post.kill_at = time.monotonic() + after
         self._wake()
 

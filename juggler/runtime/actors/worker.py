@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import sys
 import threading
@@ -63,8 +64,33 @@ class LostTheDriver(SystemExit):
 
 
 _STOP = attach_pb2.Stop.DESCRIPTOR.full_name
+_LEAVE_SECONDS = 30.0
 
 Inbox = Mailbox[Command | Detached]
+
+
+class _LeavingInbox(Inbox):
+    """Of a worker that nobody else would end: `_LEAVE_SECONDS` after its last item it is gone, with
+    status 1 and with where it was on stderr, even if its main loop hangs.
+
+    Args:
+        watched: nobody else would end it.
+    """
+
+    def __init__(self, watched: bool) -> None:
+        super().__init__()
+        self._watched = watched and sys.stderr is not None
+
+    def put(self, item: Command | Detached) -> None:
+        if isinstance(item, Detached) and self._watched:
+            # Needs nothing of this process: code that hangs may hold the interpreter's lock.
+            faulthandler.dump_traceback_later(_LEAVE_SECONDS, exit=True)
+        super().put(item)
+
+    def has_left(self) -> None:
+        """It does something else now."""
+        self._watched = False
+        faulthandler.cancel_dump_traceback_later()
 
 
 class WorkerBody(Protocol):
@@ -90,7 +116,9 @@ def attach_and_run(
     Raises:
         LostTheDriver: that was it.
     """
-    inbox: Inbox = Mailbox()
+    if sys.stderr is not None:
+        faulthandler.enable()  # code of others may crash, or hang and be aborted: it says where
+    inbox = _LeavingInbox(watched=not contact.local)
     log = contact.log or WorkerLog(role)
     if not contact.local:
         # A local worker is stopped by its driver; one on its own by whoever sends it a signal.
@@ -128,6 +156,7 @@ def attach_and_run(
         body.close()
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
+    inbox.has_left()
     if not contact.local:
         (log.info if failure is None else log.error)(reason)
     if failure is not None:

@@ -1,0 +1,60 @@
+"""A worker that is let go leaves, whatever its main loop does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys, threading, time
+from juggler.runtime.actors import worker
+from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.mailbox import Mailbox
+
+worker._LEAVE_SECONDS = 0.5
+events = Mailbox()
+hub = Hub(HubSettings(run_id="run", roles=("worker",)), events)
+(address,) = hub.start(["127.0.0.1:0"])
+
+def let_go():
+    (joined,) = events.gather(10)
+    assert isinstance(joined, Joined)
+    hub.dismiss(joined.worker, "enough")
+
+class Body:
+    def __init__(self, attachment, inbox):
+        self.inbox = inbox
+    def run(self):
+        if sys.argv[1] == "hangs":
+            time.sleep(60)  # in here
+        return self.inbox.gather(10)[0].reason
+    def close(self):
+        pass
+
+threading.Thread(target=let_go).start()
+worker.attach_and_run(worker.Contact(address), "worker", Body)
+time.sleep(1)  # it may do other things then
+hub.close()
+"""
+
+
+def _leave(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.run(
+        [sys.executable, str(program), how], capture_output=True, text=True, timeout=50
+    )
+
+
+def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
+    done = _leave(tmp_path, "hangs")
+    assert done.returncode == 1
+    line = next(i for i, text in enumerate(PROGRAM.splitlines(), 1) if "# in here" in text)
+    assert f'program.py", line {line} in run' in done.stderr
+
+
+def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
+    done = _leave(tmp_path, "leaves")
+    assert done.returncode == 0, done.stderr
+    assert "the driver ended the stream: enough" in done.stderr

@@ -1,0 +1,167 @@
+"""A network between processes of one host, which is as bad as it is told to be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+_CHUNK = 1 << 14  # bytes
+_CHUNKS_UNDER_WAY = 16  # of one connection, one way: 256 KB, as a router might hold
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s: closing sends a RST
+
+
+class Network:
+    """Carries TCP connections over loopback: `link` gives an address that leads to another.
+
+    Attributes:
+        delay: seconds that everything takes, each way.
+        rate: bytes a second, of all connections together, each way.
+    """
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self.rate = math.inf
+        self._loop = asyncio.new_event_loop()
+        self._up = asyncio.Event()
+        self._up.set()
+        self._free_at = {"there": 0.0, "back": 0.0}  # the bottleneck, of the loop's time
+        # Of each connection: the link that it goes through, and both of its ends.
+        self._open: dict[asyncio.Task[None], tuple[str, tuple[asyncio.StreamWriter, ...]]] = {}
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+        self._thread.start()
+
+    def link(self, address: str) -> str:
+        """Another address, "127.0.0.1:port", that leads to `address`."""
+
+        async def connected(near: asyncio.StreamReader, near_end: asyncio.StreamWriter) -> None:
+            port = near_end.get_extra_info("sockname")[1]
+            with contextlib.suppress(asyncio.CancelledError):  # by `close`
+                await self._connect(near, near_end, f"127.0.0.1:{port}", address)
+
+        server = self._do(asyncio.start_server(connected, "127.0.0.1"))
+        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Nothing gets through any more, the end of a connection neither."""
+        self._loop.call_soon_threadsafe(self._up.clear)
+
+    def heal(self) -> None:
+        """What was under way goes on."""
+        self._loop.call_soon_threadsafe(self._up.set)
+
+    def break_one(self, link: str, draws: random.Random) -> None:
+        """Reset a connection of this link at both of its ends, whatever is under way in it. Nothing
+        happens where there is none."""
+
+        async def reset() -> None:
+            ends_of = [ends for through, ends in self._open.values() if through == link]
+            for end in draws.choice(ends_of) if ends_of else ():
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end.transport.abort()
+
+        self._do(reset())
+
+    def close(self) -> None:
+        async def end() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+        self._do(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    # -- on the loop ----------------------------------------------------------------------------
+
+    async def _connect(
+        self, near: asyncio.StreamReader, near_end: asyncio.StreamWriter, link: str, address: str
+    ) -> None:
+        await self._up.wait()
+        host, _, port = address.rpartition(":")
+        try:
+            far, far_end = await asyncio.open_connection(host, int(port))
+        except OSError:
+            near_end.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = (link, (near_end, far_end))
+        ways = [
+            asyncio.create_task(self._carry(near, far_end, "there")),
+            asyncio.create_task(self._carry(far, near_end, "back")),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._open[task]
+            for way in ways:
+                way.cancel()
+            for end in (near_end, far_end):
+                end.close()
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> None:
+        """One way of a connection, to its end."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
+        taking = asyncio.create_task(self._take(reader, under_way))
+        try:
+            while True:
+                due, data = await under_way.get()
+                await asyncio.sleep(due - self._loop.time())
+                await self._through_bottleneck(len(data), way)
+                await self._up.wait()
+                if not data:
+                    return
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            return
+        finally:
+            taking.cancel()
+
+    async def _take(
+        self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]
+    ) -> None:
+        data = b"-"
+        while data:
+            try:
+                data = await reader.read(_CHUNK)
+            except OSError:
+                data = b""
+            await under_way.put((self._loop.time() + self.delay, data))
+
+    async def _through_bottleneck(self, size: int, way: str) -> None:
+        now = self._loop.time()
+        self._free_at[way] = max(now, self._free_at[way]) + size / self.rate
+        await asyncio.sleep(self._free_at[way] - now)
+
+
+def free_address() -> str:
+    """ "127.0.0.1:port" that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"

@@ -1,0 +1,119 @@
+"""What happens to a run over a network that fails it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import Network, free_address
+from place import (
+    Place,
+    assert_books_balance,
+    eventually,
+    metrics,
+    status,
+    summary,
+    trained_steps,
+)
+
+_CUT_SECONDS = 20  # more than a worker may be silent, less than TCP notices
+
+
+def _all_ready(directory: Path, restarts: int) -> dict[str, Any] | None:
+    """The status, once so many processes have taken the place of others."""
+    found = status(directory)
+    states = [worker["state"] for worker in found["workers"]]
+    return found if found["restarts"] == restarts and states == ["ready"] * 3 else None
+
+
+def _mean(histogram: dict[str, Any], before: dict[str, Any]) -> float:
+    """Of what came since."""
+    count = sum(histogram["counts"]) - sum(before["counts"])
+    return float((histogram["sum"] - before["sum"]) / count)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
+    directory, draws = place.path / "run", random.Random(7)
+    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
+    with Network() as network:
+        driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
+        driver.wait_for("waiting for workers at")
+        line = next(line for line in driver.output.splitlines() if "waiting for" in line)
+        to_driver = network.link(line.split()[-1])
+        dial, bind = ["--driver", to_driver], free_address()
+        to_learner = network.link(bind)
+        data = ["--bind", bind, "--advertise", to_learner]
+        workers = [place.start("learner", *dial, *data)]
+        workers += [place.start("envrunner", *dial) for _ in range(2)]
+
+        def said() -> str:
+            return "\n".join(command.output for command in (driver, *workers))
+
+        def everybody_trains(seconds: float) -> None:
+            def all_here() -> bool:
+                lines = metrics(directory)
+                return bool(lines) and lines[-1]["num_env_runners"] == 2
+
+            eventually(all_here, seconds, said)
+            reached = trained_steps(directory)
+            eventually(lambda: trained_steps(directory) > reached + 1000, seconds, said)
+
+        everybody_trains(60)
+        before = status(directory)
+
+        network.delay = 0.1
+        time.sleep(4)
+        everybody_trains(20)
+        late = status(directory)
+        # There and back, for the request, the batch and its acknowledgement.
+        assert _mean(late["receipt_seconds"], before["receipt_seconds"]) > 0.2
+
+        network.delay, network.rate = 0.0, 1e6
+        time.sleep(4)
+        everybody_trains(20)
+        slow = status(directory)
+        assert [worker["state"] for worker in slow["workers"]] == ["ready"] * 3, slow
+        network.rate = float("inf")
+
+        for _ in range(4):
+            network.break_one(to_learner, draws)
+            time.sleep(draws.uniform(0.5, 1.5))
+        everybody_trains(20)
+        patched = status(directory)
+        assert [worker["state"] for worker in patched["workers"]] == ["ready"] * 3, patched
+        assert patched["restarts"] == 0
+        assert patched["steps"]["dropped"]["learner_lost"] > 0
+
+        for _ in range(2):
+            network.break_one(to_driver, draws)
+            time.sleep(draws.uniform(0.5, 1.5))
+        broken = eventually(lambda: _all_ready(directory, restarts=2), 60, said)
+        everybody_trains(20)
+        errors = [worker["last_error"] for worker in broken["workers"]]
+        assert errors.count("the connection ended without a farewell") == 2, broken
+
+        network.cut()
+        time.sleep(_CUT_SECONDS)
+        cut = status(directory)
+        assert {worker["state"] for worker in cut["workers"]} == {"left"}, cut
+        for worker in cut["workers"]:
+            assert worker["last_error"] == "no heartbeat for 10 s", cut
+        network.heal()
+        eventually(lambda: _all_ready(directory, restarts=5), 60, said)
+        everybody_trains(20)
+
+        driver.process.terminate()
+        assert driver.wait(10) == 0, said()
+        for worker in workers:
+            assert worker.wait(10) == 0, said()
+    assert_books_balance(directory)
+    end = summary(directory)
+    own = end["learner_steps"]["learner-0"]
+    assert own["trained"] == end["env_steps_trained"], "the learner counts for itself"
+    assert end["env_steps_dropped"]["learner_lost"] > 0
+    place.assert_nothing_is_left()
