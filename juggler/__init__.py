@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
+    from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
+    from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
+    from juggler.driver.learner_group.update import LearnerGroupError as LearnerGroupError
+    from juggler.driver.learner_group.update import ShardLost as ShardLost
+    from juggler.driver.learner_group.update import UpdateFailed as UpdateFailed
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import Result as Result
     from juggler.driver.training import resume as resume
@@ -54,6 +59,9 @@ _PUBLIC = {
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Evaluated": "juggler.driver.evaluating",
     "LearnerConnector": "juggler.runtime.connectors.connector",
+    "LearnerGroup": "juggler.driver.learner_group.group",
+    "LearnerGroupError": "juggler.driver.learner_group.update",
+    "LearnerSpec": "juggler.driver.learner_group.spec",
     "MergeableConnector": "juggler.runtime.connectors.connector",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
@@ -65,7 +73,9 @@ _PUBLIC = {
     "Result": "juggler.driver.training",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
+    "ShardLost": "juggler.driver.learner_group.update",
     "TensorSpec": "juggler.runtime.modules.specs",
+    "UpdateFailed": "juggler.driver.learner_group.update",
     "evaluate": "juggler.driver.evaluating",
     "load_policy": "juggler.policies.loading",
     "resume": "juggler.driver.training",

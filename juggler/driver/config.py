@@ -171,6 +171,18 @@ class RunConfig:
                 f"{self.env_runner.fragment_steps}, or a row that goes on with an episode leaves "
                 "nothing to learn from"
             )
+        if self.env_runner.gateway and self.driver.evaluation_seconds > 0:
+            raise ConfigError(
+                f"evaluation_seconds = {self.driver.evaluation_seconds:g} with gateway = "
+                f"{self.env_runner.gateway!r}: an evaluation plays environments, and this run has "
+                "those of simulators alone; set evaluation_seconds = 0"
+            )
+        if self.driver.synchronous and self.learner.weights_interval != 1:
+            raise ConfigError(
+                f"weights_interval = {self.learner.weights_interval} with synchronous = true: each "
+                "round acts with the weights that the last one made; set weights_interval = 1, or "
+                "synchronous = false"
+            )
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value."""

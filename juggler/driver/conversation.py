@@ -8,7 +8,7 @@ from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
-from juggler.driver.learner_group import LearnerGroup
+from juggler.driver.learners import Learners
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.outbox import Outbox
 from juggler.driver.receipts_first import ReceiptsFirst
@@ -17,6 +17,7 @@ from juggler.driver.replies import (
     read_arrivals,
     read_evaluation,
     read_group_formed,
+    read_note,
     read_ready,
     read_receipt,
     read_update_done,
@@ -73,7 +74,7 @@ class Conversation:
         self.checkpointing = Checkpointing(
             config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
         )
-        self.learners = LearnerGroup(config, self.core, self.roster, snapshots, progress, resume)
+        self.learners = Learners(config, self.core, self.roster, snapshots, progress, resume)
         self._config = config
         self._hub = hub
         self._receipts_first = ReceiptsFirst(self.outbox.pool, config.driver.synchronous)
@@ -164,7 +165,10 @@ class Conversation:
         elif isinstance(event, Left):
             self._left(event)
         elif isinstance(event, Reported):
-            self._arrived(event.worker, read_arrivals(event.body))
+            if (note := read_note(event.body)) is not None:
+                self._progress.message(f"{event.worker.worker_id} {note}", "info")
+            else:
+                self._arrived(event.worker, read_arrivals(event.body))
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         worker, request, last = completed.worker, completed.request, completed.last
@@ -316,7 +320,8 @@ class Conversation:
         self._failed_once.discard(worker)
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
-            self._local.kill(worker.worker_id, worker.pid, after=5.0 if event.farewell else 0.0)
+            after = 5.0 if event.farewell else 0.0
+            self._local.kill(worker.worker_id, worker.pid, after, abort=event.unheard)
         # Where nothing has ever worked, to try again would only say the same again.
         hopeless = bool(failure) and not self.roster.had_runner and self._only_local
         if not self.stop_reason and not (hopeless and failure and not failure.traceback):
@@ -347,4 +352,6 @@ class Conversation:
             if failure.message not in self._shown and failure.traceback:
                 self._shown.add(failure.message)
                 text += f"\n{failure.traceback.rstrip()}"
+        if event.stack:
+            text += f"\nIt was here:\n{event.stack.rstrip()}"
         self._progress.message(text, "error" if failure else "warning")

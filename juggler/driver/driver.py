@@ -18,6 +18,7 @@ from juggler.driver.lines import metrics_line
 from juggler.driver.listen import Listen
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.journal import Journal
+from juggler.driver.record.line_writer import LineWriter
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.record.whereabouts import announce, withdraw
@@ -30,6 +31,7 @@ from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubEvent, HubSettings
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
@@ -92,6 +94,7 @@ class Driver:
         token = listen.token if listen else secrets.token_hex(16)
         run_id = secrets.token_hex(6)
         self._progress = Journal(progress, directory.path, run_id)
+        self._lines = LineWriter(directory, self._progress)
         self._mailbox: Mailbox[_Event] = Mailbox()
         self._watching = Watching(doors or Doors(), token, self._mailbox.put)
         settings = HubSettings(
@@ -183,6 +186,7 @@ class Driver:
         return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"
 
     def _begin_to_listen(self) -> None:
+        allow_many_open_files()  # before the first of the processes that inherit it
         listen = self._listen
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
         try:
@@ -198,11 +202,10 @@ class Driver:
         self._progress.start(self._config.flat())
         if self._workers.updates:
             self._progress.message(f"going on from update {self._workers.updates}", "info")
-        if problem := announce(self._directory.path, self._status.run_id, self._bound):
-            self._progress.message(problem, "error")
+        self._announce()
         self._watching.ready(True)
         if self._listen is None:
-            self._local.start(driver)
+            self._local.start(driver, self._config.env_runner.gateway)
         else:
             self._progress.message(f"waiting for workers at {self._bound[-1]}", "info")
         self._intervals = Intervals(
@@ -214,6 +217,10 @@ class Driver:
                 "look": driver.worker_timeout_seconds,
             }
         )
+
+    def _announce(self) -> None:
+        if problem := announce(self._directory.path, self._status.run_id, self._bound):
+            self._progress.message(problem, "error")
 
     def _on(self, event: _Event) -> None:
         workers = self._workers
@@ -257,17 +264,18 @@ class Driver:
 
     def _look_for_standstill(self) -> None:
         if text := self._standstill.look():
-            if self._listen is None and not self._workers.roster.complete():
+            waits = self._listen is not None or self._config.env_runner.gateway
+            if not waits and not self._workers.roster.complete():
                 self._workers.fail(text)
             else:
                 self._progress.message(text, "warning")
 
     def _write_line(self) -> dict[str, Any]:
         line = metrics_line(self._workers, self._local.restarts, self._wall_time())
-        try:
-            self._directory.append(line)
-        except RunDirectoryError as error:
-            self._progress.message(str(error), "error")  # the run itself need not end for it
+        if self._lines.append(line):  # into a new directory: nobody finds the run there yet
+            self._announce()
+            if not self._config.driver.synchronous and not self._workers.stop_reason:
+                self._workers.checkpointing.begin()
         self._progress.update(line)
         return line
 

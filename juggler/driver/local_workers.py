@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import DriverConfig
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, Door, EnvRunnerProgram
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
+from juggler.runtime.actors.processes import (
+    WorkerProgram,
+    let_go_of_forkserver,
+    share_forkserver,
+)
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
+from juggler.runtime.actors.temporary import make_directory
 from juggler.runtime.actors.worker import Contact
 
 
@@ -25,13 +27,14 @@ class LocalWorkers:
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
-        self._socket_dir = _make_socket_directory()
+        self._socket_dir = make_directory()
         self._supervisor = Supervisor(events)
         self._run_id = run_id
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
         self._posts: set[str] = set()
+        self._shares = False  # the forkserver
 
     @property
     def driver_address(self) -> str:
@@ -41,14 +44,21 @@ class LocalWorkers:
     def restarts(self) -> int:
         return self._supervisor.restarts
 
-    def start(self, config: DriverConfig) -> None:
-        """To be called in a thread that outlives the workers: they die with it."""
-        warm_up()
+    def start(self, config: DriverConfig, gateway: str = "") -> None:
+        """To be called in a thread that outlives the workers: they die with it.
+
+        Args:
+            config: how many.
+            gateway: where EnvRunners take simulators; "": they have environments.
+        """
+        door = Door(gateway) if gateway else None
+        share_forkserver()
+        self._shares = True
         policy = RestartPolicy()
         for index in range(config.learners):
             self._start(LEARNER, index, policy)
         for index in range(config.num_env_runners):
-            self._start(ENVRUNNER, index, policy)
+            self._start(ENVRUNNER, index, policy, door)
         if config.evaluation_seconds > 0:
             self._start(EVALUATOR, 0, policy)
 
@@ -56,9 +66,9 @@ class LocalWorkers:
         """It did what it is for: its failures count from zero again."""
         self._supervisor.of_use(worker_id)
 
-    def kill(self, worker_id: str, pid: int, after: float) -> None:
-        """See to it that this process is gone after so many seconds."""
-        self._supervisor.kill(worker_id, pid, after)
+    def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
+        """See to it that this process is gone after so many seconds; see `Supervisor.kill`."""
+        self._supervisor.kill(worker_id, pid, after, abort)
 
     def gave_up_on(self, worker_id: str) -> None:
         """Its process stays down."""
@@ -70,11 +80,14 @@ class LocalWorkers:
 
     def close(self, grace: float) -> None:
         self._supervisor.close(grace)
-        if self._posts:
-            cool_down()
+        if self._shares:
+            self._shares = False
+            let_go_of_forkserver()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
-    def _start(self, role: str, index: int, policy: RestartPolicy) -> None:
+    def _start(
+        self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
+    ) -> None:
         contact = Contact(
             address=self.driver_address,
             index=index,
@@ -89,22 +102,7 @@ class LocalWorkers:
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
             target = "juggler.envrunner.worker:main"
-            program = EnvRunnerProgram(contact, role, self._own_code)
+            program = EnvRunnerProgram(contact, role, self._own_code, door)
         worker_id = f"{role}-{index}"
         self._posts.add(worker_id)
         self._supervisor.add(worker_id, WorkerProgram(target, program), policy)
-
-
-def _make_socket_directory() -> str:
-    """A new one, under a name that says whose it is; those of drivers that were killed go."""
-    place = Path(tempfile.gettempdir())
-    if len(str(place)) > 60:
-        place = Path("/tmp")  # a Unix socket's path has 107 bytes at most
-    for path in place.glob("juggler-*-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            # Another driver that starts may have removed it by now.
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_uid == os.getuid():
-                    shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place)

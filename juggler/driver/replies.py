@@ -15,6 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 M = TypeVar("M", bound=Message)
 
+_LONGEST_NOTE = 1000
 _MOST_STEPS = 1 << 32  # in one batch; a run's sum of them has to fit 63 bits
 
 
@@ -54,6 +55,13 @@ def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
     for arrival in arrivals.arrivals:
         _check_steps(arrival.live_steps)
     return arrivals
+
+
+def read_note(body: any_pb2.Any) -> str | None:
+    """What a worker has to say to people; None: it is another report."""
+    if body.TypeName() != training_pb2.Note.DESCRIPTOR.full_name:
+        return None
+    return " ".join(unpack(body, training_pb2.Note()).text[:_LONGEST_NOTE].split())
 
 
 def read_update_done(

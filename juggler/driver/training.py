@@ -14,7 +14,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver
 from juggler.driver.listen import Listen
 from juggler.driver.record.progress import make_progress
-from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
 from juggler.runtime.actors.endpoints import EndpointError
@@ -189,11 +189,21 @@ def start_run(
     *,
     started: float,
     own_code: bytes = b"",
+    over: bool = False,
     listen: Listen | None = None,
     doors: Doors | None = None,
 ) -> Result:
-    """A new run of a whole configuration. See `Driver` for the arguments."""
+    """A new run of a whole configuration. See `Driver` for the arguments.
+
+    Args:
+        over: begin anew in the directory of a run that was killed before its first checkpoint.
+    """
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
+    if over and path is not None and (path / CONFIG_FILE).is_file():
+        directory = RunDirectory.open(path, config.flat())
+        return _drive(
+            config, directory, started=started, own_code=own_code, listen=listen, doors=doors
+        )
     name = config.env_runner.env.rpartition(":")[2]
     directory = RunDirectory.create(path, config.flat(), name)
     try:

@@ -19,8 +19,8 @@ def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
     tmp_path: Path, run_python: Callable[..., str]
 ) -> None:
     said = run_python(script(PAGE, tmp_path))
-    messages = re.findall(r"^refused\(.*\n# (.*)$", "\n".join(blocks("python", PAGE)), re.M)
-    assert len(messages) == 5
+    messages = re.findall(r"^ *refused\(.*\n *# (.*)$", "\n".join(blocks("python", PAGE)), re.M)
+    assert len(messages) == 6
     for message in messages:
         assert message.removesuffix("…").rstrip() in said
 

@@ -1,0 +1,1 @@
+"""Learners for a script: many modules on many devices."""

@@ -1,0 +1,166 @@
+"""Which module of a LearnerGroup is trained where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+CPU = "cpu"
+
+
+class ShardTable(NamedTuple):
+    """How modules are spread over GPUs at first."""
+
+    shards: int
+    gpus_per_shard: int  # whole ones; 0 where there is none
+    modules_per_shard: int  # at most
+    gpus_per_module: float
+
+
+class Place(NamedTuple):
+    """Of one module.
+
+    Attributes:
+        shard: number of the process that trains it.
+        devices: set aside for that shard; it computes on the first.
+        share: of GPUs that the module has, as the books say: no limit of memory or time.
+    """
+
+    shard: int
+    devices: tuple[str, ...]
+    share: float
+
+
+def shard_table(gpus: int, modules: int) -> ShardTable:
+    """As many shards as there are GPUs, or modules, if these are fewer; without a GPU as many as
+    there are modules.
+
+    Raises:
+        ValueError: there is no module.
+    """
+    if modules < 1:
+        raise ValueError("a group needs at least one module")
+    shards = min(gpus or modules, modules)
+    per_shard = gpus // shards  # at least 1 where there is a GPU
+    share = float(per_shard) if modules <= gpus else gpus / modules
+    return ShardTable(shards, per_shard, -(-modules // shards), share)
+
+
+@dataclass(slots=True)
+class _Shard:
+    number: int
+    devices: list[str]  # the first computes
+    modules: list[str]
+    open: bool = True  # takes further modules
+
+
+class Placement:
+    """Which shards there are, on which devices, and who is on them.
+
+    A shard whose last module goes stays, without one, for the next.
+    """
+
+    def __init__(self, devices: Sequence[str], module_ids: Iterable[str]) -> None:
+        """Args:
+            devices: GPUs, or what stands for them; none: every shard is on the CPU.
+            module_ids: to begin with; each of them once.
+
+        Raises:
+            ValueError: there is no module.
+        """
+        module_ids = list(module_ids)
+        table = shard_table(len(devices), len(module_ids))
+        self._gpus = len(devices)
+        self._per_shard = table.gpus_per_shard
+        self._free = list(devices)
+        self._shards: list[_Shard] = []
+        for _ in range(table.shards):
+            self._new_shard()
+        for index, module_id in enumerate(module_ids):
+            self._shards[index % table.shards].modules.append(module_id)
+
+    def __len__(self) -> int:
+        """How many shards there are."""
+        return len(self._shards)
+
+    def __contains__(self, module_id: object) -> bool:
+        return any(module_id in shard.modules for shard in self._shards)
+
+    def add(self, module_id: str) -> int:
+        """Place another module: on a shard without any, else on a new one if there is a device for
+        it, else on the one with fewest.
+
+        Returns:
+            The number of the shard; that of a new one is `len` of this placement before.
+
+        Raises:
+            ValueError: there is none that takes it.
+        """
+        shard = min(
+            (shard for shard in self._shards if shard.open),
+            key=lambda shard: len(shard.modules),
+            default=None,
+        )
+        if (shard is None or shard.modules) and self._has_room():
+            shard = self._new_shard()
+        if shard is None:
+            raise ValueError("no shard is left that takes a module, and no device for another")
+        shard.modules.append(module_id)
+        return shard.number
+
+    def remove(self, module_id: str) -> None:
+        """Take a module off its shard."""
+        self._shards[self.shard_of(module_id)].modules.remove(module_id)
+
+    def close(self, shard: int) -> None:
+        """Place nothing there any more."""
+        self._shards[shard].open = False
+
+    def shard_of(self, module_id: str) -> int:
+        return next(shard.number for shard in self._shards if module_id in shard.modules)
+
+    def modules_on(self, shard: int) -> list[str]:
+        return list(self._shards[shard].modules)
+
+    def device_of(self, shard: int) -> str:
+        """Where it computes."""
+        return self._shards[shard].devices[0]
+
+    def places(self) -> dict[str, Place]:
+        """By module id, in order of shards."""
+        modules = sum(len(shard.modules) for shard in self._shards)
+        return {
+            module_id: Place(shard.number, tuple(shard.devices), self._share(shard, modules))
+            for shard in self._shards
+            for module_id in shard.modules
+        }
+
+    def _share(self, shard: _Shard, modules: int) -> float:
+        if modules > self._gpus:
+            return self._gpus / modules
+        return len(shard.devices) / len(shard.modules)
+
+    def _has_room(self) -> bool:
+        """Whether a device computes nothing."""
+        return not self._gpus or bool(self._free) or len(self._widest().devices) > 1
+
+    def _widest(self) -> _Shard:
+        return max(self._shards, key=lambda shard: len(shard.devices))
+
+    def _new_shard(self) -> _Shard:
+        shard = _Shard(len(self._shards), self._devices_for_one(), [])
+        self._shards.append(shard)
+        return shard
+
+    def _devices_for_one(self) -> list[str]:
+        if not self._gpus:
+            return [CPU]
+        if self._free:
+            taken, self._free = self._free[: self._per_shard], self._free[self._per_shard :]
+            return taken
+        # Those beyond its first one are set aside for this very case.
+        widest = self._widest()
+        kept = -(-len(widest.devices) // 2)
+        widest.devices, taken = widest.devices[:kept], widest.devices[kept:]
+        return taken

@@ -1,0 +1,111 @@
+"""A run's learners: how they find each other, what they begin with, and their own books."""
+
+from __future__ import annotations
+
+import time
+
+from juggler.driver.config import RunConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import PeersLost, PeersMet
+from juggler.driver.record.progress import Progress
+from juggler.driver.roster import Roster
+from juggler.driver.snapshots import SnapshotWriter
+from juggler.runtime.actors.hub import Worker
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.v1 import training_pb2
+
+#: Between the report that learners lost each other and another attempt with the same ones. One that
+#: died has left by then.
+_REGROUP_SECONDS = 1.0
+
+
+class Learners:
+    """What the driver knows of its learners beyond their batches, which are the core's.
+
+    Attributes:
+        steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
+            of that id together. They must agree with the core's ledger.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        core: DriverCore,
+        roster: Roster,
+        snapshots: SnapshotWriter,
+        progress: Progress,
+        resume: Checkpoint | None,
+    ) -> None:
+        self.steps: dict[str, dict[str, int]] = {}
+        self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
+        self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
+        self._agreed = (0, 0)  # a generation, and the hash of its state
+        self._several = config.driver.learners > 1
+        self._core = core
+        self._roster = roster
+        self._snapshots = snapshots
+        self._progress = progress
+        self._resume = resume
+
+    def state_for(self, learner: Worker) -> Checkpoint | None:
+        """What a learner begins with: the newest checkpoint. Those that have got further give it
+        what they have when they meet."""
+        if not self._roster.devices:  # no learner was there before
+            return self._resume
+        state, problems = self._snapshots.newest_good()
+        for problem in problems:
+            self._progress.message(problem, "error")
+        if not self._core.members and self._core.weights_version.update:
+            update = "new weights" if state is None else f"update {state.version[1]}"
+            text = f"the learners' weights are lost: {learner.worker_id} goes on from {update}"
+            self._progress.message(text, "warning")
+        return state
+
+    def met(self, worker: Worker, formed: training_pb2.GroupFormed) -> PeersMet | None:
+        """A member says whether it can update with the others; None where that is no news.
+
+        Raises:
+            ValueError: it has not got what another one has.
+        """
+        if formed.generation != self._core.generation:
+            return None
+        if formed.peer_lost:
+            self.lost(formed.generation)
+            return None
+        generation, state_hash = self._agreed
+        if generation == formed.generation and state_hash != formed.state_hash:
+            raise ValueError("another state than that of the learners it is in a group with")
+        self._agreed = (formed.generation, formed.state_hash)
+        if worker.worker_id != self._core.members[0]:
+            return None
+        if self._several:
+            devices = self._roster.devices
+            named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
+            self._progress.message(f"learner group {formed.generation}: {named}", "info")
+        return PeersMet(formed.generation, formed.update)
+
+    def lost(self, generation: int) -> None:
+        """Members of this generation cannot update together."""
+        if generation == self._core.generation and self._lost is None:
+            self._lost = (generation, time.monotonic())
+
+    def to_meet_again(self) -> PeersLost | None:
+        """Learners lost each other, and none of them turned out to be gone: that would have been
+        told within a moment."""
+        if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
+            return None
+        generation, self._lost = self._lost[0], None
+        return PeersLost(generation)
+
+    def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
+        before = self._steps_before.get(worker_id, {})
+        self.steps[worker_id] = {
+            "trained": done.steps_trained + before.get("trained", 0),
+            "dropped": done.steps_dropped + before.get("dropped", 0),
+        }
+        if done.peer_lost:
+            self.lost(done.version.generation)
+
+    def left(self, worker_id: str) -> None:
+        """Its next process counts from zero."""
+        self._steps_before[worker_id] = self.steps.get(worker_id, {})
