@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 from juggler.cli.arguments import WorkerArguments, parse, report_errors
 from juggler.cli.reattaching import work
+from juggler.runtime.actors.endpoints import split_address
 
 
 @dataclass(kw_only=True)
 class Arguments(WorkerArguments):
     """Sample for the driver of a run, until it sends this worker home."""
+
+    gateway: str = ""
+    """Take simulators there, HOST:PORT, instead of having environments."""
+
+    insecure: bool = False
+    """With gateway: listen beyond loopback even without TLS or without a token."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,9 +27,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(given: Arguments) -> int:
-    from juggler.envrunner.program import EnvRunnerProgram
+    from juggler.envrunner.program import Door, EnvRunnerProgram
     from juggler.envrunner.worker import main
 
+    if given.gateway:
+        split_address(given.gateway)
+    door = Door(given.gateway, given.insecure) if given.gateway else None
     contact = given.contact("envrunner")
-    work(contact, given.reattach_seconds, lambda: main(EnvRunnerProgram(contact)))
+    program = EnvRunnerProgram(contact, door=door)
+    work(contact, given.reattach_seconds, lambda: main(program))
     return 0

@@ -14,9 +14,10 @@ class EnvRunnerConfig:
     """Environments of every envrunner, and how it steps them."""
 
     env: str = "CartPole-v1"
-    """Gymnasium id, "module:id" where a module must be imported for it, or "module:callable"."""
+    """Gymnasium id, "module:id" where a module must be imported for it, "module:callable", or
+    "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment's constructor is called with."""
+    """What the environment's constructor is called with, or how a simulator is joined."""
     envs_per_runner: int = 16
     """N, environments that a runner steps together."""
     fragment_steps: int = 32
@@ -30,7 +31,15 @@ class EnvRunnerConfig:
     ("next_step"), within the last one ("same_step"), or by the runner ("disabled"). "auto":
     same_step, or whatever a native environment does."""
     step_deadline_seconds: float = 120.0
-    """An async environment whose step or reset takes longer than this counts as hung."""
+    """An async environment whose step or reset takes longer than this counts as hung, and so does
+    a simulator with a reply."""
+    gateway: str = ""
+    """Take simulators there, HOST:PORT, instead of having environments: EnvRunner i listens at
+    PORT + i, at any port with PORT 0. `env` is a name for people then."""
+    gateway_max_batch: int = 1024
+    """Rows of simulators that one inference takes, at most."""
+    gateway_max_wait_ms: float = 0.0
+    """How long a simulator's step waits for those of others, to be inferred together."""
 
     def validate(self) -> None:
         """
@@ -53,6 +62,17 @@ class EnvRunnerConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
                 )
+        if type(self.gateway_max_batch) is not int or self.gateway_max_batch < 1:
+            raise ValueError(
+                f"gateway_max_batch must be an integer of at least 1, not {self.gateway_max_batch}"
+            )
+        if not 0 <= self.gateway_max_wait_ms <= 1000:
+            raise ValueError(
+                f"gateway_max_wait_ms must be from 0 to 1000, not {self.gateway_max_wait_ms}"
+            )
+        host, colon, port = self.gateway.rpartition(":")
+        if self.gateway and not (host and colon and port.isdigit() and int(port) < 65536):
+            raise ValueError(f'gateway must be "HOST:PORT" or "", not {self.gateway!r}')
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             raise ValueError(

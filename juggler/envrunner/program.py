@@ -11,6 +11,19 @@ EVALUATOR = "evaluator"
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Where an EnvRunner takes simulators, instead of having environments of its own.
+
+    Attributes:
+        address: "host:port"; runner i of a host has port + i; port 0: any.
+        insecure: listen beyond loopback even without TLS or without a token.
+    """
+
+    address: str
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EnvRunnerProgram:
     """What an EnvRunner process is started with.
 
@@ -20,8 +33,10 @@ class EnvRunnerProgram:
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by the names that stand for them): of a notebook or script. Only from a parent
             process through its own pipe, never from the network.
+        door: where it takes simulators; None: it has environments.
     """
 
     contact: Contact
     role: str = ENVRUNNER
     own_code: bytes = b""
+    door: Door | None = None

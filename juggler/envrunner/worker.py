@@ -18,6 +18,7 @@ from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments import make_vector_env
 from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.held_up import environment_in
 from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.seeding import seed_process
@@ -41,7 +42,7 @@ from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 #: The longest wait for the first weights of a learner.
-_FIRST_WEIGHTS_SECONDS = 30.0
+FIRST_WEIGHTS_SECONDS = 30.0
 
 
 class LearnerOutOfReach(ValueError):
@@ -56,10 +57,21 @@ def main(program: EnvRunnerProgram) -> None:
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
     own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
+    contact, door = program.contact, program.door
+    if door is None:
+        attach_and_run(
+            contact,
+            program.role,
+            lambda attachment, inbox: EnvRunner(attachment, inbox, contact, *own_code),
+        )
+        return
+    # Here, since it is an EnvRunner itself.
+    from juggler.envrunner.gateway.runner import GatewayRunner
+
     attach_and_run(
-        program.contact,
+        contact,
         program.role,
-        lambda attachment, inbox: EnvRunner(attachment, inbox, program.contact, *own_code),
+        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
     )
 
 
@@ -76,6 +88,7 @@ class EnvRunner:
         own_connectors: Any = None,
     ) -> None:
         self._attachment = attachment
+        attachment.held_up_by = environment_in
         self._contact = contact
         self._index = int(attachment.worker_id.rpartition("-")[2])
         self._env_factory = env_factory
@@ -254,7 +267,7 @@ class EnvRunner:
         """Swap to the newest weights. False where there is no learner, or the run is over."""
         if self._subscription is None:
             return False
-        deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
+        deadline = time.monotonic() + FIRST_WEIGHTS_SECONDS
         weights = self._subscription.newest
         while weights is None or weights.version < at_least:
             if self._loop.over():

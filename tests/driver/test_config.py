@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.restoring import core_of
 
 
 def _error(values: dict[str, Any], where: str = "run.toml") -> str:
@@ -178,6 +179,26 @@ def test_a_list_or_table_of_algorithms_is_refused(algorithm: Any) -> None:
 )
 def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> None:
     assert key in _error({key: value})
+
+
+def test_a_synchronous_run_with_an_interval_between_weights_is_refused() -> None:
+    said = _error({"synchronous": True, "weights_interval": 2})
+    assert said.startswith("weights_interval = 2 with synchronous = true: ")
+    assert "set weights_interval = 1, or synchronous = false" in said
+    RunConfig.from_flat({"weights_interval": 2})
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "weights_interval", "open_updates"), [(6, 1, 3), (6, 3, 2), (6, 6, 1)]
+)
+def test_less_is_open_where_weights_come_at_intervals(
+    max_staleness: int, weights_interval: int, open_updates: int
+) -> None:
+    config = {"max_staleness": max_staleness, "weights_interval": weights_interval}
+    settings = core_of(RunConfig.from_flat(config), None)._state.settings
+    assert settings.max_open_updates == open_updates
+    assert settings.weights_interval == weights_interval
+    assert open_updates + weights_interval - 1 <= max_staleness
 
 
 @pytest.mark.parametrize("synchronous", [False, True])

@@ -26,7 +26,7 @@ from juggler.runtime.wire.v1 import spaces_pb2 as juggler_dot_runtime_dot_wire_d
 from juggler.runtime.wire.v1 import tensors_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/training.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"4\n\x0eWeightsVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xbe\x01\n\x05Setup\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x13\n\x0bstate_bytes\x18\x06 \x01(\x04\"\xa7\x01\n\x05Ready\x12,\n\x11observation_space\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12\x15\n\rmeeting_point\x18\x06 \x01(\t\"\x94\x01\n\x08Learners\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.juggler.v1.Learners.Learner\x1a\x44\n\x07Learner\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\"\xa9\x01\n\rSampleRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12,\n\x08\x61t_least\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x63onnector_state\x18\x05 \x01(\x0c\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xc1\x02\n\x07Receipt\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\nlive_steps\x18\x03 \x01(\x04\x12+\n\x07version\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x05 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x06 \x03(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\x12\x31\n\x07seconds\x18\t \x03(\x0b\x32 .juggler.v1.Receipt.SecondsEntry\x12\x17\n\x0f\x63onnector_delta\x18\n \x01(\x0c\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x08\x41rrivals\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.juggler.v1.Arrival\"/\n\x07\x41rrival\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\"B\n\x06Update\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tbatch_ids\x18\x03 \x03(\x04\"\x9c\x03\n\nUpdateDone\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12+\n\x07version\x18\x02 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12&\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x15.juggler.v1.UsedBatch\x12\x34\n\x07metrics\x18\x04 \x03(\x0b\x32#.juggler.v1.UpdateDone.MetricsEntry\x12\x34\n\x07seconds\x18\x05 \x03(\x0b\x32#.juggler.v1.UpdateDone.SecondsEntry\x12\x15\n\rsteps_trained\x18\x06 \x01(\x04\x12\x15\n\rsteps_dropped\x18\x07 \x01(\x04\x12\x11\n\tpeer_lost\x18\x08 \x01(\t\x1aI\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\tUsedBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\t\"u\n\rModuleMetrics\x12\x35\n\x06values\x18\x01 \x03(\x0b\x32%.juggler.v1.ModuleMetrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x05Group\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x15\n\rmeeting_point\x18\x03 \x01(\t\"X\n\x0bGroupFormed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\tpeer_lost\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x06\"\x19\n\tBeginAnew\x12\x0c\n\x04seed\x18\x01 \x01(\x04\"\x1c\n\x07\x44iscard\x12\x11\n\tbatch_ids\x18\x01 \x03(\x04\"&\n\x08Snapshot\x12\x11\n\x04seed\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xab\x01\n\nStateChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.juggler.v1.StateHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x06\x64igest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\t\n\x07_digest\"I\n\x0bStateHeader\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05\x65xtra\x18\x02 \x01(\t\"&\n\x07Restore\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"C\n\x08\x45valuate\x12\x10\n\x08\x65pisodes\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x17\n\x0f\x63onnector_state\x18\x03 \x01(\x0c\"k\n\nEvaluation\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x02 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x03 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/training.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a%juggler/runtime/wire/v1/tensors.proto\"4\n\x0eWeightsVersion\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\"\xbe\x01\n\x05Setup\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12,\n\x11observation_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x13\n\x0bstate_bytes\x18\x06 \x01(\x04\"\xa7\x01\n\x05Ready\x12,\n\x11observation_space\x18\x01 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x02 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12\x15\n\rmeeting_point\x18\x06 \x01(\t\"\x94\x01\n\x08Learners\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12.\n\x08learners\x18\x02 \x03(\x0b\x32\x1c.juggler.v1.Learners.Learner\x1a\x44\n\x07Learner\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\"\xa9\x01\n\rSampleRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12,\n\x08\x61t_least\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x63onnector_state\x18\x05 \x01(\x0c\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xc1\x02\n\x07Receipt\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07learner\x18\x02 \x01(\t\x12\x12\n\nlive_steps\x18\x03 \x01(\x04\x12+\n\x07version\x18\x04 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x05 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x06 \x03(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\x12\x31\n\x07seconds\x18\t \x03(\x0b\x32 .juggler.v1.Receipt.SecondsEntry\x12\x17\n\x0f\x63onnector_delta\x18\n \x01(\x0c\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x08\x41rrivals\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.juggler.v1.Arrival\"/\n\x07\x41rrival\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\"\x14\n\x04Note\x12\x0c\n\x04text\x18\x01 \x01(\t\"B\n\x06Update\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tbatch_ids\x18\x03 \x03(\x04\"\x9c\x03\n\nUpdateDone\x12\x11\n\tupdate_id\x18\x01 \x01(\x04\x12+\n\x07version\x18\x02 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12&\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x15.juggler.v1.UsedBatch\x12\x34\n\x07metrics\x18\x04 \x03(\x0b\x32#.juggler.v1.UpdateDone.MetricsEntry\x12\x34\n\x07seconds\x18\x05 \x03(\x0b\x32#.juggler.v1.UpdateDone.SecondsEntry\x12\x15\n\rsteps_trained\x18\x06 \x01(\x04\x12\x15\n\rsteps_dropped\x18\x07 \x01(\x04\x12\x11\n\tpeer_lost\x18\x08 \x01(\t\x1aI\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\tUsedBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x11\n\tstaleness\x18\x03 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x04 \x01(\t\"u\n\rModuleMetrics\x12\x35\n\x06values\x18\x01 \x03(\x0b\x32%.juggler.v1.ModuleMetrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x05Group\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x15\n\rmeeting_point\x18\x03 \x01(\t\"X\n\x0bGroupFormed\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x11\n\tpeer_lost\x18\x02 \x01(\t\x12\x0e\n\x06update\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x06\"\x19\n\tBeginAnew\x12\x0c\n\x04seed\x18\x01 \x01(\x04\"\x1c\n\x07\x44iscard\x12\x11\n\tbatch_ids\x18\x01 \x03(\x04\"&\n\x08Snapshot\x12\x11\n\x04seed\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\xab\x01\n\nStateChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.juggler.v1.StateHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x06\x64igest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\t\n\x07_digest\"I\n\x0bStateHeader\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05\x65xtra\x18\x02 \x01(\t\"&\n\x07Restore\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"C\n\x08\x45valuate\x12\x10\n\x08\x65pisodes\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x17\n\x0f\x63onnector_state\x18\x03 \x01(\x0c\"k\n\nEvaluation\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\x17\n\x0f\x65pisode_returns\x18\x02 \x03(\x02\x12\x17\n\x0f\x65pisode_lengths\x18\x03 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,38 +61,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRIVALS']._serialized_end=1244
   _globals['_ARRIVAL']._serialized_start=1246
   _globals['_ARRIVAL']._serialized_end=1293
-  _globals['_UPDATE']._serialized_start=1295
-  _globals['_UPDATE']._serialized_end=1361
-  _globals['_UPDATEDONE']._serialized_start=1364
-  _globals['_UPDATEDONE']._serialized_end=1776
-  _globals['_UPDATEDONE_METRICSENTRY']._serialized_start=1655
-  _globals['_UPDATEDONE_METRICSENTRY']._serialized_end=1728
+  _globals['_NOTE']._serialized_start=1295
+  _globals['_NOTE']._serialized_end=1315
+  _globals['_UPDATE']._serialized_start=1317
+  _globals['_UPDATE']._serialized_end=1383
+  _globals['_UPDATEDONE']._serialized_start=1386
+  _globals['_UPDATEDONE']._serialized_end=1798
+  _globals['_UPDATEDONE_METRICSENTRY']._serialized_start=1677
+  _globals['_UPDATEDONE_METRICSENTRY']._serialized_end=1750
   _globals['_UPDATEDONE_SECONDSENTRY']._serialized_start=1147
   _globals['_UPDATEDONE_SECONDSENTRY']._serialized_end=1193
-  _globals['_USEDBATCH']._serialized_start=1778
-  _globals['_USEDBATCH']._serialized_end=1863
-  _globals['_MODULEMETRICS']._serialized_start=1865
-  _globals['_MODULEMETRICS']._serialized_end=1982
-  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_start=1937
-  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_end=1982
-  _globals['_GROUP']._serialized_start=1984
-  _globals['_GROUP']._serialized_end=2051
-  _globals['_GROUPFORMED']._serialized_start=2053
-  _globals['_GROUPFORMED']._serialized_end=2141
-  _globals['_BEGINANEW']._serialized_start=2143
-  _globals['_BEGINANEW']._serialized_end=2168
-  _globals['_DISCARD']._serialized_start=2170
-  _globals['_DISCARD']._serialized_end=2198
-  _globals['_SNAPSHOT']._serialized_start=2200
-  _globals['_SNAPSHOT']._serialized_end=2238
-  _globals['_STATECHUNK']._serialized_start=2241
-  _globals['_STATECHUNK']._serialized_end=2412
-  _globals['_STATEHEADER']._serialized_start=2414
-  _globals['_STATEHEADER']._serialized_end=2487
-  _globals['_RESTORE']._serialized_start=2489
-  _globals['_RESTORE']._serialized_end=2527
-  _globals['_EVALUATE']._serialized_start=2529
-  _globals['_EVALUATE']._serialized_end=2596
-  _globals['_EVALUATION']._serialized_start=2598
-  _globals['_EVALUATION']._serialized_end=2705
+  _globals['_USEDBATCH']._serialized_start=1800
+  _globals['_USEDBATCH']._serialized_end=1885
+  _globals['_MODULEMETRICS']._serialized_start=1887
+  _globals['_MODULEMETRICS']._serialized_end=2004
+  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_start=1959
+  _globals['_MODULEMETRICS_VALUESENTRY']._serialized_end=2004
+  _globals['_GROUP']._serialized_start=2006
+  _globals['_GROUP']._serialized_end=2073
+  _globals['_GROUPFORMED']._serialized_start=2075
+  _globals['_GROUPFORMED']._serialized_end=2163
+  _globals['_BEGINANEW']._serialized_start=2165
+  _globals['_BEGINANEW']._serialized_end=2190
+  _globals['_DISCARD']._serialized_start=2192
+  _globals['_DISCARD']._serialized_end=2220
+  _globals['_SNAPSHOT']._serialized_start=2222
+  _globals['_SNAPSHOT']._serialized_end=2260
+  _globals['_STATECHUNK']._serialized_start=2263
+  _globals['_STATECHUNK']._serialized_end=2434
+  _globals['_STATEHEADER']._serialized_start=2436
+  _globals['_STATEHEADER']._serialized_end=2509
+  _globals['_RESTORE']._serialized_start=2511
+  _globals['_RESTORE']._serialized_end=2549
+  _globals['_EVALUATE']._serialized_start=2551
+  _globals['_EVALUATE']._serialized_end=2618
+  _globals['_EVALUATION']._serialized_start=2620
+  _globals['_EVALUATION']._serialized_end=2727
 # @@protoc_insertion_point(module_scope)

@@ -126,6 +126,12 @@ class Arrival(_message.Message):
     live_steps: int
     def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ...) -> None: ...
 
+class Note(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class Update(_message.Message):
     __slots__ = ("update_id", "generation", "batch_ids")
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,124 @@
+// A simulator in JavaScript: node simulator.js HOST:PORT [EPISODES]
+//
+// It steps 16 environments together and lets a gateway of Juggler act in them. Take it as a
+// template: only `reset` and `step` are about the task, which is to keep a ball on a board that
+// can be tilted to the left (action 0) or to the right (action 1).
+
+const path = require('path');
+const grpc = require('@grpc/grpc-js');
+const loader = require('@grpc/proto-loader');
+
+const ENVIRONMENTS = 16;
+const LONGEST = 200; // steps of an episode
+
+// -- the task ------------------------------------------------------------------------------------
+
+const reset = () => ({ x: Math.random() * 0.2 - 0.1, v: Math.random() * 0.2 - 0.1, steps: 0 });
+
+function step(ball, action) {
+  ball.v += (action === 1 ? 0.05 : -0.05) + 0.02 * ball.x + (Math.random() - 0.5) * 0.02;
+  ball.x += 0.2 * ball.v;
+  ball.steps += 1;
+  const terminated = Math.abs(ball.x) > 1; // it fell off
+  return { reward: 1, terminated, truncated: !terminated && ball.steps === LONGEST };
+}
+
+// -- what goes over the wire: arrays as little-endian bytes ----------------------------------------
+
+function observationsOf(balls) {
+  const data = Buffer.alloc(balls.length * 2 * 4);
+  balls.forEach((ball, i) => {
+    data.writeFloatLE(ball.x, i * 8);
+    data.writeFloatLE(ball.v, i * 8 + 4);
+  });
+  return [{ dtype: 'DTYPE_FLOAT32', shape: [balls.length, 2], data }];
+}
+
+// Two numbers without bounds, and one of two actions.
+const agent = {
+  id: 'tilter',
+  observation_space: {
+    box: { shape: [2], dtype: 'DTYPE_FLOAT32', low: [-Infinity], high: [Infinity] },
+  },
+  action_space: { discrete: { n: 2, start: 0, dtype: 'DTYPE_INT64' } },
+};
+
+// -- the session -----------------------------------------------------------------------------------
+
+const [address, episodes = 'Infinity'] = process.argv.slice(2);
+const protos = process.env.JUGGLER_PROTOS || path.join(__dirname, '../../../proto');
+const definition = loader.loadSync('juggler/runtime/wire/v1/simulator.proto', {
+  includeDirs: [protos], keepCase: true, longs: Number, enums: String, defaults: true, oneofs: true,
+});
+const { Simulator } = grpc.loadPackageDefinition(definition).juggler.simulator.v1;
+
+// A run that has a token wants to see it in each call.
+const metadata = new grpc.Metadata();
+if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.env.JUGGLER_TOKEN}`);
+
+const stream = new Simulator(address, grpc.credentials.createInsecure()).Session(metadata);
+const balls = Array.from({ length: ENVIRONMENTS }, reset);
+let seq = 0;
+let played = 0;
+
+stream.write({
+  hello: {
+    protocol_min: 1, protocol_max: 1, client: 'balance (JavaScript)', mode: 'REMOTE_INFERENCE',
+    environments: ENVIRONMENTS, agents: [agent],
+  },
+});
+
+function send(rows) {
+  seq += 1;
+  stream.write({ steps: { seq, agents: [{ observations: observationsOf(balls), ...rows }] } });
+}
+
+// Actions in, what they led to out.
+function play(actions) {
+  const data = actions.agents[0].actions[0].data; // int64, one for each environment
+  const results = balls.map((ball, i) => step(ball, Number(data.readBigInt64LE(i * 8))));
+  // Of an episode that was cut off, the gateway wants to know how it looked in the end.
+  const cut = results.flatMap((result, i) => (result.truncated ? [i] : []));
+  const finals = observationsOf(cut.map((i) => balls[i]));
+  results.forEach((result, i) => {
+    if (result.terminated || result.truncated) {
+      played += 1;
+      if (played % 100 === 0) console.log(`episode ${played}: ${balls[i].steps} steps`);
+      balls[i] = reset();
+    }
+  });
+  if (played >= Number(episodes)) {
+    console.log(`played ${played} episodes`);
+    stream.write({ goodbye: {} });
+    stream.end();
+    return;
+  }
+  send({
+    rewards: results.map((result) => result.reward),
+    terminated: results.map((result) => result.terminated),
+    truncated: results.map((result) => result.truncated),
+    ...(cut.length ? { final_rows: cut, final_observations: finals } : {}),
+  });
+}
+
+stream.on('data', (message) => {
+  switch (message.message) {
+    case 'welcome':
+      send({}); // the first observations: nothing came before them
+      break;
+    case 'actions':
+      play(message.actions);
+      break;
+    case 'error':
+      console.log(`${message.error.code}: ${message.error.message}`);
+      process.exitCode = message.error.code === 'ENDED' ? 0 : 1;
+      break;
+    default: // a notice, for information
+      console.log(message[message.message].text);
+  }
+});
+stream.on('error', (error) => {
+  console.error(error.message);
+  process.exitCode = 1;
+});
+stream.on('end', () => process.exit());

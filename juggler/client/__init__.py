@@ -1,0 +1,35 @@
+"""A simulator's end: let a policy that is being trained act in environments of your own.
+
+    from juggler.client import box, connect, discrete
+
+    with connect("127.0.0.1:5005", box([4]), discrete(2)) as session:
+        observation, reward, terminated, truncated = simulator.reset(), 0.0, False, False
+        while True:
+            action = session.step(observation, reward, terminated, truncated)
+            if terminated or truncated:
+                observation, reward, terminated, truncated = simulator.reset(), 0.0, False, False
+            else:
+                observation, reward, terminated, truncated = simulator.step(action)
+
+It needs grpcio, protobuf and NumPy alone. Spaces of Gymnasium are taken, too.
+"""
+
+from __future__ import annotations
+
+from juggler.client.connection import GatewayError
+from juggler.client.gymnasium import play
+from juggler.client.session import Session, connect
+from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
+
+__all__ = [
+    "GatewayError",
+    "Session",
+    "box",
+    "connect",
+    "dict_of",
+    "discrete",
+    "multi_binary",
+    "multi_discrete",
+    "play",
+    "tuple_of",
+]

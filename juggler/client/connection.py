@@ -1,0 +1,180 @@
+"""A session's stream, which is opened again where it breaks."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_METHOD = "/juggler.simulator.v1.Simulator/Session"
+_MESSAGE_BYTES = 64 << 20
+_OPTIONS = [
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    # A cut network shows itself within 30 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Sessions of one process have a connection each.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_RETRY_SECONDS = 0.2
+#: What another attempt may get over.
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+
+
+class GatewayError(RuntimeError):
+    """The gateway refused something, or is gone. The text says what to do.
+
+    Attributes:
+        code: the name of an `Error.Code` of simulator.proto, or of a gRPC status.
+        retryable: another session may fare better, later.
+    """
+
+    def __init__(self, code: str, text: str, retryable: bool = False) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code, self.retryable = code, retryable
+
+
+class Connection:
+    """
+    Args:
+        address: "host:port" of the gateway.
+        hello: what the simulator says of itself.
+        token: that the gateway wants to see; None: that of JUGGLER_TOKEN, if there is one.
+        tls: a directory with ca.pem, cert.pem and key.pem; None: that of JUGGLER_TLS, else plain.
+        timeout: seconds to wait for the gateway to answer for the first time.
+
+    Raises:
+        GatewayError: it does not answer, or does not take this simulator.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: pb.Hello,
+        token: str | None = None,
+        tls: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self._address, self._hello = address, hello
+        token = os.environ.get("JUGGLER_TOKEN", "") if token is None else token
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._tls = tls or os.environ.get("JUGGLER_TLS", "")
+        self._channel: Any = None
+        self.welcome = self._dial(time.monotonic() + timeout)
+        self._hello.resume_token = self.welcome.resume_token
+
+    def exchange(self, steps: pb.StepBatch) -> pb.ActionBatch:
+        """Send a batch of steps, and wait for the actions.
+
+        Raises:
+            GatewayError: the session is over.
+        """
+        message = pb.FromSimulator(steps=steps)
+        self._outgoing.put(message)
+        while True:
+            try:
+                answer = self._next()
+            except grpc.RpcError as error:
+                self._resume(error)
+                self._outgoing.put(message)
+                continue
+            if answer.WhichOneof("message") == "actions" and answer.actions.seq == steps.seq:
+                return answer.actions
+
+    def break_off(self) -> None:
+        """Lose the connection, as a cut network would."""
+        self._channel.close()
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._outgoing.put(pb.FromSimulator(goodbye=pb.Goodbye()))
+        self._outgoing.put(None)
+        try:
+            for _ in self._answers:
+                pass
+        except (grpc.RpcError, ValueError):
+            pass  # it is gone already
+        self._channel.close()
+
+    def _next(self) -> pb.ToSimulator:
+        try:
+            answer: pb.ToSimulator | None = next(self._answers, None)
+        except ValueError:  # the channel was closed
+            raise _Ended from None
+        if answer is None:
+            raise _Ended
+        if answer.WhichOneof("message") == "error":
+            error = answer.error
+            raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
+        return answer
+
+    def _resume(self, error: grpc.RpcError) -> None:
+        if not isinstance(error, _Ended) and _code(error) not in _BROKEN:
+            raise _told(error, self._address) from error
+        self.welcome = self._dial(time.monotonic() + self.welcome.resume_seconds)
+
+    def _dial(self, deadline: float) -> pb.Welcome:
+        """Open a stream, as often as it takes."""
+        while True:
+            try:
+                return self._open()
+            except grpc.RpcError as error:
+                broken = isinstance(error, _Ended) or _code(error) in _BROKEN
+                if not broken or time.monotonic() > deadline:
+                    raise _told(error, self._address) from error
+            time.sleep(_RETRY_SECONDS)
+
+    def _open(self) -> pb.Welcome:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = _channel(self._address, self._tls)
+        self._outgoing: queue.SimpleQueue[pb.FromSimulator | None] = queue.SimpleQueue()
+        self._outgoing.put(pb.FromSimulator(hello=self._hello))
+        method = self._channel.stream_stream(
+            _METHOD,
+            request_serializer=pb.FromSimulator.SerializeToString,
+            response_deserializer=pb.ToSimulator.FromString,
+        )
+        outgoing: Iterator[pb.FromSimulator | None] = iter(self._outgoing.get, None)
+        self._answers = method(outgoing, metadata=self._metadata)
+        answer = self._next()
+        if answer.WhichOneof("message") != "welcome":
+            raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
+        return answer.welcome
+
+
+class _Ended(grpc.RpcError):
+    """The gateway ended the stream without a word."""
+
+
+def _code(error: Any) -> Any:
+    return error.code() if hasattr(error, "code") else None
+
+
+def _told(error: Any, address: str) -> GatewayError:
+    if isinstance(error, _Ended):
+        return GatewayError("UNAVAILABLE", f"the gateway at {address} ended the stream", True)
+    text = f"the gateway at {address}: {error.details()}"
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        text += ". Does it run, is the address right, and do both sides use TLS or neither?"
+    return GatewayError(error.code().name, text, error.code() in _BROKEN)
+
+
+def _channel(address: str, tls: str) -> Any:
+    if not tls:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    ca, certificate, key = (Path(tls, n).read_bytes() for n in ("ca.pem", "cert.pem", "key.pem"))
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.secure_channel(address, credentials, options=_OPTIONS)

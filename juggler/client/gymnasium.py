@@ -1,0 +1,64 @@
+"""Any environment of Gymnasium as a simulator. Gymnasium is imported when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from juggler.client.session import connect
+
+
+def play(
+    env: Any,
+    address: str,
+    *,
+    episodes: int | None = None,
+    seed: int | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[float]:
+    """Play an environment against a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
+
+    Args:
+        env: a Gymnasium id, or an environment.
+        address: of the gateway.
+        episodes: how many; None: until the gateway leaves.
+        seed: of the environment.
+        env_kwargs: what an environment that is named is made with.
+        options: of `connect`.
+
+    Returns:
+        The undiscounted return of each episode.
+
+    Raises:
+        GatewayError: the session failed; not where the run has ended.
+    """
+    from juggler.client.connection import GatewayError
+
+    made = isinstance(env, str)
+    if made:
+        env = importlib.import_module("gymnasium").make(env, **(env_kwargs or {}))
+    returns: list[float] = []
+    try:
+        with connect(address, env.observation_space, env.action_space, **options) as session:
+            observation, _ = env.reset(seed=seed)
+            action, total = session.step(observation), 0.0
+            while episodes is None or len(returns) < episodes:
+                observation, reward, terminated, truncated, _ = env.step(action)
+                total += float(reward)
+                final = None
+                if terminated or truncated:
+                    returns.append(total)
+                    if len(returns) == episodes:
+                        session.step(observation, reward, terminated, truncated)
+                        break
+                    total, final = 0.0, observation
+                    observation, _ = env.reset()
+                action = session.step(observation, reward, terminated, truncated, final)
+    except GatewayError as error:
+        if error.code != "ENDED":
+            raise
+    finally:
+        if made:
+            env.close()
+    return returns

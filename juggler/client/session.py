@@ -1,0 +1,176 @@
+"""A simulator's session with a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from juggler.client.connection import Connection
+from juggler.client.spaces import Values, as_first, as_message, one_of, rows_of
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_PROTOCOL = 1
+
+
+def connect(
+    address: str,
+    observation_space: Any,
+    action_space: Any,
+    *,
+    environments: int | None = None,
+    real_time: bool = False,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
+) -> Session:
+    """Begin a session.
+
+    Args:
+        address: of the gateway, "host:port".
+        observation_space: of one environment: of `juggler.client`, or of Gymnasium.
+        action_space: the same.
+        environments: N, that are stepped together; None: one, without a dimension for it.
+        real_time: the simulator cannot wait. Where nobody asks for samples, actions come all the
+            same, and nothing is learned from what they lead to.
+        token: of the run; None: that of the variable JUGGLER_TOKEN, if there is one.
+        tls: a directory with ca.pem, cert.pem and key.pem; None: that of JUGGLER_TLS, if there is
+            one.
+        timeout: seconds to wait for the gateway.
+        name: of the simulator, for people.
+
+    Raises:
+        GatewayError: nobody is there, or the simulator is not taken.
+    """
+    observations, actions = as_message(observation_space), as_message(action_space)
+    hello = pb.Hello(
+        protocol_min=_PROTOCOL,
+        protocol_max=_PROTOCOL,
+        client=name,
+        mode=pb.REMOTE_INFERENCE,
+        environments=environments or 1,
+        real_time=real_time,
+        agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
+    )
+    connection = Connection(address, hello, token, tls, timeout)
+    return Session(connection, Values(observations), Values(actions), environments)
+
+
+class Session:
+    """Ask for actions, step by step; a context. Where the connection breaks, the session goes on
+    over another one, if there is one within `welcome.resume_seconds`.
+
+    Attributes:
+        welcome: what the gateway said at the beginning, a `Welcome` of simulator.proto.
+        version: generation and update of the weights that acted last.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        observations: Values,
+        actions: Values,
+        environments: int | None,
+    ) -> None:
+        self._connection = connection
+        self._observations, self._actions = observations, actions
+        self._count = environments
+        self._seq = 0
+        self.welcome = connection.welcome
+        self.version = (0, 0)
+
+    def step(
+        self,
+        observation: Any,
+        reward: Any = 0.0,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_observation: Any = None,
+        environments: Sequence[int] | None = None,
+    ) -> Any:
+        """Say what the last action led to, and what is seen now; wait for the next action.
+
+        One environment: at the end of an episode, give its last observation, and get None; then
+        give the first one of the next. Or save that round trip: give the first observation of the
+        next episode at once, and the last one as `final_observation`.
+
+        N environments: all are arrays over them, [N, ...]. After an end, a row shows the next
+        episode's first observation, and `final_observation` the last one of the episode that ended
+        (Gymnasium's "same step" autoreset).
+
+        Args:
+            observation: of the space that the session began with.
+            reward: of the last action; that of an environment's first step is ignored.
+            terminated: the episode ended.
+            truncated: it was cut off, as by a time limit.
+            final_observation: see above; of rows without an end it is ignored.
+            environments: R numbers of environments, if it is not all N that have something to say;
+                everything is [R, ...] then.
+
+        Returns:
+            The action, or actions [N, ...].
+
+        Raises:
+            GatewayError: the session is over.
+            ValueError: something does not fit the spaces.
+        """
+        if self._count is not None:
+            rows = self._rows(observation, reward, terminated, truncated, final_observation)
+            rows.environments.extend(environments or ())
+            return self._actions.from_tensors(self._exchange(rows))
+        ended, paused = bool(terminated or truncated), False
+        if ended and final_observation is None:
+            final_observation, paused = observation, True
+        finals = as_first(final_observation) if ended else None
+        rows = self._rows(as_first(observation), [reward], [terminated], [truncated], finals)
+        if paused:
+            rows.paused.append(True)
+        actions = self._exchange(rows)
+        return None if paused else one_of(self._actions.from_tensors(actions))
+
+    def close(self) -> None:
+        """Episodes that are running end as truncated."""
+        self._connection.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rows(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, finals: Any
+    ) -> pb.Rows:
+        rows = pb.Rows(observations=self._observations.tensors(observation))
+        if np.ndim(reward):
+            rows.rewards.extend(np.asarray(reward, np.float32).tolist())
+        ended = np.zeros(0, np.bool_)
+        if np.any(terminated):
+            ended = np.asarray(terminated, np.bool_)
+            rows.terminated.extend(ended.tolist())
+        if np.any(truncated):
+            cut = np.asarray(truncated, np.bool_)
+            rows.truncated.extend(cut.tolist())
+            if finals is None:
+                raise ValueError("an episode was truncated: give its final_observation, too")
+            places = np.flatnonzero(cut)
+            rows.final_rows.extend(places.tolist())
+            last = _dense(rows_of(finals, places))
+            rows.final_observations.extend(self._observations.tensors(last))
+        return rows
+
+    def _exchange(self, rows: pb.Rows) -> Sequence[pb.NamedTensor]:
+        self._seq += 1
+        answer = self._connection.exchange(pb.StepBatch(seq=self._seq, agents=[rows]))
+        version = answer.agents[0].version
+        self.version = (version.generation, version.update)
+        return answer.agents[0].actions
+
+
+def _dense(values: Any) -> Any:
+    """Gymnasium's final observations are an array of arrays."""
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return np.stack(list(values))
+    return values

@@ -1,0 +1,222 @@
+"""Spaces as messages, and values of theirs as arrays, without Gymnasium."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.v1.spaces_pb2 import Space
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+_DTYPES: dict[int, str] = {
+    DType.DTYPE_BOOL: "?",
+    DType.DTYPE_INT8: "i1",
+    DType.DTYPE_INT16: "<i2",
+    DType.DTYPE_INT32: "<i4",
+    DType.DTYPE_INT64: "<i8",
+    DType.DTYPE_UINT8: "u1",
+    DType.DTYPE_UINT16: "<u2",
+    DType.DTYPE_UINT32: "<u4",
+    DType.DTYPE_UINT64: "<u8",
+    DType.DTYPE_FLOAT16: "<f2",
+    DType.DTYPE_FLOAT32: "<f4",
+    DType.DTYPE_FLOAT64: "<f8",
+}
+_NUMBERS: dict[np.dtype[Any], Any] = {np.dtype(code): n for n, code in _DTYPES.items()}
+
+
+def box(
+    shape: Sequence[int], low: Any = -np.inf, high: Any = np.inf, dtype: Any = np.float32
+) -> Space:
+    """Arrays of a shape and dtype.
+
+    Args:
+        shape: of one observation or action.
+        low: the least values, one or as many as `shape` has. Of integers it must be finite.
+        high: the greatest.
+        dtype: of NumPy.
+    """
+    space = Space()
+    space.box.shape.extend(shape)
+    space.box.dtype = _NUMBERS[np.dtype(dtype).newbyteorder("<")]
+    whole = np.dtype(dtype).kind != "f"
+    for name, bound in (("low", low), ("high", high)):
+        values = np.ravel(bound).tolist()
+        getattr(space.box, f"int_{name}" if whole else name).extend(values)
+    return space
+
+
+def discrete(n: int, start: int = 0) -> Space:
+    """One of n integers."""
+    space = Space()
+    space.discrete.n, space.discrete.start, space.discrete.dtype = n, start, DType.DTYPE_INT64
+    return space
+
+
+def multi_discrete(nvec: Sequence[int]) -> Space:
+    """Several integers, each below its number."""
+    space = Space()
+    space.multi_discrete.nvec.extend(nvec)
+    space.multi_discrete.start.extend([0] * len(nvec))
+    space.multi_discrete.shape.append(len(nvec))
+    space.multi_discrete.dtype = DType.DTYPE_INT64
+    return space
+
+
+def multi_binary(n: int) -> Space:
+    """n numbers, each 0 or 1, int8."""
+    space = Space()
+    space.multi_binary.shape.append(n)
+    return space
+
+
+def dict_of(spaces: Mapping[str, Space]) -> Space:
+    """Values by key. One that has an "action_mask", `multi_binary(n)`, says which actions of n are
+    allowed."""
+    space = Space()
+    space.dict.SetInParent()
+    for key in sorted(spaces):
+        entry = space.dict.entries.add(key=key)
+        entry.space.CopyFrom(spaces[key])
+    return space
+
+
+def tuple_of(spaces: Sequence[Space]) -> Space:
+    """Values in order."""
+    space = Space()
+    space.tuple.SetInParent()
+    for each in spaces:
+        space.tuple.spaces.add().CopyFrom(each)
+    return space
+
+
+def as_message(space: Any) -> Space:
+    """A space of this module, or one of Gymnasium.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(space, Space):
+        return space
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None or not isinstance(space, gymnasium.Space):
+        raise TypeError(
+            f"{space!r} is no space: make one with juggler.client.box, discrete, …, or give one "
+            "of Gymnasium"
+        )
+    # Whoever has such a space has Gymnasium.
+    from juggler.runtime.wire.spaces import space_to_message
+
+    return space_to_message(space)
+
+
+class Values:
+    """From values of a space to arrays on the wire, and back.
+
+    Args:
+        space: of one value.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.leaves = list(_leaves(space, ()))
+
+    def tensors(self, values: Any) -> list[pb.NamedTensor]:
+        """Values [R, ...], in dicts and tuples where the space is one."""
+        return [
+            _tensor(path, dtype, np.asarray(_at(values, path)), shape)
+            for path, dtype, shape in self.leaves
+        ]
+
+    def from_tensors(self, tensors: Sequence[pb.NamedTensor]) -> Any:
+        """Values [R, ...] in memory of their own."""
+        arrays = {
+            tuple(tensor.path): np.frombuffer(
+                bytearray(tensor.data), _DTYPES[tensor.dtype]
+            ).reshape(tuple(tensor.shape))
+            for tensor in tensors
+        }
+        return _value(self._space, arrays, ())
+
+
+def one_of(values: Any) -> Any:
+    """The first of values [1, ...]; of Discrete spaces an int."""
+    if isinstance(values, dict):
+        return {key: one_of(value) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(one_of(value) for value in values)
+    first = values[0]
+    return first.item() if np.ndim(first) == 0 else first
+
+
+def as_first(value: Any) -> Any:
+    """A value as values [1, ...]."""
+    if isinstance(value, Mapping):
+        return {key: as_first(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(as_first(each) for each in value)
+    return np.asarray(value)[None]
+
+
+def rows_of(values: Any, rows: Any) -> Any:
+    """Some of values [R, ...]."""
+    if isinstance(values, Mapping):
+        return {key: rows_of(each, rows) for key, each in values.items()}
+    if isinstance(values, tuple):
+        return tuple(rows_of(each, rows) for each in values)
+    return np.asarray(values)[rows]
+
+
+def _leaves(space: Space, path: tuple[str, ...]) -> Any:
+    """Path, dtype and shape of each array."""
+    kind = space.WhichOneof("kind")
+    if kind == "dict":
+        for entry in space.dict.entries:
+            yield from _leaves(entry.space, (*path, entry.key))
+    elif kind == "tuple":
+        for place, each in enumerate(space.tuple.spaces):
+            yield from _leaves(each, (*path, str(place)))
+    else:
+        leaf: Any = getattr(space, kind) if kind else None
+        number = DType.DTYPE_INT8 if kind == "multi_binary" else getattr(leaf, "dtype", 0)
+        if number not in _DTYPES:
+            raise TypeError(f"a space of the kind {kind} cannot be sent: use others, or pad it")
+        yield path, np.dtype(_DTYPES[number]), tuple(getattr(leaf, "shape", ()))
+
+
+def _at(values: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        values = values[int(key)] if isinstance(values, tuple) else values[key]
+    return values
+
+
+def _tensor(
+    path: tuple[str, ...], dtype: np.dtype[Any], array: NDArray[Any], shape: tuple[int, ...]
+) -> pb.NamedTensor:
+    if array.shape[1:] != shape:
+        where = f" at {'/'.join(path)}" if path else ""
+        raise ValueError(
+            f"values{where} have shape {list(array.shape[1:])}, and their space says {list(shape)}"
+        )
+    if array.dtype != dtype:
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"values of {array.dtype}, where their space says {dtype}")
+        array = array.astype(dtype)
+    return pb.NamedTensor(path=path, dtype=_NUMBERS[dtype], shape=array.shape, data=array.tobytes())
+
+
+def _value(space: Space, arrays: Mapping[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
+    kind = space.WhichOneof("kind")
+    if kind == "dict":
+        return {e.key: _value(e.space, arrays, (*path, e.key)) for e in space.dict.entries}
+    if kind == "tuple":
+        return tuple(
+            _value(each, arrays, (*path, str(place)))
+            for place, each in enumerate(space.tuple.spaces)
+        )
+    return arrays[path]

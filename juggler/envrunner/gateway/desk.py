@@ -1,0 +1,275 @@
+"""The gateway's desk: what simulators say comes in, actions and batches go out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from juggler.envrunner.gateway.errors import Code, SessionError
+from juggler.envrunner.gateway.player import Acted
+from juggler.envrunner.gateway.reception import DeskSettings, Reception, Work
+from juggler.envrunner.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, Session
+from juggler.envrunner.gateway.steps import Steps, read_steps
+from juggler.envrunner.gateway.transport import Closed, Event, GatewayStream, Transport
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_SWEEP_SECONDS = 0.25
+#: Who waits longer than this for an action is told so.
+_TELL_SECONDS = 1.0
+
+
+class Desk:
+    """Acts in the transport's loop, in turns: whatever came since the last one, at once.
+
+    A thread of its own would have to wait for the interpreter's lock as often as a message comes.
+
+    Args:
+        transport: carries what simulators say and are told.
+        work: see `Work`.
+        settings: see there.
+        failed: called with what ended it, where something did.
+
+    Attributes:
+        seconds: where its time went.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        work: Work,
+        settings: DeskSettings,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._transport, self._loop = transport, transport.loop
+        self._work, self._settings, self._failed = work, settings, failed
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
+        self._reception = Reception(work, settings, self._counts)
+        self._events: list[Event] = []
+        self._leaving: list[Session] = []
+        self._next_turn: asyncio.Handle | None = None
+        self._due = 0.0  # on the loop's clock
+        self._gathering_since = 0.0
+        self._next_sweep = 0.0
+        self._waiting_since: float | None = None  # for somebody who asks for samples
+        self._over = False
+
+    def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
+        """As `Transport.start`."""
+        bound = self._transport.start(self._hears, address, tls, insecure)
+        self.wake()
+        return bound
+
+    def wake(self) -> None:
+        """There is something new for `Work.go_on`. May be called in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._turn_within, 0.0)
+
+    def close(self, reason: str) -> None:
+        """Tell all simulators, and end."""
+        self._transport.call(lambda: self._end_all(reason))
+        self._transport.close()
+
+    def _end_all(self, reason: str) -> None:
+        self._over = True
+        for session in self._reception.sessions.by_id.values():
+            error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
+            self._reception.last_word(session, error)
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def _hears(self, event: Event) -> None:
+        if not self._events:
+            self._gathering_since = time.perf_counter()
+        self._events.append(event)
+        wait = self._settings.max_wait
+        enough = min(self._settings.max_batch, len(self._reception.sessions.by_id))
+        if wait and len(self._events) < enough:
+            self._turn_within(wait)
+        else:
+            self._turn_within(0.0)
+
+    def _turn_within(self, seconds: float) -> None:
+        due = self._loop.time() + seconds
+        if self._next_turn is not None:
+            if self._due <= due:
+                return
+            self._next_turn.cancel()
+        self._due = due
+        if seconds:
+            self._next_turn = self._loop.call_at(due, self._turn)
+        else:
+            self._next_turn = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._next_turn = None
+        if self._over:
+            return
+        try:
+            began = time.perf_counter()
+            events, self._events = self._events, []
+            if events:
+                self.seconds["gathering"] += began - self._gathering_since
+            self._hear(events)
+            self.seconds["messages"] += time.perf_counter() - began
+            self._act()
+            self._work.go_on()
+            self._act()  # what was asked for just now
+            self._sweep()
+        except BaseException as error:  # the process ends for it
+            self._over = True
+            self._failed(error)
+            return
+        self._turn_within(min(_SWEEP_SECONDS, self._work.patience()))
+
+    def _hear(self, events: list[Event]) -> None:
+        arrivals: list[Steps] = []
+        for event in events:
+            if isinstance(event, tuple):
+                stream, raw = event
+                stream.unread -= 1
+                try:
+                    self._message(stream, raw, arrivals)
+                except SessionError as error:
+                    self._reception.end(stream, error, arrivals)
+            elif isinstance(event, Closed):
+                session = event.stream.session
+                if session is not None and session.stream is event.stream:
+                    session.vanishes()
+            else:
+                if not event.answer.done():
+                    event.answer.set_result(self._info())
+        if arrivals:
+            assert self._reception.player is not None
+            for steps, refusal in self._reception.player.arrive(arrivals):
+                self._reception.fail(steps.session, refusal)
+        leaving, self._leaving = self._leaving, []
+        for session in leaving:
+            if session.stream is not None:
+                session.stream.close()
+            self._reception.close(session)
+
+    def _message(self, stream: GatewayStream, raw: bytes, arrivals: list[Steps]) -> None:
+        session = stream.session
+        try:
+            message = pb.FromSimulator.FromString(raw)
+        except DecodeError:
+            text = "bytes that are no FromSimulator of simulator.proto"
+            raise SessionError(Code.BAD_MESSAGE, text) from None
+        kind = message.WhichOneof("message")
+        if session is None:
+            if kind != "hello":
+                text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
+                raise SessionError(Code.EXPECTED_HELLO, text)
+            return self._reception.hello(stream, message.hello)
+        if session.stream is not stream:
+            return None  # another stream goes on with the session
+        match kind:
+            case "steps":
+                self._steps(session, message.steps, arrivals)
+            case "goodbye":
+                self._leaving.append(session)  # when what it has just said is taken
+            case "hello":
+                text = "a second hello on one stream: open another stream for another session"
+                raise SessionError(Code.SECOND_HELLO, text)
+            case "recording" | "policy":
+                text = f"{kind}: this gateway serves remote inference alone"
+                raise SessionError(Code.NOT_SERVED, text)
+            case _:
+                raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
+
+    def _steps(self, session: Session, batch: pb.StepBatch, arrivals: list[Steps]) -> None:
+        answer = session.receives(batch.seq)
+        if answer is not None:
+            if answer and session.stream is not None:
+                session.stream.send(answer)
+            return
+        assert self._reception.player is not None
+        steps = read_steps(session, batch, self._reception.player.layout)
+        for at in (*steps.terminated, *steps.truncated):
+            session.acted[steps.environments[at]] = 0
+        for environment in steps.environments:
+            session.waiting[environment] = 1
+        arrivals.append(steps)
+
+    # -- what they are told ---------------------------------------------------------------------
+
+    def _act(self) -> None:
+        player = self._reception.player
+        while player is not None and player.waiting:
+            started = time.perf_counter()
+            answers = player.act(self._work.wanted(), self._settings.max_batch)
+            if not answers:
+                return
+            for answer in answers:
+                self._answer(answer)
+            self.seconds["inference"] += time.perf_counter() - started
+            self._counts["inferences"] += 1
+            self._counts["inferred_rows"] += sum(answer.steps.rows for answer in answers)
+
+    def _answer(self, answer: Acted) -> None:
+        steps = answer.steps
+        session = steps.session
+        for environment in steps.environments:
+            session.waiting[environment], session.acted[environment] = 0, 1
+        for at in steps.paused:
+            session.acted[steps.environments[at]] = 0
+        session.told_to_wait = False
+        message = self._reception.answers.message(
+            steps.seq, steps.rows, answer.actions, answer.version
+        )
+        session.answers(steps.seq, message)
+
+    def _sweep(self) -> None:
+        """What is to be done every now and then."""
+        now = time.monotonic()
+        if self._reception.player is None or now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_SECONDS
+        self._reception.player.environments.hand_in_stalled()
+        for session in self._reception.sessions.overdue():
+            self._reception.close(session)
+            self._counts["sessions_lost"] += 1
+        waiting = {steps.session for steps in self._reception.player.waiting}
+        self._waiting_since = (self._waiting_since or now) if waiting else None
+        if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
+            self._tell(waiting)
+
+    def _tell(self, waiting: set[Session]) -> None:
+        text = "nobody asks for samples now; actions come as soon as somebody does"
+        notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+        message = pb.ToSimulator(notice=notice).SerializeToString()
+        for session in waiting:
+            if session.stream is not None and not session.told_to_wait:
+                session.stream.send(message)
+                session.told_to_wait = True
+
+    def _info(self) -> pb.Info:
+        info = pb.Info(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run_id=self._settings.run_id,
+            modes=[pb.REMOTE_INFERENCE],
+            counts=self.counts(),
+        )
+        if self._reception.player is not None:
+            info.agents.append(self._reception.agent)
+        return info
+
+    def counts(self) -> dict[str, float]:
+        """What has happened so far, by name. To be called in the loop."""
+        counts: dict[str, float] = dict(self._counts)
+        counts["sessions"] = len(self._reception.sessions.by_id)
+        if self._reception.player is not None:
+            counts.update(self._reception.player.environments.counts)
+            counts["environments"] = len(self._reception.player.environments)
+            counts["steps_waiting"] = len(self._reception.player.waiting)
+        if inferences := self._counts["inferences"]:
+            counts["rows_per_inference"] = self._counts["inferred_rows"] / inferences
+        return counts

@@ -1,0 +1,75 @@
+"""Trees of arrays that grow, one place for each environment or row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.structures import tree_map
+
+
+def grown(tree: Any, capacity: int) -> Any:
+    """A tree of arrays [S, ...] with room for more, of zeros."""
+
+    def more(array: NDArray[Any]) -> NDArray[Any]:
+        room = np.zeros((capacity, *array.shape[1:]), array.dtype)
+        room[: len(array)] = array
+        return room
+
+    return tree_map(more, tree)
+
+
+def room_for(tree: Any, capacity: int) -> Any:
+    """Zeros [capacity, ...] for rows like those of a tree [B, ...]."""
+    return tree_map(
+        lambda array: np.zeros((capacity, *array.shape[1:]), array.dtype),
+        tree,
+    )
+
+
+def take(tree: Any, places: Any) -> Any:
+    """Copies of places [B] of a tree [S, ...] -> [B, ...]."""
+    return tree_map(lambda array: array[places], tree)
+
+
+def put(tree: Any, places: Any, values: Any) -> None:
+    """Write [B, ...] into places [B] of a tree [S, ...]."""
+    if isinstance(tree, Mapping):
+        for key, branch in tree.items():
+            put(branch, places, values[key])
+    else:
+        tree[places] = values
+
+
+class Places:
+    """Numbers from 0 that are given out and come back, the lowest first.
+
+    Args:
+        capacity: how many there are to begin with; see `grow`.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
+
+    @property
+    def used(self) -> int:
+        return self.capacity - len(self._free)
+
+    def grow(self, more: int) -> bool:
+        """See to it that so many are free. True: there are more now than before."""
+        before = self.capacity
+        while len(self._free) < more:
+            new = range(self.capacity, 2 * self.capacity)
+            self._free = [*reversed(new), *self._free]
+            self.capacity *= 2
+        return self.capacity != before
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, place: int) -> None:
+        self._free.append(place)

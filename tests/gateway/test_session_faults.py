@@ -1,0 +1,274 @@
+"""What simulators do wrong, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, hello, steps_of
+from gymnasium import spaces
+
+from juggler.client import GatewayError
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
+
+
+@pytest.fixture(scope="module")
+def world() -> Any:
+    with GatewayWorld(rows=4, steps=4) as world:
+        world.ask(1000)
+        with RawSimulator(world.address) as first:
+            first.greet()
+        yield world
+
+
+def refused(answer: pb.ToSimulator) -> tuple[str, str]:
+    assert answer.WhichOneof("message") == "error", answer
+    return pb.Error.Code.Name(answer.error.code), answer.error.message
+
+
+def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
+    return list(hello(observations, actions).agents)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"protocol_min": 2, "protocol_max": 3}, "UNSUPPORTED_VERSION", "speaks version 1 to 1"),
+        ({"protocol_max": 0, "protocol_min": 0}, "UNSUPPORTED_VERSION", "0 to 0"),
+        ({"mode": 99}, "NOT_SERVED", "use REMOTE_INFERENCE"),
+        ({"agents": spaces_of(THREE) * 2}, "NOT_SERVED", "one agent"),
+        ({"environments": 0}, "UNKNOWN_ENVIRONMENT", "at least 1"),
+        ({"environments": 1 << 20}, "FULL", "start another gateway"),
+        ({"agents": spaces_of(spaces.Discrete(3))}, "WRONG_SPACES", "must have the same"),
+        ({"agents": spaces_of(THREE, spaces.Discrete(3))}, "WRONG_SPACES", "another action_space"),
+        ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
+        ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
+    world: GatewayWorld, changes: dict[str, Any], code: str, said: str
+) -> None:
+    with RawSimulator(world.address) as simulator:
+        given, text = refused(simulator.greet(**changes))
+        assert given == code
+        assert said in text
+        with pytest.raises(StopIteration):
+            simulator.hear()
+
+
+NAN = ((float("nan"), 0, 0),)
+
+
+def bad_tensor(**changes: Any) -> pb.StepBatch:
+    batch = steps_of(2)
+    tensor = batch.agents[0].observations[0]
+    for name, value in changes.items():
+        if name in ("shape", "path"):
+            del getattr(tensor, name)[:]
+            getattr(tensor, name).extend(value)
+        else:
+            setattr(tensor, name, value)
+    return batch
+
+
+def without_observation() -> pb.StepBatch:
+    batch = steps_of(2)
+    del batch.agents[0].observations[:]
+    return batch
+
+
+FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].observations}
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "said"),
+    [
+        ({"steps": steps_of(2, NAN)}, "NOT_FINITE", "environment 0: the observation is NaN"),
+        ({"steps": steps_of(2, rewards=[float("inf")])}, "NOT_FINITE", "reward of environment 0"),
+        ({"steps": bad_tensor(shape=[1, 4])}, "WRONG_SHAPE", "send dtype 11 (float32) and shape"),
+        ({"steps": bad_tensor(dtype=12)}, "WRONG_SHAPE", "dtype 12"),
+        ({"steps": bad_tensor(data=b"1234")}, "WRONG_SHAPE", "4 bytes"),
+        ({"steps": bad_tensor(path=["x"])}, "WRONG_SHAPE", "unknown"),
+        ({"steps": without_observation()}, "WRONG_SHAPE", "0 arrays of observations"),
+        ({"steps": steps_of(2, rewards=[1, 2])}, "WRONG_SHAPE", "2 rewards for 1 rows"),
+        ({"steps": steps_of(2, terminated=[True, True])}, "WRONG_SHAPE", "2 terminated"),
+        ({"steps": steps_of(2, environments=[1])}, "UNKNOWN_ENVIRONMENT", "from 0 to 0"),
+        ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
+        ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
+        ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, where 2 comes next"),
+        ({"steps": steps_of(2, truncated=[True])}, "NO_FINAL_OBSERVATION", "row 0 was truncated"),
+        ({"steps": steps_of(2, truncated=[True], **FINAL)}, "NOT_FINITE", "environment 0"),
+        ({"steps": steps_of(2, paused=[True])}, "OUT_OF_ORDER", "no episode ended"),
+        ({"hello": hello()}, "SECOND_HELLO", "open another stream"),
+        ({"recording": pb.Recording()}, "NOT_SERVED", "remote inference alone"),
+        ({}, "BAD_MESSAGE", "nothing in it"),
+    ],
+)
+def test_a_wrong_message_ends_the_session_and_its_episode_as_truncated(
+    world: GatewayWorld, message: dict[str, Any], code: str, said: str
+) -> None:
+    cut = world.count("episodes_cut")
+    with RawSimulator(world.address) as simulator:
+        assert simulator.greet().HasField("welcome")
+        assert simulator.step(steps_of(1)).actions.seq == 1
+        if message.get("steps") is not None and message["steps"].seq == 2:
+            message = {"steps": pb.StepBatch.FromString(message["steps"].SerializeToString())}
+            message["steps"].seq = 3
+            assert simulator.step(steps_of(2)).actions.seq == 2
+        simulator.send(**message)
+        given, text = refused(simulator.hear())
+        assert given == code
+        assert said in text
+    if message and "steps" in message and message["steps"].seq == 3:
+        assert world.count("episodes_cut") == cut + 1
+    assert world.failure is None
+
+
+def test_bytes_that_are_no_message_are_told_so(world: GatewayWorld) -> None:
+    with RawSimulator(world.address) as simulator:
+        simulator.send_bytes(b"\xff" * 9)
+        assert refused(simulator.hear())[0] == "BAD_MESSAGE"
+    with RawSimulator(world.address) as simulator:
+        simulator.send(steps=steps_of(1))
+        assert refused(simulator.hear())[0] == "EXPECTED_HELLO"
+
+
+def test_an_episode_cannot_end_before_its_first_action(world: GatewayWorld) -> None:
+    with RawSimulator(world.address) as simulator:
+        simulator.greet()
+        assert refused(simulator.step(steps_of(1, terminated=[True])))[0] == "OUT_OF_ORDER"
+
+
+def test_an_environment_waits_for_its_action_before_it_goes_on() -> None:
+    with GatewayWorld(rows=1) as world, RawSimulator(world.address) as simulator:
+        simulator.greet()
+        simulator.send(steps=steps_of(1))
+        code, text = refused(simulator.step(steps_of(2)))
+        assert code == "OUT_OF_ORDER"
+        assert "environment 0 has not had its last action yet" in text
+
+
+def test_too_many_batches_in_flight_are_refused() -> None:
+    with GatewayWorld(rows=1) as world, RawSimulator(world.address) as simulator:
+        most = simulator.greet(environments=20).welcome.batches_in_flight
+        for seq in range(1, most + 1):
+            simulator.send(steps=steps_of(seq, environments=[seq]))
+        code, _ = refused(simulator.step(steps_of(most + 1, environments=[0])))
+        assert code == "TOO_MANY_IN_FLIGHT"
+
+
+def test_the_token_of_the_run_is_asked_for() -> None:
+    with GatewayWorld(token="secret") as world:
+        with RawSimulator(world.address, token="guess") as simulator:
+            with pytest.raises(grpc.RpcError) as failed:
+                simulator.greet()
+            assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(GatewayError, match=r"UNAUTHENTICATED.*the token is missing or wrong"):
+            world.connect(token="")
+        world.ask()
+        with world.connect(token="secret") as session:
+            assert session.step(np.zeros(3)) in (0, 1)
+
+
+def test_masked_actions_are_never_chosen_and_a_mask_needs_one_that_is_not() -> None:
+    with GatewayWorld(Masked, rows=1, steps=4) as world:
+        world.ask(1000)
+        masks = np.array([[1, 0], [0, 1]] * 8, np.int8)
+        with world.connect(MASKED, environments=16) as session:
+            for _ in range(10):
+                shown = {"observation": np.zeros((16, 3), np.float32), "action_mask": masks}
+                assert session.step(shown).tolist() == masks[:, 1].tolist()
+                masks = 1 - masks
+            shown["action_mask"] = np.zeros((16, 2), np.int8)
+            with pytest.raises(GatewayError, match=r"NO_LEGAL_ACTION: environment 0.*end the epis"):
+                session.step(shown)
+        with world.connect(MASKED) as one:
+            bad = {"observation": np.zeros(3, np.float32), "action_mask": np.array([2, 1], np.int8)}
+            with pytest.raises(GatewayError, match="other numbers than 0 and 1"):
+                one.step(bad)
+
+
+def test_a_masked_environment_may_pause_and_end_where_nothing_is_allowed() -> None:
+    shown = {"observation": np.zeros(3, np.float32), "action_mask": np.array([0, 1], np.int8)}
+    over = {"observation": np.ones(3, np.float32), "action_mask": np.zeros(2, np.int8)}
+    with GatewayWorld(Masked, rows=1, steps=4) as world:
+        world.ask(10)
+        with world.connect(MASKED) as session:
+            for _ in range(4):
+                assert session.step(shown) == 1
+                assert session.step(over, 1.0, False, True) is None
+        world.wait_for(1)
+        batch, _ = world.batches[0]
+        assert batch.final_observations["observation"].tolist() == [[1, 1, 1]]
+
+
+def test_many_mistakes_at_once_end_a_session_once() -> None:
+    with GatewayWorld(rows=4, steps=4) as world:
+        world.ask(100)
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(environments=4)
+            for seq in range(1, 5):
+                simulator.send(steps=steps_of(seq, NAN, environments=[seq - 1]))
+            assert refused(simulator.hear())[0] == "NOT_FINITE"
+        eventually(lambda: world.count("sessions") == 0)
+        assert world.count("environments") == 0
+        with world.connect(environments=8) as session:
+            assert session.step(np.zeros((8, 3))).shape == (8,)
+            assert world.count("environments") == 8
+
+
+def test_what_is_said_right_before_a_goodbye_is_learned_from() -> None:
+    with GatewayWorld(rows=1, steps=8) as world:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            simulator.greet()
+            simulator.step(steps_of(1))
+            simulator.send(steps=steps_of(2, rewards=[5], terminated=[True], paused=[True]))
+            simulator.send(goodbye=pb.Goodbye())
+            world.wait_for(1)
+        batch, ended = world.batches[0]
+        assert batch.live_steps == 1
+        assert batch.terminated[0, 0]
+        assert ended == [(5.0, 1)]
+        assert world.count("environments") == 0
+
+
+class Masked:
+    """Makes the module that knows of masks."""
+
+    def __new__(cls, observation_space: Any, action_space: Any) -> Any:
+        from juggler.runtime.modules.building import build_module
+        from juggler.runtime.modules.config import ModuleConfig
+
+        return build_module(ModuleConfig().module, observation_space, action_space, {})
+
+
+def test_observations_outside_a_counted_space_do_not_reach_the_policy() -> None:
+    counted = spaces.Dict({"observation": THREE, "place": spaces.Discrete(4, start=1)})
+    with GatewayWorld(Masked, rows=1) as world:
+        world.ask()
+        with world.connect(counted) as session:
+            assert session.step({"observation": np.zeros(3), "place": np.int64(4)}) in (0, 1)
+            with pytest.raises(GatewayError, match=r"WRONG_SHAPE.*'place' is 5, which its space"):
+                session.step({"observation": np.zeros(3), "place": np.int64(5)})
+
+
+def test_a_space_that_nobody_can_learn_in_leaves_the_gateway_waiting_for_another() -> None:
+    with GatewayWorld(rows=1) as world:
+        with RawSimulator(world.address) as simulator:
+            agent = pb.Agent(
+                observation_space=space_to_message(spaces.Text(3)),
+                action_space=space_to_message(TWO_WAYS),
+            )
+            code, text = refused(simulator.greet(agents=[agent]))
+            assert code == "WRONG_SPACES"
+            assert "give their characters as numbers" in text
+        world.ask()
+        with world.connect() as session:
+            assert session.step(np.zeros(3)) in (0, 1)
+        eventually(lambda: world.count("sessions") == 0)

@@ -1,0 +1,188 @@
+"""Simulators that vanish, come back, dawdle or cannot wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+
+from juggler.client import GatewayError
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+
+def test_who_comes_back_gets_the_same_answer_to_the_same_seq() -> None:
+    with GatewayWorld(rows=1, steps=100) as world:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            welcome = simulator.greet().welcome
+            answers = [simulator.step(steps_of(seq)) for seq in (1, 2, 3)]
+        with RawSimulator(world.address) as simulator:
+            again = simulator.greet(resume_token=welcome.resume_token).welcome
+            assert again.resumed
+            assert (again.session_id, again.last_seq) == (welcome.session_id, 3)
+            assert simulator.step(steps_of(3)) == answers[2]
+            assert simulator.step(steps_of(2)) == answers[1]
+            assert simulator.step(steps_of(4)).actions.seq == 4
+        assert world.count("steps") == 3  # none of them was counted twice
+        assert world.count("episodes_cut") == 0
+
+
+def test_an_answer_that_was_due_comes_on_the_new_stream() -> None:
+    with GatewayWorld(rows=1) as world:
+        with RawSimulator(world.address) as simulator:
+            token = simulator.greet().welcome.resume_token
+            simulator.send(steps=steps_of(1))
+            eventually(lambda: world.count("steps_waiting") == 1)
+        with RawSimulator(world.address) as simulator:
+            assert simulator.greet(resume_token=token).welcome.last_seq == 1
+            simulator.send(steps=steps_of(1))
+            eventually(lambda: world.count("sessions_resumed") == 1)
+            world.ask()
+            assert simulator.hear().actions.seq == 1
+            assert simulator.step(steps_of(2)).actions.seq == 2
+
+
+def test_the_client_goes_on_over_another_connection_by_itself() -> None:
+    with GatewayWorld(rows=1, steps=10) as world:
+        world.ask(2)
+        with world.connect() as session:
+            for reward in range(10):
+                session.step(np.full(3, reward), reward)
+                if reward in (3, 6):
+                    session._connection.break_off()
+            session.step(np.zeros(3), 10)
+        world.wait_for(1)
+        batch, _ = world.batches[0]
+        assert batch.rewards[0].tolist() == list(range(1, 11))
+        assert world.count("sessions_resumed") == 2
+        assert world.count("sessions_begun") == 1
+
+
+def test_episodes_of_who_does_not_come_back_end_as_truncated_and_are_counted() -> None:
+    with GatewayWorld(rows=1, steps=8, resume_seconds=0.3) as world:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            token = simulator.greet().welcome.resume_token
+            for seq in range(1, 5):
+                simulator.step(steps_of(seq, ((seq, seq, seq),), rewards=[seq]))
+        eventually(lambda: world.count("sessions_lost") == 1)
+        world.wait_for(1)
+        batch, ended = world.batches[0]
+        assert batch.live[0].tolist() == [True] * 3 + [False] * 5
+        assert batch.truncated[0].tolist() == [False, False, True] + [False] * 5
+        assert batch.rewards[0, :3].tolist() == [2, 3, 4]
+        assert batch.final_observations.tolist() == [[4, 4, 4]]
+        assert ended == [(9.0, 3)]
+        assert world.count("episodes_cut") == 1
+        with RawSimulator(world.address) as simulator:
+            answer = simulator.greet(resume_token=token)
+            assert answer.error.code == pb.Error.UNKNOWN_SESSION
+
+
+def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
+    with GatewayWorld(rows=1, steps=100) as world:
+        world.ask()
+        with RawSimulator(world.address) as old, RawSimulator(world.address) as new:
+            token = old.greet().welcome.resume_token
+            old.step(steps_of(1))
+            assert new.greet(resume_token=token).welcome.last_seq == 1
+            assert old.hear().error.code == pb.Error.SUPERSEDED
+            assert new.step(steps_of(2)).actions.seq == 2
+
+
+def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches() -> None:
+    """Both have half of the rows that are wanted; the slow one never fills its own."""
+    with GatewayWorld(rows=2, steps=4) as world:
+        world.ask(100)
+        with world.connect() as slow, world.connect() as fast:
+            slow.step(np.full(3, -1))
+            slow.step(np.full(3, -2), 1.0)
+            started = time.monotonic()
+            for _ in range(400):
+                fast.step(np.ones(3), 1.0)
+            assert time.monotonic() - started < 10
+            world.wait_for(40)
+            # What the slow one has done is handed in after a while, as far as it goes.
+            eventually(lambda: world.count("rows_cut") == 1)
+            for _ in range(12):
+                fast.step(np.ones(3), 1.0)
+            short = [
+                batch.observations[row]
+                for batch, _ in world.batches
+                for row in range(2)
+                if not batch.live[row].all()
+            ]
+            assert len(short) == 1
+            assert short[0][:, 0].tolist() == [-1, -2, -2, -2]
+            # And what it does next is not lost.
+            for reward in (2, 3, 4, 5):
+                slow.step(np.full(3, -3), reward)
+            fast_rows = 4
+            for _ in range(4 * fast_rows):
+                fast.step(np.ones(3), 1.0)
+            rows = [batch.rewards[row].tolist() for batch, _ in world.batches for row in (0, 1)]
+            assert [2, 3, 4, 5] in rows
+
+
+def test_steps_wait_until_somebody_asks_and_simulators_are_told_so() -> None:
+    with GatewayWorld(rows=1, steps=4) as world, RawSimulator(world.address) as simulator:
+        simulator.greet()
+        answer = simulator.step(steps_of(1))
+        assert answer.notice.kind == pb.Notice.WAITING
+        world.ask()
+        assert simulator.hear().actions.seq == 1
+
+
+def test_who_cannot_wait_acts_all_the_same_and_is_not_learned_from_meanwhile() -> None:
+    with GatewayWorld(rows=1, steps=2) as world, world.connect(real_time=True) as session:
+        for reward in range(6):
+            assert session.step(np.ones(3), reward) in (0, 1)
+        assert world.count("steps_unrecorded") == 5
+        world.ask()
+        for reward in range(6, 9):
+            session.step(np.ones(3), reward)
+        world.wait_for(1)
+        batch, _ = world.batches[0]
+        assert batch.rewards.tolist() in ([[6, 7]], [[7, 8]])
+        assert batch.segment_offsets.tolist() in ([5], [6])
+
+
+def test_steps_of_several_sessions_are_inferred_together() -> None:
+    with GatewayWorld(rows=8, steps=100, max_wait=0.5) as world:
+        world.ask()
+        sessions: list[Any] = [world.connect() for _ in range(8)]
+
+        def play(session: Any) -> None:
+            for _ in range(5):
+                session.step(np.ones(3))
+            session.close()
+
+        threads = [threading.Thread(target=play, args=(each,)) for each in sessions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert world.count("inferred_rows") == 40
+        assert world.count("inferences") <= 10
+
+
+def test_the_end_of_the_gateway_is_an_error_of_its_own() -> None:
+    world = GatewayWorld(rows=1, steps=4)
+    session = world.connect()
+    world.ask()
+    session.step(np.zeros(3))
+    thread = threading.Thread(target=world.close)
+    thread.start()
+
+    def go_on() -> None:
+        while True:
+            session.step(np.zeros(3))
+
+    with pytest.raises(GatewayError, match="ENDED: the gateway leaves") as ended:
+        go_on()
+    assert ended.value.retryable
+    thread.join()

@@ -1,0 +1,117 @@
+"""docs/external-simulators.md, as people would follow it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_world import GatewayWorld, eventually
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "external-simulators.md").read_text()
+
+
+def commands(beginning: str) -> list[str]:
+    """Those of the page's block in which one begins so."""
+    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.S | re.M):
+        if any(line.startswith(beginning) for line in block.splitlines()):
+            found: list[str] = block.splitlines()
+            return found
+    raise AssertionError(f"no command begins with {beginning!r}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """What of the repository a simulator needs, with a port that is free."""
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    shutil.copytree(
+        ROOT / "examples" / "simulators",
+        tmp_path / "examples" / "simulators",
+        ignore=shutil.ignore_patterns("node_modules"),
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def address(place: Path) -> Iterator[str]:
+    """Where the run of the page takes simulators; it must solve its task."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = place / "examples" / "simulators" / "balance.toml"
+    config.write_text(config.read_text().replace("127.0.0.1:5005", address))
+    (command,) = commands("juggler train")
+    arguments = [*command.split()[1:], "--run-dir", "run", "--stop-seconds", "90"]
+    output = place / "output"
+    with output.open("w") as file:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "juggler", *arguments],
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        eventually(lambda: "takes simulators at" in output.read_text(), 60)
+        yield address
+        assert run.wait(100) == 0, output.read_text()
+        assert "solved: return" in output.read_text(), output.read_text()
+    finally:
+        run.kill()
+        run.wait()
+
+
+def follow(lines: list[str], place: Path, address: str) -> str:
+    """Run the commands of a block in one shell -> what they print."""
+    script = "\n".join(["set -e", *lines]).replace("127.0.0.1:5005", address)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=place, capture_output=True, text=True, timeout=115
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_simulator_in_javascript_is_learned_from(place: Path, address: str) -> None:
+    assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
+    assert "ENDED: the gateway leaves" in follow(commands("npm"), place, address)
+
+
+@pytest.mark.slow
+def test_a_simulator_in_cpp_is_learned_from(place: Path, address: str) -> None:
+    install, *build = commands("apt-get")
+    tools = ("cmake", "g++", "pkg-config", "grpc_cpp_plugin", "protoc")
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    assert not missing, f"{missing} missing: {install}"
+    assert "ENDED: the gateway leaves" in follow(build, place, address)
+
+
+def test_the_simulators_in_python_play() -> None:
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
+        exec(block, scope)
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(100)
+        scope["simulate"](world.address, 30)
+        assert world.count("episodes") == 2
+        assert world.count("steps") >= 25
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(1000)
+        returns = scope["simulate_cartpole"](world.address)
+        assert len(returns) == 2
+        assert world.count("steps") == sum(returns)
+
+
+def module_of_any_size(observation_space: Any, action_space: Any) -> Any:
+    from juggler.runtime.modules.building import build_module
+    from juggler.runtime.modules.config import ModuleConfig
+
+    return build_module(ModuleConfig().module, observation_space, action_space, {})

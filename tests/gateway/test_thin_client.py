@@ -1,0 +1,73 @@
+"""What the client takes along, and what it makes of spaces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.client import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
+from juggler.client.spaces import Values, as_message
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+
+TWO = np.array([1.0, 2.0], np.float32)
+
+
+def test_importing_it_imports_neither_torch_nor_gymnasium() -> None:
+    program = (
+        "import sys, juggler.client; "
+        "print([m for m in ('torch', 'gymnasium', 'ml_dtypes', 'cloudpickle') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ours", "gymnasiums"),
+    [
+        (box([3]), spaces.Box(-np.inf, np.inf, (3,), np.float32)),
+        (box([2], [-1, -2], [1, 2]), spaces.Box(-TWO, TWO, dtype=np.float32)),
+        (box([4, 4], 0, 255, np.uint8), spaces.Box(0, 255, (4, 4), np.uint8)),
+        (discrete(4, start=-1), spaces.Discrete(4, start=-1)),
+        (multi_discrete([2, 3]), spaces.MultiDiscrete([2, 3])),
+        (multi_binary(5), spaces.MultiBinary(5)),
+        (
+            dict_of({"b": discrete(2), "a": tuple_of([box([1]), multi_binary(2)])}),
+            spaces.Dict(
+                {
+                    "a": spaces.Tuple(
+                        [spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.MultiBinary(2)]
+                    ),
+                    "b": spaces.Discrete(2),
+                }
+            ),
+        ),
+    ],
+)
+def test_its_spaces_are_those_of_gymnasium(ours: object, gymnasiums: spaces.Space) -> None:
+    assert space_from_message(as_message(ours)) == gymnasiums
+    assert as_message(gymnasiums) == space_to_message(gymnasiums)
+
+
+def test_values_survive_the_way_there_and_back() -> None:
+    values = Values(dict_of({"a": tuple_of([box([2]), discrete(3)]), "m": multi_binary(2)}))
+    given = {
+        "a": (np.array([[1, 2], [3, 4]], np.float32), np.array([0, 2])),
+        "m": np.array([[0, 1], [1, 1]], np.int8),
+    }
+    back = values.from_tensors(values.tensors(given))
+    np.testing.assert_array_equal(back["a"][0], given["a"][0])
+    np.testing.assert_array_equal(back["a"][1], given["a"][1])
+    np.testing.assert_array_equal(back["m"], given["m"])
+
+
+def test_values_that_do_not_fit_are_told_before_they_are_sent() -> None:
+    with pytest.raises(ValueError, match=r"have shape \[3\], and their space says \[2\]"):
+        Values(box([2])).tensors(np.zeros((1, 3)))
+    with pytest.raises(ValueError, match="values of float64, where their space says int64"):
+        Values(discrete(2)).tensors(np.array([0.5]))
+    with pytest.raises(TypeError, match="is no space: make one with"):
+        as_message([2])
