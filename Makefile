@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # One thread a process: workers share the cores as processes.
 export OMP_NUM_THREADS := 1
 
+# Two tests at a time: many of them wait for processes to start and to end.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
 .PHONY: demo test test-slow check install proto clean
 
 demo: $(VENV)/installed
@@ -14,10 +17,10 @@ demo: $(VENV)/installed
 	$(BIN)/juggler plot runs/demo
 
 test: $(VENV)/installed-dev check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -44,7 +47,7 @@ proto:
 	$(PYTHON) -m venv build/protoc
 	build/protoc/bin/python -m pip install -q grpcio-tools==1.74.0
 	build/protoc/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. \
-		proto/juggler/runtime/wire/v1/*.proto
+		proto/juggler/runtime/wire/v1/*.proto proto/juggler/envrunner/dm_env_rpc/v1/*.proto
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from juggler.cli.status import Arguments, _statuses, to_plain
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -105,8 +107,12 @@ class Place:
             lambda: f"left behind: {[(p.pid, p.cmdline()) for p in self.processes()]}",
         )
         assert list(self._temporary.iterdir()) == []
+        # Those of a test that runs beside this one come and go.
+        eventually(lambda: not self._segments_left(), 5.0, lambda: str(self._segments_left()))
+
+    def _segments_left(self) -> set[str]:
         left = set(os.listdir("/dev/shm")) - self._segments
-        assert not {name for name in left if not name.startswith("sem.mp")}, left
+        return {name for name in left if not name.startswith("sem.mp")}
 
     def close(self) -> None:
         for process in self.processes():
@@ -191,3 +197,8 @@ def trained_steps(run_dir: Path) -> int:
     except (OSError, json.JSONDecodeError):
         return 0
     return int(lines[-1]["env_steps_trained"]) if lines else 0
+
+
+def status(where: Path) -> dict[str, Any]:
+    """What the driver of a run that goes on says of it, as `juggler status --json` shows it."""
+    return to_plain(next(_statuses(Arguments(where=str(where)))))

@@ -87,7 +87,7 @@ def test_solved_stays_solved(place: Place, algorithm: str, seed: int) -> None:
     ("env", "threshold", "keys"),
     [
         ("NextFree", 17.0, {"env_kwargs": {"mask_in": "info"}, "gamma": 0.5}),
-        ("Errand", 0.6, {"gamma": 0.9}),
+        ("Errand", 0.6, {"gamma": 0.9, "entropy_coefficient": 0.03}),
         ("Dials", 17.0, {"gamma": 0.5}),
         ("TMaze", 0.85, {"env_kwargs": {"length": 4}, "model": {"recurrent": "lstm"}}),
     ],
