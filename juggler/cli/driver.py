@@ -11,6 +11,7 @@ import tyro
 from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.going_on import goal_reached, has_checkpoint
 from juggler.driver.listen import Listen
 from juggler.driver.training import load_config, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
@@ -41,6 +42,10 @@ class Arguments(DoorArguments):
     resume: str | None = None
     """Go on with the run in this directory, from its newest checkpoint."""
 
+    go_on: bool = False
+    """Go on with the run in --run-dir where there is one, from its newest checkpoint, unless it has
+    reached what it was to reach: for whatever starts a driver again by the same command."""
+
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -55,6 +60,11 @@ def _drive(arguments: Sequence[str], started: float) -> int:
     listen = Listen(first.bind, first.insecure, read_token(first.token_file, tls), tls)
     if first.resume is not None and first.config is not None:
         raise ConfigError("give a configuration or --resume, not both")
+    if first.go_on:
+        if first.resume is not None or first.run.driver.run_dir is None:
+            raise ConfigError("--go-on wants --run-dir, and not --resume")
+        if has_checkpoint(Path(first.run.driver.run_dir)):
+            first.resume = first.run.driver.run_dir
     if first.resume is not None:
         checkpoint = read(Path(first.resume))
         base = RunConfig.from_flat(checkpoint.config, where=first.resume)
@@ -65,7 +75,10 @@ def _drive(arguments: Sequence[str], started: float) -> int:
     doors = given.doors(given.insecure)
     if checkpoint is not None:
         run_dir = Path(first.resume or "")
+        if first.go_on and (reached := goal_reached(run_dir, base, given.run)):
+            print(f"the run in {run_dir} has ended ({reached}): nothing to go on with")
+            return 0
         resume_run(run_dir, checkpoint, given.run, started=started, listen=listen, doors=doors)
     else:
-        start_run(given.run, started=started, listen=listen, doors=doors)
+        start_run(given.run, started=started, over=first.go_on, listen=listen, doors=doors)
     return 0

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster
+from engine import Engine
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    try:
+        made.start()
+        made.build()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(engine: Engine) -> Iterator[Cluster]:
+    made = Cluster(engine)
+    made.compose("-f", "certs.yaml", "run", "--rm", "certs")
+    try:
+        yield made
+    finally:
+        made.close()

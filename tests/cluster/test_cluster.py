@@ -1,0 +1,235 @@
+"""A run in containers: a driver, two learners, EnvRunners that come and go, and what befalls them.
+
+The tests share a cluster and go on from one another. `-s` shows how long everything took.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+from cluster import Cluster
+from engine import IMAGE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("cluster")]
+
+
+@pytest.fixture(scope="module")
+def long_run(cluster: Cluster) -> Cluster:
+    """The same run, on its way to a return that nobody reaches."""
+    cluster.configure(options="--stop-return 501")
+    before = len(cluster.events())
+    cluster.compose("up", "-d")
+    cluster.wait_for_event("going on from update ", before)
+    cluster.wait_for_workers(3)
+    return cluster
+
+
+def _told(cluster: Cluster, *texts: str) -> None:
+    """`juggler status` says so."""
+    happenings = [each["text"] for each in cluster.status()["happenings"]]
+    for text in texts:
+        assert any(text in each for each in happenings), (text, happenings)
+
+
+def _figure(what: str, seconds: float) -> None:
+    print(f"\n{what}: {seconds:.1f} s")
+
+
+def test_a_cluster_trains_cartpole_to_solved_and_ends(cluster: Cluster) -> None:
+    _figure("image, MB", int(cluster.docker("inspect", "--format", "{{.Size}}", IMAGE)) / 1e6)
+    begun = time.monotonic()
+    cluster.compose("up", "-d")
+    cluster.wait_until(lambda: cluster.newest().get("updates"), "a first update")
+    _figure("up to first update", time.monotonic() - begun)
+    summary = cluster.run_dir / "summary.json"
+    cluster.wait_until(summary.exists, "solved", 120)
+    _figure("up to solved", time.monotonic() - begun)
+    end = json.loads(summary.read_text())
+    assert end["solved"], end
+    assert end["env_steps_in_flight"] == 0
+    lines = cluster.lines()
+    assert {"learner-0", "learner-1"} == set(lines[-1]["learner_steps"])
+    assert max(line["num_env_runners"] for line in lines) == 3
+    everybody = [
+        each
+        for service, number in (("driver", 1), ("learner", 2), ("envrunner", 3))
+        for each in cluster.ended(service, number)
+    ]
+    assert [cluster.inspect(each, ".State.ExitCode") for each in everybody] == ["0"] * 6
+    assert [cluster.inspect(each, ".RestartCount") for each in everybody] == ["0"] * 6
+
+
+def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
+    cluster: Cluster,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    cluster.configure(
+        "jh",
+        "--stop-steps 50000",
+        JUGGLER_PORT=port,
+        JUGGLER_DRIVER=f"localhost:{port}",
+        JUGGLER_HOST="localhost",
+        JUGGLER_LEARNERS=1,
+        JUGGLER_ENVRUNNERS=2,
+    )
+    roles = {"driver": 1, "learner": 1, "envrunner": 2}
+    for role in roles:
+        cluster.compose("-f", f"{role}.yaml", "up", "-d")
+    for role, number in roles.items():
+        for each in cluster.ended(role, number):
+            assert cluster.inspect(each, ".State.ExitCode") == "0", role
+    end = json.loads((cluster.run_dir / "summary.json").read_text())
+    assert end["reason_for_stop"] == "stop_steps"
+    assert len(end["devices"]) == 1
+    cluster.compose(*(word for role in roles for word in ("-f", f"{role}.yaml")), "down", "-v")
+
+
+def test_no_container_has_more_rights_than_it_needs(long_run: Cluster) -> None:
+    for service in ("driver", "learner", "envrunner"):
+        container = long_run.containers(service)[0]
+        assert long_run.inspect(container, ".HostConfig.ReadonlyRootfs") == "true"
+        assert long_run.inspect(container, ".HostConfig.CapDrop") == "[ALL]"
+        status = long_run.docker("exec", container, "cat", "/proc/1/status")
+        rights = dict(line.split(":\t", 1) for line in status.splitlines())
+        assert rights["Uid"].split() == ["1000"] * 4
+        assert int(rights["CapEff"], 16) == int(rights["CapBnd"], 16) == 0
+        assert rights["NoNewPrivs"] == "1"
+
+
+def test_a_killed_envrunner_is_started_again_and_the_run_goes_on(long_run: Cluster) -> None:
+    before, victim = len(long_run.events()), long_run.containers("envrunner")[1]
+    worker = long_run.worker(victim)
+    begun = time.monotonic()
+    long_run.kill(victim)
+    long_run.wait_for_event(f"{worker} left: ", before)
+    long_run.wait_for_training()
+    long_run.wait_for_workers(3)
+    _figure("killed EnvRunner: three again after", time.monotonic() - begun)
+    _told(long_run, f"{worker} left: the connection ended without a farewell")
+    assert long_run.newest()["env_steps_lost_unreported"] > 0
+    assert long_run.inspect(victim, ".RestartCount") == "1"
+
+
+def test_a_killed_learner_leaves_the_other_one_training_and_joins_it_again(
+    long_run: Cluster,
+) -> None:
+    before, victim = len(long_run.events()), long_run.containers("learner")[0]
+    worker = long_run.worker(victim)
+    begun = time.monotonic()
+    long_run.kill(victim)
+    long_run.wait_for_event("learner group ", before)
+    _figure("killed learner: the other one alone after", time.monotonic() - begun)
+    long_run.wait_for_training()
+    long_run.wait_for_workers(3)
+    _figure("killed learner: both after", time.monotonic() - begun)
+    _told(long_run, f"{worker} left: ", "learner group ")
+    assert long_run.newest()["env_steps_dropped"]["learner_lost"] > 0
+
+
+def test_a_paused_learner_is_left_behind_and_comes_back(long_run: Cluster) -> None:
+    before, victim = len(long_run.events()), long_run.containers("learner")[1]
+    worker = long_run.worker(victim)
+    begun = time.monotonic()
+    long_run.docker("pause", victim)
+    try:
+        long_run.wait_for_event(f"{worker} left: no heartbeat", before)
+        long_run.wait_for_event("learner group ", before)
+        _figure("paused learner: the other one alone after", time.monotonic() - begun)
+        long_run.wait_for_training()
+    finally:
+        long_run.docker("unpause", victim)
+    begun = time.monotonic()
+    long_run.wait_for_workers(3)
+    _figure("unpaused learner: both after", time.monotonic() - begun)
+    long_run.wait_for_training()
+    _told(long_run, f"{worker} left: no heartbeat")
+
+
+def test_hosts_that_are_cut_off_for_20_s_are_done_without_and_come_back(
+    long_run: Cluster,
+) -> None:
+    before = len(long_run.events())
+    victims = [long_run.containers(service)[0] for service in ("learner", "envrunner")]
+    learner, runner = (long_run.worker(each) for each in victims)
+    begun = time.monotonic()
+    for each in victims:
+        long_run.cut_off(each, "--append")
+    try:
+        long_run.wait_for_event(f"{learner} left: ", before)
+        long_run.wait_for_event(f"{runner} left: ", before)
+        _figure("cut-off hosts: both given up after", time.monotonic() - begun)
+        long_run.wait_for_training()
+        time.sleep(max(0.0, 20 - (time.monotonic() - begun)))
+    finally:
+        for each in victims:
+            long_run.cut_off(each, "--delete")
+    begun = time.monotonic()
+    long_run.wait_for_workers(3)
+    _figure("healed network: all there after", time.monotonic() - begun)
+    long_run.wait_for_training()
+    _told(long_run, f"{learner} left: ", f"{runner} left: ")
+
+
+def test_envrunners_are_scaled_up_and_down_while_the_run_goes_on(long_run: Cluster) -> None:
+    def scale(number: int) -> float:
+        begun = time.monotonic()
+        long_run.compose("up", "-d", "--no-recreate", "--scale", f"envrunner={number}")
+        long_run.wait_for_workers(number)
+        long_run.wait_for_training()
+        return time.monotonic() - begun
+
+    before = len(long_run.events())
+    _figure("3 to 5 EnvRunners", scale(5))
+    _figure("5 to 2 EnvRunners", scale(2))
+    left = [each for each in long_run.events()[before:] if each.endswith("left: terminated")]
+    assert len(left) == 3, "in order, each of them"
+    _told(long_run, *left)
+    states = [each["state"] for each in long_run.status()["workers"] if each["role"] == "envrunner"]
+    assert sorted(states) == ["left"] * 3 + ["ready"] * 2
+
+
+def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_same_workers(
+    long_run: Cluster,
+) -> None:
+    before = len(long_run.events())
+    generation = long_run.newest()["weights_version"][0]
+    begun = time.monotonic()
+    long_run.kill(long_run.containers("driver")[0])
+    long_run.wait_for_event("going on from update ", before)
+    _figure("killed driver: goes on after", time.monotonic() - begun)
+    long_run.wait_for_event("learner group ", before)
+    long_run.wait_for_workers(2)
+    _figure("killed driver: all there after", time.monotonic() - begun)
+    long_run.wait_for_training()
+    assert long_run.newest()["weights_version"][0] > generation
+    _told(long_run, "going on from update ")
+
+
+def test_a_cluster_that_is_stopped_ends_in_order_and_goes_on_when_it_is_started(
+    long_run: Cluster,
+) -> None:
+    before = len(long_run.events())
+    begun = time.monotonic()
+    long_run.compose("stop")
+    _figure("all stopped, with a checkpoint, after", time.monotonic() - begun)
+    for service, number in (("driver", 1), ("learner", 2), ("envrunner", 2)):
+        for each in long_run.ended(service, number):
+            # 143: a worker that the driver sent home was on its way out when docker's signal came.
+            allowed = ("0",) if service == "driver" else ("0", "143")
+            assert long_run.inspect(each, ".State.ExitCode") in allowed, service
+    end = json.loads((long_run.run_dir / "summary.json").read_text())
+    assert end["reason_for_stop"] == "terminated"
+    assert end["env_steps_in_flight"] == 0
+    assert end["checkpoint"].endswith(f"{end['updates']:09d}"), "learners are stopped last"
+
+    begun = time.monotonic()
+    long_run.compose("up", "-d")
+    long_run.wait_for_event(f"going on from update {end['updates']}", before)
+    long_run.wait_for_workers(3)
+    _figure("all started: all there after", time.monotonic() - begun)
+    long_run.wait_for_training()
+    assert long_run.newest()["env_steps_trained"] > end["env_steps_trained"]
