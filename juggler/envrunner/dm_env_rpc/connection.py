@@ -114,9 +114,11 @@ class Connection:
         text = (details or "").partition("\n")[0][:500]
         if code is grpc.StatusCode.OK:
             return SimulatorError("the simulator hung up", unavailable=True)
+        # Of a write to a stream that is over already, gRPC does not know how that ended.
+        unknown = code is grpc.StatusCode.INTERNAL and text == "Internal error from Core"
         return SimulatorError(
             f"the stream to the simulator broke: {code.name}: {text}",
-            unavailable=code is grpc.StatusCode.UNAVAILABLE,
+            unavailable=unknown or code is grpc.StatusCode.UNAVAILABLE,
         )
 
 

@@ -26,6 +26,8 @@ PRELOAD = ("juggler.runtime.actors.forkserver", "torch", "gymnasium")
 _PR_SET_PDEATHSIG = 1
 _start_lock = threading.Lock()
 _sharing = 0  # how many share the forkserver, of which a process has one
+# Of its own: a start that waits for a forkserver holds the other one until that is ended.
+_sharing_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,15 @@ def cool_down() -> None:
 def share_forkserver() -> None:
     """As `warm_up`, for somebody who will let go of it."""
     global _sharing
-    warm_up()
-    with _start_lock:
+    with _sharing_lock:
         _sharing += 1
+    warm_up()
 
 
 def let_go_of_forkserver() -> None:
     """As `cool_down`, once nobody shares it any more."""
     global _sharing
-    with _start_lock:
+    with _sharing_lock:
         _sharing -= 1
         last = not _sharing
     if last:
