@@ -72,6 +72,11 @@ def _drive(arguments: Sequence[str], started: float) -> int:
         checkpoint, base = None, load_config(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
+    if (seconds := given.run.driver.evaluation_seconds) > 0:
+        raise ConfigError(
+            f"evaluation_seconds = {seconds:g}: among workers that dial in nobody evaluates. Set "
+            "evaluation_seconds = 0, and play what there is with `juggler evaluate`"
+        )
     doors = given.doors(given.insecure)
     if checkpoint is not None:
         run_dir = Path(first.resume or "")

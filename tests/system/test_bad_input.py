@@ -69,6 +69,7 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("plot", "nowhere"), "nowhere is no directory"),
         (("envrunner", "--driver", "here"), "expected HOST:PORT"),
         (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
+        (("driver", "cartpole", "--evaluation-seconds", "5"), "nobody evaluates"),
         (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
     ],
 )
