@@ -54,7 +54,7 @@ if __name__ == "__main__":
         "env_to_module": [Positions, {"use": "frame_stack", "k": 3}],
         "learner": [{"use": StayInTheMiddle, "weight": 0.2}],
     }
-    result = juggler.train("cartpole", connectors=connectors, stop_return=200, stop_seconds=60)
+    result = juggler.train("cartpole", connectors=connectors, stop_return=200, stop_steps=2_000_000)
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, connectors=connectors)
     print(f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f}")

@@ -30,7 +30,7 @@ def curious(action_space: gymnasium.spaces.Discrete) -> Curious:
 
 if __name__ == "__main__":
     module = juggler.RLModuleSpec(model_config={"distribution": curious})
-    result = juggler.train("cartpole", module=module, stop_return=200, stop_seconds=60)
+    result = juggler.train("cartpole", module=module, stop_return=200, stop_steps=2_000_000)
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, module=module)
     print(f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f}")

@@ -34,7 +34,7 @@ class Waves(torch.nn.Module):
 
 if __name__ == "__main__":
     module = juggler.RLModuleSpec(model_config={"encoder": Waves, "hidden_sizes": [32]})
-    result = juggler.train("cartpole", module=module, stop_return=300, stop_seconds=60)
+    result = juggler.train("cartpole", module=module, stop_return=300, stop_steps=2_000_000)
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, module=module)
     print(f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f}")

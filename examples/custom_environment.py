@@ -45,7 +45,7 @@ class Thermostat(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 if __name__ == "__main__":
-    result = juggler.train(env=Thermostat, stop_return=-7, stop_seconds=60, lr=1e-3, gamma=0.9)
+    result = juggler.train(env=Thermostat, stop_return=-7, stop_steps=2_000_000, lr=1e-3, gamma=0.9)
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, env=Thermostat)
     print(f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f}")

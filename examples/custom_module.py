@@ -44,7 +44,7 @@ class OneTrunk(juggler.RLModule):
 
 if __name__ == "__main__":
     result = juggler.train(
-        "cartpole", module=OneTrunk, model={"units": 64}, stop_return=300, stop_seconds=60
+        "cartpole", module=OneTrunk, model={"units": 64}, stop_return=300, stop_steps=2_000_000
     )
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, module=OneTrunk)

@@ -55,7 +55,7 @@ class Residual(torch.nn.Module):
 
 if __name__ == "__main__":
     result = juggler.train(
-        "cartpole", module=Extended, reward_scale=1.0, stop_return=300, stop_seconds=60
+        "cartpole", module=Extended, reward_scale=1.0, stop_return=300, stop_steps=2_000_000
     )
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, module=Extended)

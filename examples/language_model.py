@@ -137,7 +137,7 @@ if __name__ == "__main__":
         grad_clip=1.0,
         gamma=0.5,  # a letter is paid for when it is written
         stop_return=2.9,
-        stop_seconds=90,
+        stop_seconds=300,
     )
     assert result.checkpoint is not None
     played = juggler.evaluate(result.checkpoint, env=Repeat, module=LanguageModel)

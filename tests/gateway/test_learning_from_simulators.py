@@ -38,7 +38,7 @@ except GatewayError as error:
 def test_sixteen_simulators_teach_cartpole(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output, run_dir = tmp_path / "output", tmp_path / "run"
-    command = "train cartpole-ppo --gateway 127.0.0.1:0 --stop-return 450 --stop-seconds 90"
+    command = "train cartpole-ppo --gateway 127.0.0.1:0 --stop-return 450 --stop-steps 1500000"
     simulators: list[subprocess.Popen[bytes]] = []
     with output.open("w") as file:
         run = subprocess.Popen(
@@ -57,7 +57,7 @@ def test_sixteen_simulators_teach_cartpole(tmp_path: Path) -> None:
             subprocess.Popen([sys.executable, "-c", SIMULATOR, found[1], str(i)], env=environment)
             for i in range(16)
         ]
-        assert run.wait(110) == 0, output.read_text()
+        assert run.wait(300) == 0, output.read_text()
         assert [each.wait(20) for each in simulators] == [0] * 16
     finally:
         for process in (run, *simulators):

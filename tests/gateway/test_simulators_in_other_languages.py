@@ -49,7 +49,7 @@ def address(place: Path) -> Iterator[str]:
     config = place / "examples" / "simulators" / "balance.toml"
     config.write_text(config.read_text().replace("127.0.0.1:5005", address))
     (command,) = commands("juggler train")
-    arguments = [*command.split()[1:], "--run-dir", "run", "--stop-seconds", "90"]
+    arguments = [*command.split()[1:], "--run-dir", "run", "--stop-steps", "1000000"]
     output = place / "output"
     with output.open("w") as file:
         run = subprocess.Popen(
@@ -62,7 +62,7 @@ def address(place: Path) -> Iterator[str]:
     try:
         eventually(lambda: "takes simulators at" in output.read_text(), 60)
         yield address
-        assert run.wait(100) == 0, output.read_text()
+        assert run.wait(300) == 0, output.read_text()
         assert "solved: return" in output.read_text(), output.read_text()
     finally:
         run.kill()
@@ -73,7 +73,7 @@ def follow(lines: list[str], place: Path, address: str) -> str:
     """Run the commands of a block in one shell -> what they print."""
     script = "\n".join(["set -e", *lines]).replace("127.0.0.1:5005", address)
     done = subprocess.run(
-        ["bash", "-c", script], cwd=place, capture_output=True, text=True, timeout=115
+        ["bash", "-c", script], cwd=place, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -69,7 +69,7 @@ class Place:
         self._started.append(process)
         return Command(process, output)
 
-    def run(self, *arguments: object, seconds: float = 90, **variables: str) -> Command:
+    def run(self, *arguments: object, seconds: float = 300, **variables: str) -> Command:
         """The same, to its end."""
         command = self.start(*arguments, **variables)
         command.wait(seconds)

@@ -94,7 +94,7 @@ def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: i
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, seed: int) -> None:
     options = ["--run-dir", "run", "--seed", seed, "--stop-steps", 2_000_000]
-    run = place.run("train", "cartpole", *options, *HALVES, seconds=120)
+    run = place.run("train", "cartpole", *options, *HALVES)
     assert run.status == 0, run.output
     end = summary(place.path / "run")
     assert end["solved"], end["episode_return_mean"]

@@ -20,7 +20,7 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     """475, and then another million steps in which training and greedy play stay at 400."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
     evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
-    run = place.run("train", "cartpole", *options, *evaluations, seconds=120)
+    run = place.run("train", "cartpole", *options, *evaluations)
     assert run.status == 0, run.output
     place.assert_nothing_is_left()
     assert_books_balance(place.path / "run")
@@ -49,7 +49,7 @@ def test_a_shipped_configuration_reaches_its_threshold(
     place: Place, name: str, threshold: float, seed: int
 ) -> None:
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", threshold]
-    run = place.run("train", name, *options, "--stop-seconds", 110, seconds=140)
+    run = place.run("train", name, *options, "--stop-steps", 3_000_000)
     assert run.status == 0, run.output
     end = summary(place.path / "run")
     assert end["solved"], run.output
