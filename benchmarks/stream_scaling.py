@@ -145,9 +145,9 @@ class Fanning(WeightsPublisher):
         super().__init__(lambda metadata: None)
         self.back = threading.Semaphore(0)
 
-    def _newer_than(self, sent: Version, context: Any) -> Any:
+    def _other_than(self, sent: Any, context: Any) -> Any:
         self.back.release()
-        return super()._newer_than(sent, context)
+        return super()._other_than(sent, context)
 
 
 def subscribe(address: str, count: int) -> None:

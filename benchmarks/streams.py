@@ -129,10 +129,10 @@ class Publishing(WeightsPublisher):
         super().__init__(lambda metadata: None)
         self.taken: SimpleQueue[None] = SimpleQueue()
 
-    def _newer_than(self, sent: Version, context: Any) -> Any:
-        newer = super()._newer_than(sent, context)
+    def _other_than(self, sent: Any, context: Any) -> Any:
+        other = super()._other_than(sent, context)
         self.taken.put(None)
-        return newer
+        return other
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:

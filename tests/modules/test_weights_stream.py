@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -25,7 +26,9 @@ from weights_learner import (
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules import weights
 from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -56,14 +59,31 @@ def test_a_subscriber_that_comes_before_the_first_weights_gets_them(
     assert same(subscription.wait_for(version, PATIENCE), version)
 
 
-def test_weights_may_be_changed_as_soon_as_they_are_published(
-    learner: Learner, subscribe: Subscribe
+def test_a_version_is_serialized_once_for_all_and_not_at_all_for_nobody(
+    learner: Learner, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = Version(1, 1)
-    tree = weights_tree(version, LARGE)
-    learner.publisher.publish(version, tree)
-    tree["default"]["weight"].fill(-1)
-    assert same(subscribe().wait_for(version, PATIENCE), version, LARGE)
+    serialized: list[int] = []
+
+    def encode(header: episodes_pb2.WeightsHeader, *args: Any, **options: Any) -> Iterator[bytes]:
+        chunks = encode_frame(header, *args, **options)
+
+        def taken() -> Iterator[bytes]:
+            serialized.append(header.version.update)
+            yield from chunks
+
+        return taken()
+
+    monkeypatch.setattr(weights, "encode_frame", encode)
+    learner.publish(1, 1)
+    last = learner.publish(1, 2)
+    subscriptions = [subscribe() for _ in range(3)]
+    assert all(same(each.wait_for(last, PATIENCE), last) for each in subscriptions)
+    assert serialized == [2]
+
+
+def test_what_cannot_be_sent_is_refused_by_whoever_publishes_it(learner: Learner) -> None:
+    with pytest.raises(WireError, match="holds arrays and branches"):
+        learner.publisher.publish(Version(1, 1), {"default": {"weight": "heavy"}})  # type: ignore[dict-item]
 
 
 def test_weights_that_were_received_cannot_be_written_to(
@@ -95,14 +115,14 @@ def test_a_higher_generation_is_newer_whatever_its_update(
 
 
 def test_a_slow_reader_skips_to_the_newest_version(learner: Learner) -> None:
-    learner.publish(1, 0, LARGE)
+    learner.publish(1, 0, 3 * LARGE)
     reader = FrameReader(episodes_pb2.WeightsHeader)
     with dial(learner.address) as channel:
         call = subscribe_by_hand(channel)
         assert reader.feed(next(call)) is None  # the rest of this version stays in the pipe
-        for update in range(1, 8):
-            learner.publish(1, update, LARGE)
-        assert [read_weights(call, reader), read_weights(call, reader)] == [(1, 0), (1, 7)]
+        for update in range(1, 4):
+            learner.publish(1, update, 3 * LARGE)
+        assert [read_weights(call, reader), read_weights(call, reader)] == [(1, 0), (1, 3)]
 
 
 def test_every_reader_sees_versions_in_order_and_the_last_one(learner: Learner) -> None:

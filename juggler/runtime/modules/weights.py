@@ -30,6 +30,26 @@ class Weights:
     tree: Tree
 
 
+class _Offered:
+    """A version to send. The first who takes it serializes it, beside the publisher's thread."""
+
+    def __init__(self, version: Version, tree: Tree, digests: bool) -> None:
+        self.version = version
+        header = episodes_pb2.WeightsHeader(version=version.message())
+        self._lock = threading.Lock()
+        self._coming = encode_frame(header, tree, digest=digests)
+        self._digests = digests
+        self._chunks: list[bytes] = []
+
+    def chunks(self, digests: bool) -> list[bytes]:
+        """All of them, the same for everybody."""
+        with self._lock:
+            self._chunks.extend(self._coming)
+            if digests and not self._digests:
+                self._digests, self._chunks = True, list(map(with_digest, self._chunks))
+            return self._chunks
+
+
 class WeightsPublisher:
     """The learner's end: serializes a version once, and streams the newest to every subscriber.
 
@@ -40,22 +60,21 @@ class WeightsPublisher:
     def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
         self._why_refused = why_refused
         self._condition = threading.Condition()
-        self._version = Version(0, 0)
-        self._chunks: list[bytes] = []
-        self._digests = False  # whether the chunks have them
+        self._newest: _Offered | None = None
+        self._digests = False  # whether anybody needs them
         self._closed = False
 
     def publish(self, version: Version, tree: Tree) -> None:
-        """Copies the tree before it returns. A version older than the newest is an error."""
-        header = episodes_pb2.WeightsHeader(version=version.message())
-        digests = self._digests
-        chunks = list(encode_frame(header, tree, digest=digests))
+        """Offer a version, newer than those before; nobody changes its arrays any more.
+
+        Raises:
+            WireError: the tree holds what cannot be sent.
+        """
+        offered = _Offered(version, tree, self._digests)
         with self._condition:
-            if self._chunks and version <= self._version:
-                raise ValueError(f"weights version {version} comes after {self._version}")
-            if digests != self._digests:  # somebody came meanwhile who needs them
-                chunks = list(map(with_digest, chunks))
-            self._version, self._chunks = version, chunks
+            if self._newest is not None and version <= self._newest.version:
+                raise ValueError(f"weights version {version} comes after {self._newest.version}")
+            self._newest = offered
             self._condition.notify_all()
 
     def close(self) -> None:
@@ -79,29 +98,22 @@ class WeightsPublisher:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if not context.peer().startswith("unix:"):
-            self._need_digests()
+            self._digests = True  # in all streams, so that a version is serialized once
         context.add_callback(self._wake)  # a subscriber that goes frees its thread
-        sent = Version(-1, -1)
-        while newer := self._newer_than(sent, context):
-            sent, chunks = newer
-            yield from chunks
+        sent: _Offered | None = None
+        while sent := self._other_than(sent, context):
+            yield from sent.chunks(self._digests)
 
-    def _need_digests(self) -> None:
-        """From now on; in all streams, so that a version is serialized once."""
+    def _other_than(
+        self, sent: _Offered | None, context: grpc.ServicerContext
+    ) -> _Offered | None:
+        """Waits for what was not sent last; None when the stream is to end."""
         with self._condition:
-            if not self._digests:
-                self._digests, self._chunks = True, list(map(with_digest, self._chunks))
-
-    def _newer_than(
-        self, sent: Version, context: grpc.ServicerContext
-    ) -> tuple[Version, list[bytes]] | None:
-        """Waits for other weights than those sent last; None when the stream is to end."""
-        with self._condition:
-            while not self._chunks or self._version == sent:
+            while self._newest is sent:
                 if self._closed or not context.is_active():
                     return None
                 self._condition.wait()
-            return self._version, self._chunks
+            return self._newest
 
     def _wake(self) -> None:
         with self._condition:
