@@ -145,7 +145,7 @@ class Fanning(WeightsPublisher):
         super().__init__(lambda metadata: None)
         self.back = threading.Semaphore(0)
 
-    def _other_than(self, sent: Any, context: Any) -> Any:
+    def _other_than(self, sent: Version | None, context: Any) -> Any:
         self.back.release()
         return super()._other_than(sent, context)
 

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -120,28 +119,25 @@ def episodes_client(address: str, size: int, seconds: float) -> float:
     return rate
 
 
-# Weights: the next version is made while the last one goes out, in a thread of its own as in a
-# learner, so that none is in vain.
+# Weights: the next version is published by the thread that comes back for it, as a batch is sent by
+# the one that hears of the last.
 
 
 class Publishing(WeightsPublisher):
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(lambda metadata: None)
-        self.taken: SimpleQueue[None] = SimpleQueue()
+        self._tree = _tree(size)
+        self._numbers = itertools.count(1)
 
-    def _other_than(self, sent: Any, context: Any) -> Any:
-        other = super()._other_than(sent, context)
-        self.taken.put(None)
-        return other
+    def _other_than(self, sent: Version | None, context: Any) -> Any:
+        self.publish(Version(1, next(self._numbers)), self._tree)
+        return super()._other_than(sent, context)
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:
-    publisher, tree = Publishing(), _tree(size)
-    _serve([publisher.handler()], address)
+    server = _serve([Publishing(size).handler()], address)
     ready.set()
-    for number in itertools.count(1):
-        publisher.publish(Version(1, number), tree)
-        publisher.taken.get()
+    server.wait_for_termination()
 
 
 class CountingSubscription(WeightsSubscription):

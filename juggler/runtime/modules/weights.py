@@ -100,16 +100,18 @@ class WeightsPublisher:
         if not context.peer().startswith("unix:"):
             self._digests = True  # in all streams, so that a version is serialized once
         context.add_callback(self._wake)  # a subscriber that goes frees its thread
-        sent: _Offered | None = None
-        while sent := self._other_than(sent, context):
-            yield from sent.chunks(self._digests)
+        sent: Version | None = None
+        while offered := self._other_than(sent, context):
+            sent = offered.version
+            yield from offered.chunks(self._digests)
+            del offered  # its memory serves for the next one
 
     def _other_than(
-        self, sent: _Offered | None, context: grpc.ServicerContext
+        self, sent: Version | None, context: grpc.ServicerContext
     ) -> _Offered | None:
-        """Waits for what was not sent last; None when the stream is to end."""
+        """Waits for another version than the one sent last; None when the stream is to end."""
         with self._condition:
-            while self._newest is sent:
+            while self._newest is None or self._newest.version == sent:
                 if self._closed or not context.is_active():
                     return None
                 self._condition.wait()
