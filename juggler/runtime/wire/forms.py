@@ -23,6 +23,7 @@ class Form(NamedTuple):
     gaps: list[memoryview]  # zeros before each array
     converted: list[np.dtype[Any] | None]  # what an array has to be converted to
     plain: list[bool]  # whether an array's memory can be read as it is
+    whole: bool  # whether the payload is nothing but the arrays, as they are
     size: int  # of the payload
 
 
@@ -35,6 +36,8 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     found = leaves(tree)
     form = _form(tuple([path if a is None else (path, a.dtype, a.shape) for path, a in found]))
     arrays = [array for _, array in found if array is not None]
+    if form.whole and all([array.flags.c_contiguous for array in arrays]):
+        return form, [*arrays]
     pieces: list[Piece] = []
     for array, gap, little, plain in zip(
         arrays, form.gaps, form.converted, form.plain, strict=True
@@ -79,4 +82,5 @@ def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]
         plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
         size += math.prod(shape) * dtype.itemsize
     info.payload_size = size
-    return Form(info.SerializeToString(), gaps, converted, plain, size)
+    whole = all(plain) and not any(gaps) and converted == [None] * len(converted)
+    return Form(info.SerializeToString(), gaps, converted, plain, whole, size)

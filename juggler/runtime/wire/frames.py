@@ -206,6 +206,7 @@ class _Layout(NamedTuple):
     """Tree information that has been checked."""
 
     specs: list[_Spec]
+    bools: list[int]  # which of them have bools
     skeleton: Skeleton
     payload_size: int
 
@@ -260,7 +261,8 @@ def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
-    return _Layout(specs, skeleton, size)
+    bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
+    return _Layout(specs, bools, skeleton, size)
 
 
 def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
@@ -282,13 +284,15 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
 def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
     """The tree that the payload, which is read-only, holds: as views of it where it is aligned."""
     arrays: list[NDArray[Any]] = []
-    for path, dtype, shape, offset, size in layout.specs:
+    for _, dtype, shape, offset, _ in layout.specs:
         array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
         if not array.flags.aligned:
             array = array.copy()
             array.flags.writeable = False
-        # What NumPy does with a bool of another value is undefined.
-        if dtype.kind == "b" and size and array.view(np.uint8).max() > 1:
-            raise WireError(f"{path_name(path)} is bool but has bytes other than 0 and 1")
         arrays.append(array)
+    for number in layout.bools:
+        # What NumPy does with a bool of another value is undefined.
+        if arrays[number].view(np.uint8).max() > 1:
+            name = path_name(layout.specs[number].path)
+            raise WireError(f"{name} is bool but has bytes other than 0 and 1")
     return layout.skeleton.fill(arrays)
