@@ -82,5 +82,5 @@ def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]
         plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
         size += math.prod(shape) * dtype.itemsize
     info.payload_size = size
-    whole = all(plain) and not any(gaps) and converted == [None] * len(converted)
+    whole = all(plain) and not any(gaps) and all(to is None for to in converted)
     return Form(info.SerializeToString(), gaps, converted, plain, whole, size)
