@@ -91,6 +91,13 @@ def _solved(goal: int, algorithm: str) -> str:
     return table(f"Command to solved, {algorithm}", head, rows)
 
 
+def stays() -> str:
+    """Whether a solved CartPole stays solved."""
+    from stays import measure
+
+    return measure()
+
+
 def shares() -> str:
     """Where the time of each process goes."""
     summary, _ = train("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4)
@@ -213,6 +220,7 @@ TABLES = {
     "throughput": throughput,
     "ppo": ppo,
     "solved": solved,
+    "stays": stays,
     "shares": shares,
     "memory": memory,
     "receipts": receipts,

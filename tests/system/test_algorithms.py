@@ -55,12 +55,22 @@ def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
 
 
 @algorithms
-@pytest.mark.parametrize("seed", range(3))
-def test_solved_stays_solved(place: Place, algorithm: str, seed: int) -> None:
-    """475, and then another million steps in which what greedy play brings stays at 400."""
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
+    limits = ("--stop-return", 475, "--stop-steps", 500_000)
+    end = train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@algorithms
+def test_solved_stays_solved(place: Place, algorithm: str) -> None:
+    """475, and then another million steps in which what greedy play brings stays at 400.
+
+    `benchmarks/README.md` has five seeds of each.
+    """
     limits = ("--stop-return", 501, "--stop-steps", 1_500_000)
     evaluations = ("--evaluation-seconds", 1, "--evaluation-episodes", 20)
-    train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits, *evaluations)
+    train(place, "cartpole", "--algorithm", algorithm, "--seed", 0, *limits, *evaluations)
     lines = metrics(place.path / "run")
     steps = [line["env_steps_trained"] for line in lines]
     solved = next(

@@ -11,9 +11,7 @@ EXAMPLES = REPOSITORY / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["custom_module", "custom_encoder", "custom_distribution", "custom_connector"]
-)
+@pytest.mark.parametrize("name", ["custom_module", "custom_connector"])
 def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: str) -> None:
     path = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}"}
     options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 20_000]

@@ -18,7 +18,7 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     """475, and then another million steps in which training and greedy play stay at 400."""
-    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
+    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 1_800_000]
     evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
     run = place.run("train", "cartpole", *options, *evaluations)
     assert run.status == 0, run.output
@@ -28,7 +28,7 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     curve = [(line["env_steps_trained"], line["episode_return_mean"] or 0.0) for line in lines]
     solved = next((steps for steps, value in curve if value >= 475), None)
     assert solved is not None, curve
-    assert solved <= 1_500_000, curve
+    assert solved <= 800_000, curve
     after = [(steps, value) for steps, value in curve if steps >= solved]
     assert min(value for _, value in after) >= 400, after
     # A line has the newest evaluation, which may be of a policy of some time ago.
@@ -57,14 +57,3 @@ def test_a_shipped_configuration_reaches_its_threshold(
     assert_hardly_any_are_stale(end)
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
-
-
-def test_the_learned_policy_plays_as_well_as_it_trained(place: Place) -> None:
-    """Some way behind the point where it is solved, at which the greedy policy may be below."""
-    options = ["--run-dir", "run", "--stop-return", 501, "--stop-steps", 1_500_000]
-    run = place.run("train", "cartpole", *options)
-    assert run.status == 0, run.output
-    played = place.run("evaluate", "run", "--episodes", 50)
-    assert played.status == 0, played.output
-    mean = float(played.output.split("return ")[1].split()[0])
-    assert mean >= 450, played.output
