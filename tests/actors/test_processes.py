@@ -29,7 +29,7 @@ def _no_forkserver_is_left() -> Iterator[None]:
     cool_down()
 
 
-def _eventually(what: Any, seconds: float = 15.0) -> Any:
+def _eventually(what: Any, seconds: float = 30.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if result := what():
@@ -38,7 +38,7 @@ def _eventually(what: Any, seconds: float = 15.0) -> Any:
     raise AssertionError(f"it did not happen within {seconds} s")
 
 
-def _exited(events: Mailbox[Any], seconds: float = 15.0) -> Exited:
+def _exited(events: Mailbox[Any], seconds: float = 30.0) -> Exited:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for event in events.gather(deadline - time.monotonic()):

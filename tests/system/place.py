@@ -87,7 +87,7 @@ class Place:
                     found.append(process)
         return found
 
-    def worker(self, title: str, seconds: float = 30) -> psutil.Process:
+    def worker(self, title: str, seconds: float = 60) -> psutil.Process:
         """The process of that title, as soon as there is one."""
 
         def find() -> psutil.Process | None:
@@ -144,7 +144,7 @@ class Command:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds} s:\n{self.output}") from None
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 90) -> None:
         """Until the output says so, while the command runs."""
         eventually(
             lambda: text in self.output or self.status is not None,

@@ -72,7 +72,7 @@ def test_the_driver_does_without_torch(place: Place) -> None:
         "print('torch' in sys.modules, 'gymnasium.envs' in sys.modules)\n",
     )
     run = place.start_program([sys.executable, str(script)])
-    assert run.wait(60) == 0, run.output
+    assert run.wait(110) == 0, run.output
     assert run.output.split()[0] == "False"
     place.assert_nothing_is_left()
 

@@ -28,7 +28,7 @@ def test_pong_is_trained_from_single_frames(place: Place) -> None:
 @pytest.mark.slow
 def test_single_frames_save_the_wire_what_stacks_repeat(place: Place) -> None:
     counted = place.start_program([sys.executable, str(REPOSITORY / "benchmarks" / "atari.py")])
-    assert counted.wait(60) == 0, counted.output
+    assert counted.wait(110) == 0, counted.output
     found = json.loads(counted.output.splitlines()[-1])
     assert found["single"] > 84 * 84
     assert found["stacked"] / found["single"] >= 3.5

@@ -83,9 +83,9 @@ def test_connectors_of_a_module_work_on_workers_that_dial_in(place: Place) -> No
     line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
     address = line.split()[-1]
     workers = [place.start(role, "--driver", address) for role in ("learner", "envrunner")]
-    assert driver.wait(60) == 0, driver.output
+    assert driver.wait(110) == 0, driver.output
     for worker in workers:
-        assert worker.wait(20) == 0, worker.output
+        assert worker.wait(60) == 0, worker.output
     assert summary(place.path / "run")["env_steps_trained"] >= 3000
     place.assert_nothing_is_left()
 
@@ -110,7 +110,7 @@ def test_a_script_may_use_classes_of_its_own(place: Place) -> None:
         "juggler.resume('run', stop_steps=6000, connectors=connectors)\n",
     )
     run = place.start_program([sys.executable, str(script)])
-    assert run.wait(60) == 0, run.output
+    assert run.wait(110) == 0, run.output
     assert "2 played" in run.output
     assert "this run's connector 'Halve' is of a script: pass connectors=" in run.output
     assert summary(place.path / "run")["env_steps_trained"] >= 6000

@@ -20,9 +20,9 @@ def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: st
     line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
     dial = ["--driver", line.split()[-1]]
     workers = [place.start(role, *dial, **path) for role in ("learner", "envrunner")]
-    assert driver.wait(60) == 0, driver.output
+    assert driver.wait(110) == 0, driver.output
     for worker in workers:
-        assert worker.wait(20) == 0, worker.output
+        assert worker.wait(60) == 0, worker.output
     assert summary(place.path / "run")["env_steps_trained"] >= 20_000
     assert_books_balance(place.path / "run")
     played = place.run("evaluate", "run", "--episodes", 2, **path)
@@ -49,7 +49,7 @@ def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     )
     path = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}"}
     run = place.start_program([sys.executable, str(script)], **path)
-    assert run.wait(60) == 0, run.output
+    assert run.wait(110) == 0, run.output
     assert "this run's module is RLModuleSpec, of a script: pass module=" in run.output
     assert "2 played" in run.output
     assert summary(place.path / "run")["env_steps_trained"] >= 10_000

@@ -117,7 +117,7 @@ def resumed(place: Place, run: str, **keys: Any) -> Command:
 
 
 def ended(command: Command) -> None:
-    assert command.wait(60) == 0, command.output
+    assert command.wait(110) == 0, command.output
 
 
 def _options(**keys: Any) -> list[object]:

@@ -207,7 +207,7 @@ def test_a_run_spans_two_hosts(place: Place, two_hosts: tuple[list[str], list[st
     data = ["--bind", "0.0.0.0:0", "--advertise", f"{host}:0", "--insecure"]
     learner = place.start_program([*first, *juggler, "learner", *dial, *data])
     runner = place.start_program([*second, *juggler, "envrunner", *dial])
-    assert driver.wait(90) == 0, driver.output
+    assert driver.wait(110) == 0, driver.output
     assert learner.wait(10) == 0, learner.output
     assert runner.wait(10) == 0, runner.output
     assert_books_balance(Path(place.path, "run"))

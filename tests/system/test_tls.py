@@ -84,7 +84,7 @@ def test_the_four_commands_of_the_page_train(place: Place) -> None:
     started = [place.start(*driver, "--run-dir", "run", "--stop-steps", 50_000)]
     started += [place.start(*each) for each in workers]
     for each in started:
-        assert each.wait(90) == 0, each.output
+        assert each.wait(110) == 0, each.output
     assert summary(place.path / "run")["env_steps_trained"] >= 50_000
     place.assert_nothing_is_left()
 
