@@ -1,6 +1,7 @@
 """Episodes and weights from process to process, beside raw bytes over the same gRPC.
 
-One process sends, another receives, over a Unix socket. Prints one JSON line: megabytes a second.
+One process sends, another receives, over a Unix socket; ours and the raw bytes take turns between
+processes that stay. Prints one JSON line: megabytes a second, turn by turn.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -199,10 +201,8 @@ def _rate_beside(count: Callable[[], int], size: int, seconds: float) -> float:
 
 
 KINDS = {
-    "raw": (raw_server, raw_client),
-    "episodes": (episodes_server, episodes_client),
-    "raw_down": (raw_down_server, raw_down_client),
-    "weights": (weights_server, weights_client),
+    "episodes": ((episodes_server, episodes_client), (raw_server, raw_client)),
+    "weights": ((weights_server, weights_client), (raw_down_server, raw_down_client)),
 }
 
 
@@ -210,21 +210,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--bytes", type=int, default=256 << 10)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
     keep_freed_memory()
-    serve, client = KINDS[given.kind]
     context = multiprocessing.get_context("spawn")
+    rates: list[list[float]] = [[], []]
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
-        address, ready = f"unix:{directory}/a.sock", context.Event()
-        process = context.Process(target=serve, args=(address, ready, given.bytes), daemon=True)
-        process.start()
-        if not ready.wait(60):
-            raise SystemExit("the server did not start")
-        rate = client(address, given.bytes, given.seconds)
-        process.kill()
-        process.join()
-    print(json.dumps({"megabytes_per_second": rate}))
+        clients, processes = [], []
+        for number, (serve, client) in enumerate(KINDS[given.kind]):
+            address, ready = f"unix:{directory}/{number}.sock", context.Event()
+            process = context.Process(target=serve, args=(address, ready, given.bytes), daemon=True)
+            process.start()
+            if not ready.wait(60):
+                raise SystemExit("the server did not start")
+            processes.append(process)
+            clients.append(partial(client, address, given.bytes, given.seconds))
+        for _ in range(given.turns):
+            for client, found in zip(clients, rates, strict=True):
+                found.append(client())
+        for process in processes:
+            process.kill()
+            process.join()
+    print(json.dumps({"ours": rates[0], "raw": rates[1]}))
 
 
 if __name__ == "__main__":
