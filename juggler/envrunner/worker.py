@@ -131,7 +131,7 @@ class EnvRunner:
         config = EnvRunnerConfig(**parts["env_runner"])
         module_config = ModuleConfig(**parts["module"])
         seed_process(setup.seed)
-        env = make_vector_env(config, self._env_factory)
+        env = make_vector_env(config, self._env_factory, self._index)
         self._env = env
         self._connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(parts["connectors"]),

@@ -190,6 +190,32 @@ def test_several_servers_take_turns(connect: Any, arena: Arena, served: Served) 
     other.close()
 
 
+def test_env_runners_share_servers_among_them(arena: Arena, served: Served) -> None:
+    other = Served(second := Arena())
+    both = EnvRunnerConfig(
+        env=f"dm_env_rpc://{served.address},{other.address}",
+        env_kwargs={"observations": SEEN},
+        envs_per_runner=1,
+    )
+    made = [make_vector_env(both, runner=runner) for runner in range(3)]
+    assert (len(arena.worlds), len(second.worlds)) == (2, 1)
+    for env in made:
+        env.close()
+    other.close()
+
+
+def test_an_env_runner_joins_the_worlds_of_its_number(arena: Arena, served: Served) -> None:
+    worlds = [arena.new_world() for _ in range(2)]
+    assert worlds == ["arena 1", "arena 2"]
+    kwargs = {"observations": SEEN, "world": "arena {runner}"}
+    config = EnvRunnerConfig(
+        env=f"dm_env_rpc://{served.address}", env_kwargs=kwargs, envs_per_runner=2
+    )
+    make_vector_env(config, runner=2).close()
+    with pytest.raises(EnvironmentFailed, match=r"refused join_world.*arena 3"):
+        make_vector_env(config, runner=3)
+
+
 def test_settings_reach_the_simulator(connect: Any) -> None:
     connect(create_world={"seed": {"dtype": "int32", "value": 3}})
     with pytest.raises(EnvironmentFailed, match=r"refused create_world.*unknown settings.*'level'"):

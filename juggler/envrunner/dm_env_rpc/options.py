@@ -14,7 +14,8 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
 
     Attributes:
         create_world: settings of the world that each environment has.
-        world: join this one instead, which is there already; {index} is the environment's number.
+        world: join this one instead, which is there already; {index} is the environment's number,
+            and {runner} that of its EnvRunner.
         join_world: settings of joining.
         observations: names of those to learn from; none: all but reward and discount.
         actions: names of those to choose; none: all. The simulator has its own way with others.
@@ -54,6 +55,11 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
         if not 0 < options.connect_seconds < float("inf"):
             raise ValueError("env_kwargs.connect_seconds must be a number of seconds above 0")
         return options
+
+    def of_runner(self, runner: int) -> SimulatorOptions:
+        """With an EnvRunner's number where the name of a world asks for it."""
+        world = None if self.world is None else self.world.replace("{runner}", str(runner))
+        return msgspec.structs.replace(self, world=world)
 
 
 def addresses(env: str) -> list[str]:

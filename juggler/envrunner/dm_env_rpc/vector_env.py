@@ -40,10 +40,11 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
     step. Reset with a seed, agent i gets seed + i, if simulators take seeds (seed_setting).
 
     Args:
-        where: dial these in turn, "host:port" or "unix:path".
+        where: "host:port" or "unix:path" of each server; all EnvRunners together dial them in turn.
         options: how worlds are made and joined, and what of them is used.
         count: N.
         deadline: seconds that a reply may take.
+        runner: number of this EnvRunner.
 
     Raises:
         EnvironmentFailed: here, or in `reset` and `step`: a simulator cannot be reached, refused,
@@ -52,11 +53,17 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(
-        self, where: Sequence[str], options: SimulatorOptions, count: int, deadline: float
+        self,
+        where: Sequence[str],
+        options: SimulatorOptions,
+        count: int,
+        deadline: float,
+        runner: int = 0,
     ) -> None:
         tls, metadata = _credentials(options)
         self._agents = [
-            Agent(i, where[i % len(where)], options, deadline, tls, metadata) for i in range(count)
+            Agent(i, where[(runner * count + i) % len(where)], options, deadline, tls, metadata)
+            for i in range(count)
         ]
         self._seeded = bool(options.seed_setting)
         # Runs while something is waited for.
@@ -163,7 +170,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         return EnvironmentFailed(where, call, reason)
 
 
-def simulators(config: EnvRunnerConfig) -> SimulatorVector:
+def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:
     """The environments of a configuration whose `env` is dm_env_rpc://…
 
     Raises:
@@ -176,9 +183,10 @@ def simulators(config: EnvRunnerConfig) -> SimulatorVector:
         )
     return SimulatorVector(
         addresses(config.env),
-        SimulatorOptions.parse(config.env_kwargs),
+        SimulatorOptions.parse(config.env_kwargs).of_runner(runner),
         config.envs_per_runner,
         config.step_deadline_seconds,
+        runner,
     )
 
 
