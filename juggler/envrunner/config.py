@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+#: What names of environments that are none of Python's begin with.
+_ELSEWHERE = ("dm_env_rpc://", "envpool:")
+
 Vectorize = Literal["auto", "native", "sync", "async"]
 Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
@@ -14,10 +17,14 @@ class EnvRunnerConfig:
     """Environments of every envrunner, and how it steps them."""
 
     env: str = "CartPole-v1"
-    """Gymnasium id, "module:id" where a module must be imported for it, "module:callable", or
-    "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
+    """Gymnasium id, "module:id" where a module must be imported for it, "module:callable",
+    "envpool:id", or "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment's constructor is called with, or how a simulator is joined."""
+    """What the environment's constructor is called with, as `gymnasium.make` is, or how a simulator
+    is joined."""
+    env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
+    """Wrappers around each environment, the outermost last: names of those of gymnasium.wrappers,
+    "module:Class", or tables with one of these as `use` and the options that it is made with."""
     envs_per_runner: int = 16
     """N, environments that a runner steps together."""
     fragment_steps: int = 32
@@ -52,6 +59,15 @@ class EnvRunnerConfig:
             )
         if not isinstance(self.env_kwargs, dict):
             raise ValueError(f"env_kwargs must be a table, not {self.env_kwargs!r}")
+        if self.env_wrappers:
+            from juggler.envrunner.wrappers import wrapper_specs  # it brings Gymnasium
+
+            wrapper_specs(self.env_wrappers)
+        if self.env_wrappers and (self.gateway or self.env.startswith(_ELSEWHERE)):
+            raise ValueError(
+                f"env_wrappers go around environments that Python steps one by one, and those of "
+                f"{self.gateway or self.env!r} are not: leave them out"
+            )
         for name in ("envs_per_runner", "fragment_steps"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:

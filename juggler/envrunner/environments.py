@@ -23,10 +23,13 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.envpool import SCHEME as ENVPOOL
+from juggler.envrunner.envpool import envpool_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.naming import Env, EnvironmentFactory, VectorEnvironment, find
 from juggler.envrunner.one_environment import EnvironmentFunction
 from juggler.envrunner.seeding import environment_seeds
+from juggler.envrunner.wrappers import wrapped, wrapper_specs
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -37,7 +40,7 @@ _AUTORESET = {
 
 
 def make_vector_env(
-    config: EnvRunnerConfig, factory: EnvironmentFactory | None = None
+    config: EnvRunnerConfig, factory: EnvironmentFactory | None = None, runner: int = 0
 ) -> VectorEnvironment:
     """A runner's environments.
 
@@ -47,6 +50,7 @@ def make_vector_env(
     Args:
         config: which environments and how many.
         factory: makes them, instead of what `config.env` names.
+        runner: this one's number, by which simulators are shared among EnvRunners.
 
     Raises:
         ValueError: `config` names nothing that exists, or what cannot be had.
@@ -57,8 +61,10 @@ def make_vector_env(
         # It brings gRPC, which environments do without.
         from juggler.envrunner.dm_env_rpc.vector_env import simulators
 
-        return _as_it_is(config, simulators(config), config.env)
-    source = factory or find(config.env)
+        return _as_it_is(config, simulators(config, runner), config.env)
+    if factory is None and config.env.startswith(ENVPOOL):
+        return _as_it_is(config, envpool_environments(config), config.env)
+    source = wrapped(factory or find(config.env), wrapper_specs(config.env_wrappers))
     if isinstance(source, EnvSpec):
         env = _from_registry(config, source)
     else:
@@ -110,24 +116,24 @@ def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> Vect
         first = factory(**config.env_kwargs)
     except Exception as error:
         raise EnvironmentFailed.during(f"environment 0 ({name})", "constructor", error) from None
-    if isinstance(first, gymnasium.Env):
-        if config.vectorize == "native":
+    if isinstance(first, VectorEnv):
+        if config.vectorize in ("sync", "async"):
             first.close()
             raise ValueError(
-                f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
+                f"vectorize = {config.vectorize!r}: {name} makes a VectorEnv; use auto or native"
             )
-        return _of_single_ones(config, factory, factory, name, first)
-    if not isinstance(first, VectorEnv):
+        return _as_it_is(config, first, name)
+    if not isinstance(first, gymnasium.Env):
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
             f"not a {type(first).__name__}"
         )
-    if config.vectorize in ("sync", "async"):
+    if config.vectorize == "native":
         first.close()
         raise ValueError(
-            f"vectorize = {config.vectorize!r}: {name} makes a VectorEnv; use auto or native"
+            f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
         )
-    return _as_it_is(config, first, name)
+    return _of_single_ones(config, factory, factory, name, first)
 
 
 def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:

@@ -11,6 +11,7 @@ from gymnasium.error import DependencyNotInstalled
 #: Extras by the Python packages that make the environments.
 EXTRAS: Final = {
     "ale_py": "atari",
+    "envpool": "envpool",
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.mujoco": "mujoco",
 }

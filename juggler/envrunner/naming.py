@@ -37,6 +37,8 @@ def find(name: str) -> EnvSpec | EnvironmentFactory:
     if attribute in registry:
         return registry[attribute]
     near = _nearest(name, callables) + _nearest(attribute, registry)
+    if name.startswith("ALE/"):
+        near = [f"ale_py:{name}"]  # nothing is registered before its module is imported
     raise ValueError(
         f"env {name!r}: "
         + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.naming import EnvironmentFactory, find
 
 Env = gymnasium.Env[Any, Any]
@@ -44,7 +45,7 @@ def recorded(
         for i in range(config.envs_per_runner)
         if (share := range(i, episodes, config.envs_per_runner))
     ]
-    if factory is None and config.env.startswith(SCHEME):
+    if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
         raise ValueError(f"env {config.env!r} is elsewhere and shows no pictures here")
     source = factory or find(config.env)
     name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)

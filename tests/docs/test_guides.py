@@ -29,6 +29,7 @@ FROM_ELSEWHERE = [
 ABOUT_RUNS = [
     "docs/architecture.md",
     "docs/dm-env-rpc.md",
+    "docs/environments.md",
     "docs/life-of-a-batch.md",
     "docs/operations.md",
     "docs/scaling.md",

@@ -33,7 +33,7 @@ def test_a_command_has_only_options_that_exist(command: str) -> None:
         assert isinstance(parse(kind, options, name), kind)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/environments.md"])
 def test_a_file_has_only_keys_that_exist(page: str) -> None:
     files = blocks("toml", page)
     assert files

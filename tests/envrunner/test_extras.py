@@ -40,7 +40,7 @@ def test_every_extra_is_one_of_the_package() -> None:
 
 def test_developers_have_the_packages_of_every_extra_with_environments() -> None:
     extras = PROJECT["optional-dependencies"]
-    for extra in EXTRAS.values():
+    for extra in set(EXTRAS.values()) - {"envpool"}:  # which takes most of a gigabyte
         assert set(extras[extra]) <= set(extras["dev"]), extra
 
 
@@ -51,6 +51,7 @@ def test_developers_have_the_packages_of_every_extra_with_environments() -> None
         ("Hopper-v5", "imageio", "mujoco"),
         ("LunarLander-v3", "Box2D", "box2d"),
         ("ale_py:ALE/Pong-v5", "ale_py", "atari"),
+        ("envpool:Pong-v5", "envpool", "envpool"),
     ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(
