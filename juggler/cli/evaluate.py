@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import TextIO
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
+
+PROGRESS_SECONDS = 5.0
 
 
 @dataclass(kw_only=True)
@@ -44,7 +47,12 @@ def _evaluate(given: Arguments) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show
         played = evaluate(
-            given.checkpoint, given.episodes, given.seed, env=given.env, video=given.video
+            given.checkpoint,
+            given.episodes,
+            given.seed,
+            env=given.env,
+            video=given.video,
+            watch=_Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
     print(
@@ -55,6 +63,20 @@ def _evaluate(given: Arguments) -> int:
     if played.videos:
         print(f"videos: {given.video}, {len(played.videos)} of them")
     return 0
+
+
+class _Progress:
+    """A line every few seconds, on stderr: what is printed at the end is for programs, too."""
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+        self._said = time.monotonic()
+
+    def __call__(self, ended: int, steps: int) -> None:
+        if ended == self._episodes or time.monotonic() - self._said < PROGRESS_SECONDS:
+            return
+        self._said = time.monotonic()
+        print(f"{ended} of {self._episodes} episodes, {steps} steps of each", file=sys.stderr)
 
 
 def _show(

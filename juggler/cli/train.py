@@ -17,7 +17,10 @@ from juggler.driver.training import load_config, must_be_given_again, resume_run
 
 @dataclass(kw_only=True)
 class Arguments(DoorArguments):
-    """Train on this host until a stop condition holds. Ctrl-C ends the run in order."""
+    """Train on this host until a stop condition holds. Ctrl-C ends the run in order.
+
+    Algorithms have options of their own: `juggler train --algorithm ppo --help` shows those of PPO,
+    and `juggler train pendulum --help` those of a configuration, with its values."""
 
     config: tyro.conf.Positional[str | None] = None
     """A configuration that ships with Juggler, or a .toml file; options go before what it says."""

@@ -50,6 +50,7 @@ def evaluate(
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
     video: str | Path | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Evaluated:
     """Play `episodes` whole episodes with the policy in a checkpoint.
 
@@ -63,6 +64,8 @@ def evaluate(
         connectors: those of the run again, where classes among them have no such name.
         video: a directory for a video of each episode. Environments are then stepped one after
             the other, whatever the run says.
+        watch: called after each step of all environments, with the episodes that have ended, and
+            the steps so far.
 
     Raises:
         ConfigError: there is nothing to play, or the run needs something of a script again.
@@ -107,7 +110,7 @@ def evaluate(
             environments.single_action_space,
         )
         policy = BehaviourPolicy(built, rows, 1, seed, module_to_env)
-        returns, lengths = play(environments, policy, episodes, seed, env_to_module)
+        returns, lengths = play(environments, policy, episodes, seed, env_to_module, watch)
     finally:
         environments.close()
     return Evaluated(where, returns, lengths, videos)

@@ -13,6 +13,7 @@ import cloudpickle
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver
 from juggler.driver.listen import Listen
+from juggler.driver.names import must_be_here
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
@@ -197,7 +198,12 @@ def start_run(
 
     Args:
         over: begin anew in the directory of a run that was killed before its first checkpoint.
+
+    Raises:
+        ConfigError: what the configuration names is not on this host, where its workers would be.
     """
+    if listen is None:
+        must_be_here(config)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     if over and path is not None and (path / CONFIG_FILE).is_file():
         directory = RunDirectory.open(path, config.flat())
@@ -237,6 +243,8 @@ def resume_run(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
         )
+    if listen is None:
+        must_be_here(config)
     directory = RunDirectory.open(run_dir, config.flat())
     return _drive(
         config,

@@ -128,6 +128,9 @@ def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> Vect
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
             f"not a {type(first).__name__}"
         )
+    if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
+        first.close()
+        raise ValueError(f"{name} must have {' and '.join(lacking)}: set them in its constructor")
     if config.vectorize == "native":
         first.close()
         raise ValueError(

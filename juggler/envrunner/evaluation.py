@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def evaluate(
     episodes: int,
     seed: int,
     connectors: EnvToModule | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> tuple[list[float], list[int]]:
     """Play episodes deterministically, from freshly seeded environments.
 
@@ -36,6 +38,7 @@ def evaluate(
         episodes: at least 1.
         seed: of the environments.
         connectors: between the environments and the policy; they learn nothing here.
+        watch: called behind each step with the episodes that have ended, and the steps so far.
 
     Returns:
         Undiscounted returns and lengths, by environment and then by time.
@@ -85,5 +88,7 @@ def evaluate(
             if mode is AutoresetMode.DISABLED and done.any():
                 observations, _ = env.reset(options={"reset_mask": done})
         step += 1
+        if watch is not None:
+            watch(episodes - int(owed.sum()), step)
     ended = [episode for row in played for episode in row]
     return [episode[0] for episode in ended], [episode[1] for episode in ended]

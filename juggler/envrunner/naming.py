@@ -12,8 +12,10 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
 from gymnasium.vector import VectorEnv
 
+from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.extras import check_extra
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.modules.by_name import is_there
 
 Env = gymnasium.Env[Any, Any]
 VectorEnvironment = VectorEnv[Any, Any, Any]
@@ -36,10 +38,31 @@ def find(name: str) -> EnvSpec | EnvironmentFactory:
         callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
     if attribute in registry:
         return registry[attribute]
+    raise ValueError(_unknown(name, callables))
+
+
+def check_name(name: str) -> None:
+    """What `find` would say of a name, as far as that shows without importing what it leads to.
+
+    Raises:
+        ValueError: it leads nowhere.
+    """
+    module_name, colon, _ = name.rpartition(":")
+    if name.startswith(SCHEME) or name in registry:
+        return
+    if not colon:
+        raise ValueError(_unknown(name, []))
+    if not is_there(module_name):
+        check_extra(name)
+        raise ValueError(_no_module(name, module_name.partition(".")[0]))
+
+
+def _unknown(name: str, callables: list[str]) -> str:
+    module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)
     if name.startswith("ALE/"):
         near = [f"ale_py:{name}"]  # nothing is registered before its module is imported
-    raise ValueError(
+    return (
         f"env {name!r}: "
         + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")
         + f"no environment is registered as {attribute!r}. "
@@ -62,9 +85,13 @@ def _imported(name: str, module: str) -> object:
         if error.name is None or not (module + ".").startswith(error.name + "."):
             # The module is there; something that it imports is not.
             raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
-        raise ValueError(
-            f"env {name!r}: there is no Python module {error.name!r} here; install it, or put its "
-            "directory on PYTHONPATH, wherever this run has envrunners"
-        ) from None
+        raise ValueError(_no_module(name, error.name)) from None
     except Exception as error:
         raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
+
+
+def _no_module(name: str, module: str) -> str:
+    return (
+        f"env {name!r}: there is no Python module {module!r} here; install it, or put its "
+        "directory on PYTHONPATH, wherever this run has envrunners"
+    )

@@ -19,7 +19,7 @@ class LearnerConfig:
     """What every algorithm has to know. Some have other defaults."""
 
     algorithm: str = "impala"
-    """What turns episodes into gradients."""
+    """What turns episodes into gradients: impala, ppo or appo."""
 
     lr: Scheduled = 5e-4
     """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
@@ -170,7 +170,7 @@ class ImpalaConfig(LearnerConfig):
     """Importance-weighted actor-learner: V-trace on what an older policy sampled."""
 
     algorithm: str = "impala"
-    """What turns episodes into gradients."""
+    """What turns episodes into gradients: impala, ppo or appo."""
 
     lambda_: float = 1.0
     """How far V-trace's corrections reach: 0 is one step, 1 the whole trajectory."""
@@ -205,7 +205,7 @@ class PpoConfig(LearnerConfig):
     """
 
     algorithm: str = "ppo"
-    """What turns episodes into gradients."""
+    """What turns episodes into gradients: impala, ppo or appo."""
 
     lr: Scheduled = 3e-4
     """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
@@ -266,7 +266,7 @@ class AppoConfig(ImpalaConfig):
     network, which lets a batch be used several times."""
 
     algorithm: str = "appo"
-    """What turns episodes into gradients."""
+    """What turns episodes into gradients: impala, ppo or appo."""
 
     clip: float = 0.2
     """How far an action's probability may move from the target network's, as a share of it, before

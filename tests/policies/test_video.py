@@ -33,6 +33,19 @@ def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
     assert played.returns == juggler.evaluate(path, episodes=3).returns
 
 
+def test_the_command_tells_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("juggler.cli.evaluate.PROGRESS_SECONDS", 0.0)
+    path = worlds.written(tmp_path, **CARTPOLE)
+    assert main(["evaluate", str(path), "--episodes", "3"]) == 0
+    said = capsys.readouterr()
+    first, *others = said.err.splitlines()
+    assert first == "0 of 3 episodes, 1 steps of each"
+    assert any(line.startswith("2 of 3 episodes, ") for line in others)
+    assert "of 3 episodes" not in said.out
+
+
 def test_the_command_says_where_they_are(tmp_path: Path, capsys) -> None:
     path = worlds.written(tmp_path, **CARTPOLE)
     videos = tmp_path / "videos"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import socket
 from pathlib import Path
@@ -101,13 +102,56 @@ def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:
     assert (place.path / "run" / "thesis.txt").read_text() == "mine"
 
 
-def test_an_unknown_environment_is_named_with_the_nearest_ones(place: Place) -> None:
-    run = place.run("train", "--env", "CartPol-v1")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--env", "CartPol-v1"), "no environment is registered as 'CartPol-v1'. Nearest: Cart"),
+        (("--env", "ALE/Pong-v5"), "Nearest: ale_py:ALE/Pong-v5"),
+        (("--env", "nowhere.deep:Env"), "there is no Python module 'nowhere' here"),
+        (("--env", "envpool:Pong-v5"), "pip install 'juggler[envpool]'"),
+        (("--module", "nowhere:Module"), "module 'nowhere:Module' cannot be imported"),
+        (("--distribution", "nowhere:made"), "distribution 'nowhere:made' cannot"),
+        (("--model", '{"encoder": "nowhere:Waves"}'), "encoder 'nowhere:Waves' cannot be imported"),
+        (("--env-wrappers", "nowhere:Wrapper"), "wrapper 'nowhere:Wrapper' cannot be imported"),
+        (("--connectors", '{"learner": ["nowhere:C"]}'), "connector 'nowhere:C' cannot be"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    if "envpool" in words and importlib.util.find_spec("envpool"):
+        pytest.skip("envpool is here")
+    # The forkserver begins to import torch meanwhile, and would outlive this test.
+    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
+    assert _status("train", *arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said, said
+    assert "Traceback" not in said
+    assert list(in_a_directory.iterdir()) == []
+
+
+def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place: Place) -> None:
+    place.write(
+        "mistakes.py",
+        "import gymnasium, juggler\n"
+        "class Bare(gymnasium.Env):\n"
+        "    pass\n"
+        "class Module(juggler.RLModule):\n"
+        "    def __init__(self, observation_space, action_space, model_config):\n"
+        "        self.units = model_config['units']\n",
+    )
+    run = place.run("train", "--env", "mistakes:Bare", "--num-env-runners", 1)
     assert run.status == 1
     last = run.output.splitlines()[-1]
-    assert "'CartPol-v1'" in last
-    assert "CartPole-v1" in last
+    assert "Bare must have observation_space and action_space: set them in its" in last
     assert "Traceback" not in run.output
+    run = place.run("train", "cartpole", "--module", "mistakes:Module")
+    assert run.status == 1
+    assert "KeyError: 'units' (mistakes.py, line 6, in __init__)" in run.output.splitlines()[-1]
     place.assert_nothing_is_left()
 
 
@@ -138,13 +182,6 @@ def test_a_space_that_nothing_serves_yet_is_named(place: Place) -> None:
     assert run.status == 1
     assert "Text(" in run.output.splitlines()[-1]
     assert "Traceback" not in run.output
-    place.assert_nothing_is_left()
-
-
-def test_a_module_that_is_not_there_is_named(place: Place) -> None:
-    run = place.run("train", "cartpole", "--module", "nowhere:Module")
-    assert run.status == 1
-    assert "'nowhere:Module'" in run.output.splitlines()[-1]
     place.assert_nothing_is_left()
 
 

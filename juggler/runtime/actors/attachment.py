@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import grpc
@@ -32,6 +34,7 @@ LOST_THE_DRIVER = "lost the driver"
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
 _LONG_TEXT = 1 << 16  # characters of a failure, so that it fits a message whatever was raised
+_LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
 
 
 class AttachError(RuntimeError):
@@ -71,9 +74,19 @@ def describe(error: BaseException) -> attach_pb2.Failure:
     """An exception as a message: one line for people, and a traceback where that helps."""
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
-        rest, line = "".join(traceback.format_exception(error)), f"{type(error).__name__}: {line}"
+        rest = "".join(traceback.format_exception(error))
+        line = f"{type(error).__name__}: {line}{_place(error)}"
     rest = getattr(error, "traceback", "") or rest
     return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest))
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: the innermost line that is of no library, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
 
 
 def _fitting(text: str) -> str:

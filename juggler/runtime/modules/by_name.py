@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,10 +32,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (package + ".").startswith(error.name + "."):
             raise  # The package is there; something that it imports is not.
-        raise ValueError(
-            f"{what} {name!r} cannot be imported: there is no Python module {error.name!r} here; "
-            "install it, or put its directory on PYTHONPATH, wherever this run has workers"
-        ) from error
+        raise ValueError(_not_there(name, what, error.name)) from error
     called = getattr(imported, attribute, None)
     if called is None:
         near = closest(attribute, vars(imported))
@@ -43,6 +42,33 @@ def found(name: str, what: str) -> Callable[..., Any]:
         raise ValueError(f"{what} {name!r} is of type {type(called).__name__}: it cannot be called")
     made: Callable[..., Any] = called
     return made
+
+
+def is_there(module: str) -> bool:
+    """Whether there is a Python module, or the package that it is to be in. Nothing is imported."""
+    outermost = module.partition(".")[0]
+    return outermost in sys.modules or importlib.util.find_spec(outermost) is not None
+
+
+def check_there(name: str, what: str) -> None:
+    """
+    Args:
+        name: "package.module:Class".
+        what: it is to be, for the error.
+
+    Raises:
+        ValueError: there is no such package.
+    """
+    package = name.partition(":")[0]
+    if not is_there(package):
+        raise ValueError(_not_there(name, what, package.partition(".")[0]))
+
+
+def _not_there(name: str, what: str, module: str) -> str:
+    return (
+        f"{what} {name!r} cannot be imported: there is no Python module {module!r} here; "
+        "install it, or put its directory on PYTHONPATH, wherever this run has workers"
+    )
 
 
 def must_be_given_again(key: str, name: str | None, given: object) -> None:
