@@ -107,6 +107,8 @@ def _statuses(given: Arguments) -> Iterator[Any]:
     from juggler.runtime.wire.v1 import status_pb2
 
     run_dir = Path(given.where)
+    if not run_dir.is_dir() and ":" not in given.where:
+        raise RunDirectoryError(f"{given.where} is neither a directory nor an address HOST:PORT")
     if run_dir.is_dir():
         address = find_driver(run_dir)
     else:

@@ -18,6 +18,7 @@ from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
+from juggler.envrunner.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -67,6 +68,10 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
     shipped = shipped_configs()
     found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
     if found not in shipped:
+        if is_name(str(name)):
+            raise ConfigError(
+                f"{name!r} is an environment: give it as `--env {name}`, or env={str(name)!r}"
+            )
         near = closest(found, shipped)
         hint = f" (did you mean {near!r}?)" if near else ""
         raise ConfigError(
@@ -202,7 +207,7 @@ def start_run(
     Raises:
         ConfigError: what the configuration names is not on this host, where its workers would be.
     """
-    if listen is None:
+    if listen is None and not own_code:
         must_be_here(config)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     if over and path is not None and (path / CONFIG_FILE).is_file():
@@ -243,7 +248,7 @@ def resume_run(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
         )
-    if listen is None:
+    if listen is None and not own_code:
         must_be_here(config)
     directory = RunDirectory.open(run_dir, config.flat())
     return _drive(

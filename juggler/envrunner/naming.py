@@ -57,6 +57,15 @@ def check_name(name: str) -> None:
         raise ValueError(_no_module(name, module_name.partition(".")[0]))
 
 
+def is_name(name: str) -> bool:
+    """Whether this is an environment's name, as far as `check_name` can tell."""
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)

@@ -61,6 +61,8 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
     [
         (("train", "carpole"), "no configuration 'carpole' (did you mean 'cartpole'?)"),
         (("evaluate", "nowhere", "--episodes", "0"), "episodes = 0: must be at least 1"),
+        (("train", "CartPole-v1"), "give it as `--env CartPole-v1`"),
+        (("status", "nowhere"), "nowhere is neither a directory nor an address"),
         (("train", "nowhere.toml"), "cannot read nowhere.toml"),
         (("trian",), "Did you mean 'juggler train'?"),
         (("train", "--resume", "nowhere"), "nowhere"),
