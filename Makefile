@@ -50,4 +50,4 @@ proto:
 		proto/juggler/runtime/wire/v1/*.proto proto/juggler/envrunner/dm_env_rpc/v1/*.proto
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build client/build *.egg-info
