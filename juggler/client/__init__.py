@@ -11,18 +11,23 @@
             else:
                 observation, reward, terminated, truncated = simulator.step(action)
 
-It needs grpcio, protobuf and NumPy alone. Spaces of Gymnasium are taken, too.
+It needs grpcio, protobuf and NumPy alone; with `mode="local"`, in which this process acts by itself,
+onnxruntime, too. Spaces of Gymnasium are taken as well.
 """
 
 from __future__ import annotations
 
 from juggler.client.connection import GatewayError
 from juggler.client.gymnasium import play
+from juggler.client.local import LocalSession
+from juggler.client.recording import RecordingSession
 from juggler.client.session import Session, connect
 from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
 
 __all__ = [
     "GatewayError",
+    "LocalSession",
+    "RecordingSession",
     "Session",
     "box",
     "connect",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,31 @@ class Connection:
             GatewayError: the session is over.
         """
         message = pb.FromSimulator(steps=steps)
-        self._outgoing.put(message)
+        self.send(message)
         while True:
-            try:
-                answer = self._next()
-            except grpc.RpcError as error:
-                self._resume(error)
-                self._outgoing.put(message)
-                continue
+            answer = self.hear([message])
             if answer.WhichOneof("message") == "actions" and answer.actions.seq == steps.seq:
                 return answer.actions
+
+    def send(self, message: pb.FromSimulator) -> None:
+        self._outgoing.put(message)
+
+    def hear(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
+        """Wait for the next message.
+
+        Args:
+            unanswered: what is sent again where the connection breaks.
+
+        Raises:
+            GatewayError: the session is over.
+        """
+        while True:
+            try:
+                return self._next()
+            except grpc.RpcError as error:
+                self._resume(error)
+                for message in unanswered:
+                    self.send(message)
 
     def break_off(self) -> None:
         """Lose the connection, as a cut network would."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Literal
 
 from juggler.client.session import connect
 
@@ -15,6 +15,7 @@ def play(
     episodes: int | None = None,
     seed: int | None = None,
     env_kwargs: dict[str, Any] | None = None,
+    mode: Literal["remote", "local"] = "remote",
     **options: Any,
 ) -> list[float]:
     """Play an environment against a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
@@ -25,6 +26,7 @@ def play(
         episodes: how many; None: until the gateway leaves.
         seed: of the environment.
         env_kwargs: what an environment that is named is made with.
+        mode: who acts, as in `connect`.
         options: of `connect`.
 
     Returns:
@@ -40,7 +42,8 @@ def play(
         env = importlib.import_module("gymnasium").make(env, **(env_kwargs or {}))
     returns: list[float] = []
     try:
-        with connect(address, env.observation_space, env.action_space, **options) as session:
+        spaces = env.observation_space, env.action_space
+        with connect(address, *spaces, mode=mode, **options) as session:
             observation, _ = env.reset(seed=seed)
             action, total = session.step(observation), 0.0
             while episodes is None or len(returns) < episodes:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from juggler.client.connection import Connection
+from juggler.client.local import LocalSession
+from juggler.client.recording import RecordingSession
 from juggler.client.spaces import Values, as_first, as_message, one_of, rows_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _PROTOCOL = 1
+_MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
+
+
+@overload
+def connect(
+    address: str,
+    observation_space: Any,
+    action_space: Any,
+    *,
+    mode: Literal["remote"] = ...,
+    **options: Any,
+) -> Session: ...
+
+
+@overload
+def connect(
+    address: str,
+    observation_space: Any,
+    action_space: Any,
+    *,
+    mode: Literal["local"],
+    **options: Any,
+) -> LocalSession: ...
+
+
+@overload
+def connect(
+    address: str,
+    observation_space: Any,
+    action_space: Any,
+    *,
+    mode: Literal["logged"],
+    **options: Any,
+) -> RecordingSession: ...
 
 
 def connect(
@@ -19,22 +55,29 @@ def connect(
     observation_space: Any,
     action_space: Any,
     *,
+    mode: str = "remote",
     environments: int | None = None,
     real_time: bool = False,
+    pull: bool = True,
+    seed: int | None = None,
     token: str | None = None,
     tls: str | None = None,
     timeout: float = 60.0,
     name: str = "juggler.client",
-) -> Session:
+) -> Session | LocalSession | RecordingSession:
     """Begin a session.
 
     Args:
         address: of the gateway, "host:port".
         observation_space: of one environment: of `juggler.client`, or of Gymnasium.
         action_space: the same.
+        mode: who acts: "remote", the gateway; "local", this process, with onnxruntime and policies
+            that it gets; "logged", somebody else has.
         environments: N, that are stepped together; None: one, without a dimension for it.
         real_time: the simulator cannot wait. Where nobody asks for samples, actions come all the
             same, and nothing is learned from what they lead to.
+        pull: with "local", newer policies are fetched as soon as it suits; else `pull` does it.
+        seed: with "local", of what actions are drawn with.
         token: of the run; None: that of the variable JUGGLER_TOKEN, if there is one.
         tls: a directory with ca.pem, cert.pem and key.pem; None: that of JUGGLER_TLS, if there is
             one.
@@ -43,19 +86,25 @@ def connect(
 
     Raises:
         GatewayError: nobody is there, or the simulator is not taken.
+        ValueError: there is no such mode.
     """
+    if mode not in _MODES:
+        raise ValueError(f"mode = {mode!r}: must be one of {', '.join(_MODES)}")
     observations, actions = as_message(observation_space), as_message(action_space)
     hello = pb.Hello(
         protocol_min=_PROTOCOL,
         protocol_max=_PROTOCOL,
         client=name,
-        mode=pb.REMOTE_INFERENCE,
+        mode=_MODES[mode],
         environments=environments or 1,
         real_time=real_time,
         agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
     )
     connection = Connection(address, hello, token, tls, timeout)
-    return Session(connection, Values(observations), Values(actions), environments)
+    parts = connection, Values(observations), Values(actions), environments
+    if mode == "local":
+        return LocalSession(*parts, pull=pull, seed=seed)
+    return RecordingSession(*parts) if mode == "logged" else Session(*parts)
 
 
 class Session:

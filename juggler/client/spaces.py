@@ -128,10 +128,18 @@ class Values:
 
     def tensors(self, values: Any) -> list[pb.NamedTensor]:
         """Values [R, ...], in dicts and tuples where the space is one."""
-        return [
-            _tensor(path, dtype, np.asarray(_at(values, path)), shape)
+        return [tensor_of(path, array) for path, array in self.arrays(values).items()]
+
+    def arrays(self, values: Any) -> dict[tuple[str, ...], NDArray[Any]]:
+        """Values [R, ...] by path, in the dtypes of the space.
+
+        Raises:
+            ValueError: they do not fit it.
+        """
+        return {
+            path: _fitted(path, dtype, np.asarray(_at(values, path)), shape)
             for path, dtype, shape in self.leaves
-        ]
+        }
 
     def from_tensors(self, tensors: Sequence[pb.NamedTensor]) -> Any:
         """Values [R, ...] in memory of their own."""
@@ -141,6 +149,10 @@ class Values:
             ).reshape(tuple(tensor.shape))
             for tensor in tensors
         }
+        return self.from_arrays(arrays)
+
+    def from_arrays(self, arrays: Mapping[tuple[str, ...], Any]) -> Any:
+        """Values [R, ...] of arrays by path."""
         return _value(self._space, arrays, ())
 
 
@@ -195,9 +207,14 @@ def _at(values: Any, path: tuple[str, ...]) -> Any:
     return values
 
 
-def _tensor(
+def tensor_of(path: tuple[str, ...], array: NDArray[Any]) -> pb.NamedTensor:
+    number = _NUMBERS[array.dtype.newbyteorder("<")]
+    return pb.NamedTensor(path=path, dtype=number, shape=array.shape, data=array.tobytes())
+
+
+def _fitted(
     path: tuple[str, ...], dtype: np.dtype[Any], array: NDArray[Any], shape: tuple[int, ...]
-) -> pb.NamedTensor:
+) -> NDArray[Any]:
     if array.shape[1:] != shape:
         where = f" at {'/'.join(path)}" if path else ""
         raise ValueError(
@@ -207,7 +224,7 @@ def _tensor(
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"values of {array.dtype}, where their space says {dtype}")
         array = array.astype(dtype)
-    return pb.NamedTensor(path=path, dtype=_NUMBERS[dtype], shape=array.shape, data=array.tobytes())
+    return array
 
 
 def _value(space: Space, arrays: Mapping[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:

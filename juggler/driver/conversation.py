@@ -220,6 +220,7 @@ class Conversation:
             receipt.live_steps,
             Version.of(receipt.version),
             receipt.dropped,
+            receipt.stale_steps,
         )
         # Before the core asks for more: requests tell what connectors have learned.
         self.connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)

@@ -47,6 +47,7 @@ def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> trai
     if len(receipt.episode_returns) != len(receipt.episode_lengths):
         raise ValueError("a receipt with another number of returns than of lengths")
     _check_steps(receipt.live_steps)
+    _check_steps(receipt.stale_steps)
     return receipt
 
 

@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import RunConfig
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.algorithms import find_algorithm
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.seeds import worker_seed
@@ -149,4 +150,11 @@ class Roster:
         if role == EVALUATOR:
             rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)
             env_runner["envs_per_runner"] = rows
-        return {"env_runner": env_runner, **shared}
+        learner = config.learner
+        wants = {
+            "algorithm": learner.algorithm,
+            "off_policy": find_algorithm(learner.algorithm).off_policy,
+            # When steps come, with as much again for what they still wait for.
+            "max_staleness": 0 if config.driver.synchronous else max(1, learner.max_staleness // 2),
+        }
+        return {"env_runner": env_runner, "wants": wants, **shared}

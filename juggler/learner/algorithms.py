@@ -27,16 +27,19 @@ class Algorithm:
         config: its hyper-parameters.
         core: package.module:Class, called with module factories by id and the config. A name, so
             that the driver can read configs without importing torch.
+        off_policy: whether it makes up for whatever policy has acted, as long as its
+            log-probabilities are known. Else that must have been its own, not long ago.
     """
 
     config: type[LearnerConfig]
     core: str
+    off_policy: bool
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "appo": Algorithm(config=AppoConfig, core="juggler.learner.appo:Appo"),
-    "impala": Algorithm(config=ImpalaConfig, core="juggler.learner.impala:Impala"),
-    "ppo": Algorithm(config=PpoConfig, core="juggler.learner.ppo:Ppo"),
+    "appo": Algorithm(config=AppoConfig, core="juggler.learner.appo:Appo", off_policy=True),
+    "impala": Algorithm(config=ImpalaConfig, core="juggler.learner.impala:Impala", off_policy=True),
+    "ppo": Algorithm(config=PpoConfig, core="juggler.learner.ppo:Ppo", off_policy=False),
 }
 
 

@@ -202,7 +202,9 @@ class DriverCore:
             if batch is not None:
                 self._end_request(batch)
                 self.ledger.cancel(batch)
-        elif batch is None:
+            return
+        self.ledger.pass_over(event.stale_steps)
+        if batch is None:
             self.ledger.confirm(event.batch_id, worker, event.live_steps)
         else:
             astray = event.learner != batch.learner.worker_id

@@ -91,6 +91,7 @@ class SampleReceived:
     live_steps: int
     version: Version  # that acted
     dropped: str = ""
+    stale_steps: int = 0  # that came to a gateway too old to be in any batch
 
     def __post_init__(self) -> None:
         _check(self.runner, self.batch_id, self.live_steps, self.dropped)

@@ -112,6 +112,11 @@ class Ledger:
         batch.awaited.remove(reporter)
         self.disagreements += live_steps != batch.steps
 
+    def pass_over(self, steps: int) -> None:
+        """So many were sampled, and are in no batch: they are too old to learn from."""
+        self.sampled += steps
+        self.dropped["stale"] += steps
+
     def use(self, batch: Batch) -> None:
         """A held batch goes into an update."""
         self.updating[batch.batch_id] = self.held.pop(batch.batch_id)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.envrunner.gateway.memory import grown, put, room_for, take
 from juggler.envrunner.seeding import noise_seed
+from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.columns import (
@@ -19,6 +22,7 @@ from juggler.runtime.modules.columns import (
     CONNECTOR_STATES,
     MODULE_STATE,
     OBSERVATIONS,
+    STATES,
 )
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import (
@@ -57,6 +61,7 @@ class GatheredPolicy:
     ) -> None:
         self._module = module.eval()
         self._weights = weights_of(module)
+        self._env_to_module = connectors
         self._contexts = _Contexts(connectors)
         self._module_to_env = module_to_env
         self._generator = torch.Generator()
@@ -72,6 +77,35 @@ class GatheredPolicy:
         self.blank_inputs: NDArray[np.float32] | None = None
         if self._distribution is not None:
             self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of what is chosen."""
+        return self._module_to_env.action_space
+
+    def graph(self, observation_space: Space[Any], action_space: Space[Any]) -> ActingGraph:
+        """A copy, for spaces of simulators, to be exported.
+
+        Raises:
+            ValueError: something in it cannot be.
+        """
+        if self._env_to_module.learns:
+            raise ValueError(
+                "a connector learns while the run goes on, as mean_std_filter does: leave it out, "
+                "or use remote inference"
+            )
+        return ActingGraph(
+            deepcopy(self._module),
+            self._env_to_module,
+            self._module_to_env,
+            observation_space,
+            action_space,
+            explores=True,
+        )
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Those that it acts with, by name; a view."""
+        return {name: tensor.numpy() for name, tensor in self._weights.items()}
 
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
@@ -127,6 +161,48 @@ class GatheredPolicy:
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
         """What the last actions of some environments led to: rewards [B]."""
         self._contexts.rewarded(places, rewards)
+
+    def follow(
+        self,
+        place: int,
+        observations: Any,
+        actions: Any,
+        rewards: NDArray[np.float32],
+        first: bool,
+    ) -> dict[str, Tree]:
+        """Remember steps that somebody else took -> what was known before them, as
+        `states_before`.
+
+        Args:
+            place: of the environment.
+            observations: [L, ...] before each step, as batches hold them.
+            actions: [L, ...] chosen there.
+            rewards: [L]
+            first: the first of them begins an episode.
+        """
+        states: dict[str, Tree] = {}
+        if not (self._remembers or self._contexts.any):
+            return states
+        places, seen = np.array([place]), []
+        for t in range(len(rewards)):
+            now = slice(t, t + 1)
+            begins = np.array([first and t == 0])
+            seen.append(self._contexts.see(take(observations, now), places, begins))
+            if t == 0 and self._contexts.any:
+                states[CONNECTOR_STATES] = self._contexts.of(places)
+            self._contexts.chose(take(actions, now), places)
+            self._contexts.rewarded(places, rewards[now])
+        if self._remembers:
+            kept = tree_map(lambda each: torch.from_numpy(each[places]), self._states)  # [1, ...]
+            kept = restarted(kept, self._initial, torch.tensor([first]))  # [1, ...]
+            states[MODULE_STATE] = tree_map(Tensor.numpy, kept)
+            sequence = tree_map(
+                lambda *steps: torch.from_numpy(np.concatenate(steps)[None]), *seen
+            )  # [1, L, ...]
+            with torch.inference_mode():
+                outputs = self._module.forward_exploration({OBSERVATIONS: sequence, STATES: kept})
+            put(self._states, places, tree_map(Tensor.numpy, outputs[STATES]))
+        return states
 
     def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:
         """What was known of environments [B] before their last step, as `EpisodeBatch.states` has

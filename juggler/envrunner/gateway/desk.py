@@ -11,9 +11,10 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from juggler.envrunner.gateway.errors import Code, SessionError
+from juggler.envrunner.gateway.local_desk import LocalDesk
 from juggler.envrunner.gateway.player import Acted
 from juggler.envrunner.gateway.reception import DeskSettings, Reception, Work
-from juggler.envrunner.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, Session
+from juggler.envrunner.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
 from juggler.envrunner.gateway.steps import Steps, read_steps
 from juggler.envrunner.gateway.transport import Closed, Event, GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
@@ -51,6 +52,7 @@ class Desk:
         self.seconds: dict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
         self._reception = Reception(work, settings, self._counts)
+        self._local = LocalDesk(self._reception, self.wake)
         self._events: list[Event] = []
         self._leaving: list[Session] = []
         self._next_turn: asyncio.Handle | None = None
@@ -121,6 +123,9 @@ class Desk:
             self._act()
             self._work.go_on()
             self._act()  # what was asked for just now
+            if self._reception.player is not None:
+                self._local.go_on(self._work.wanted())
+                self._work.go_on()
             self._sweep()
         except BaseException as error:  # the process ends for it
             self._over = True
@@ -178,13 +183,15 @@ class Desk:
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
-            case "recording" | "policy":
-                text = f"{kind}: this gateway serves remote inference alone"
-                raise SessionError(Code.NOT_SERVED, text)
+            case "recording":
+                self._local.recording(session, message.recording)
+            case "policy":
+                self._local.policy(session)
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
     def _steps(self, session: Session, batch: pb.StepBatch, arrivals: list[Steps]) -> None:
+        session.must_be(pb.REMOTE_INFERENCE)
         answer = session.receives(batch.seq)
         if answer is not None:
             if answer and session.stream is not None:
@@ -233,16 +240,18 @@ class Desk:
             return
         self._next_sweep = now + _SWEEP_SECONDS
         self._reception.player.environments.hand_in_stalled()
+        self._reception.player.recorder.hand_in_stalled()
         for session in self._reception.sessions.overdue():
             self._reception.close(session)
             self._counts["sessions_lost"] += 1
         waiting = {steps.session for steps in self._reception.player.waiting}
+        waiting |= {recording.session for recording in self._reception.player.recorder.waiting}
         self._waiting_since = (self._waiting_since or now) if waiting else None
         if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
             self._tell(waiting)
 
     def _tell(self, waiting: set[Session]) -> None:
-        text = "nobody asks for samples now; actions come as soon as somebody does"
+        text = "nobody asks for samples now; answers come as soon as somebody does"
         notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
         message = pb.ToSimulator(notice=notice).SerializeToString()
         for session in waiting:
@@ -255,7 +264,7 @@ class Desk:
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
             run_id=self._settings.run_id,
-            modes=[pb.REMOTE_INFERENCE],
+            modes=[m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged],
             counts=self.counts(),
         )
         if self._reception.player is not None:
@@ -270,6 +279,7 @@ class Desk:
             counts.update(self._reception.player.environments.counts)
             counts["environments"] = len(self._reception.player.environments)
             counts["steps_waiting"] = len(self._reception.player.waiting)
+            counts["recorded_steps_waiting"] = self._reception.player.recorder.steps_waiting
         if inferences := self._counts["inferences"]:
             counts["rows_per_inference"] = self._counts["inferred_rows"] / inferences
         return counts

@@ -87,20 +87,30 @@ class Environments:
     def unseat(self, places: list[int]) -> None:
         """They are gone: what episodes they were in end as truncated, at their last steps."""
         for place in places:
-            row, step = int(self.of["row"][place]), int(self.of["step"][place])
-            if row >= 0 and step:
-                after = take(self.rows.columns["observations"], (row, step))
-                if not self.of["first"][place]:
-                    self.rows.columns["truncated"][row, step - 1] = True
-                    self.rows.ended_with(row, step - 1, after)
-                self.rows.finish(row, step, after)
-            elif row >= 0:
-                self.rows.give_back(row)
+            self.cut(place)
             if self.of["length"][place]:
                 self.counts["episodes_cut"] += 1
                 self._end(place)
-            self.of["row"][place], self.of["acted"][place] = -1, False
+            self.of["acted"][place] = False
             self._places.give_back(place)
+
+    def cut(self, place: int) -> None:
+        """Its row is complete, and the episode that it ends with is truncated there."""
+        row, step = int(self.of["row"][place]), int(self.of["step"][place])
+        if row >= 0 and step:
+            after = take(self.rows.columns["observations"], (row, step))
+            if not self.of["first"][place]:
+                self.rows.columns["truncated"][row, step - 1] = True
+                self.rows.ended_with(row, step - 1, after)
+            self.rows.finish(row, step, after)
+        elif row >= 0:
+            self.rows.give_back(row)
+        self.of["row"][place] = -1
+
+    def new_episode(self) -> int:
+        """The id of one that begins."""
+        self._next_episode += 1
+        return self._next_episode - 1
 
     # -- what becomes of actions -----------------------------------------------------------------
 

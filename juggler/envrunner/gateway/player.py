@@ -15,6 +15,9 @@ from juggler.envrunner.gateway.environments import Environments
 from juggler.envrunner.gateway.errors import SessionError
 from juggler.envrunner.gateway.layout import Layout, ValueChecks
 from juggler.envrunner.gateway.memory import put, take
+from juggler.envrunner.gateway.publisher import Publisher
+from juggler.envrunner.gateway.recorder import Recorder
+from juggler.envrunner.gateway.recordings import Reader
 from juggler.envrunner.gateway.steps import Steps
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import at, holds_masks
@@ -52,6 +55,7 @@ class Player:
         policy: acts.
         connectors: between the simulators and the policy.
         steps: T.
+        max_staleness: see `Recorder`.
 
     Attributes:
         layout: of observations.
@@ -59,6 +63,9 @@ class Player:
         environments: of simulators.
         version: of the policy's weights.
         waiting: steps without an answer.
+        recorder: makes rows of what others did.
+        reader: reads that.
+        publisher: hands out the policy.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Player:
         policy: GatheredPolicy,
         connectors: EnvToModule,
         steps: int,
+        max_staleness: int = 3,
     ) -> None:
         self.layout = Layout(observation_space)
         self.action_layout = Layout(action_space)
@@ -81,11 +89,17 @@ class Player:
         self._policy, self._connectors = policy, connectors
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps)
+        self.recorder = Recorder(self.environments, policy, connectors, max_staleness)
+        self.reader = Reader(
+            observation_space, policy.action_space, policy.blank_inputs is not None
+        )
+        self.publisher = Publisher(policy, observation_space, action_space)
         self._delta: State = {}
 
     def unseat(self, places: list[int]) -> None:
         """These environments are gone."""
         self.waiting = deque(each for each in self.waiting if each.slots[0] not in set(places))
+        self.recorder.unseat(set(places))
         self.environments.unseat(places)
 
     # -- what they say --------------------------------------------------------------------------
@@ -231,6 +245,7 @@ class Player:
         self._policy.load(weights)
         self.version = version
         self.environments.hand_in_old(version)
+        self.recorder.use(version)
 
     def seed(self, seed: int) -> None:
         self._policy.seed(seed)

@@ -13,7 +13,6 @@ from juggler.envrunner.gateway.errors import Code, SessionError
 from juggler.envrunner.gateway.layout import Layout
 from juggler.envrunner.gateway.player import Player
 from juggler.envrunner.gateway.sessions import (
-    BATCHES_IN_FLIGHT,
     PROTOCOL_MAX,
     RESUME_SECONDS,
     Session,
@@ -55,6 +54,7 @@ class DeskSettings:
         run_id: that simulators are told.
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
+        refuses_logged: why nobody learns from data of other policies; "": it is learned from.
     """
 
     max_batch: int
@@ -62,6 +62,7 @@ class DeskSettings:
     run_id: str
     fragment_steps: int
     resume_seconds: float = RESUME_SECONDS
+    refuses_logged: str = ""
 
 
 class Reception:
@@ -89,6 +90,8 @@ class Reception:
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
         environments = 0 if self.player is None else len(self.player.environments)
         check_hello(hello, environments, len(self.sessions.by_id))
+        if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
+            raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
         resumed = bool(hello.resume_token)
         if resumed:
             session = self.sessions.resumed(hello)
@@ -111,7 +114,7 @@ class Reception:
             resume_seconds=self.sessions.resume_seconds,
             resumed=resumed,
             last_seq=session.last_seq,
-            batches_in_flight=BATCHES_IN_FLIGHT,
+            batches_in_flight=session.batches_in_flight,
             message_bytes=MESSAGE_BYTES,
             fragment_steps=self._settings.fragment_steps,
         )

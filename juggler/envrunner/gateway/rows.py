@@ -53,6 +53,8 @@ class Rows:
             "lengths": np.zeros(_FIRST_ROWS, np.intp),  # steps of a complete row
             "last_observations": zeros(observation_space, (_FIRST_ROWS,)),
             "states": {},
+            "recorded": np.zeros(_FIRST_ROWS, np.bool_),  # by somebody who gave action_logp
+            "action_logp": np.zeros(shape, np.float32),
         }
         if blank_inputs is not None:
             self.columns["inputs"] = np.zeros((*shape, *blank_inputs.shape), np.float32)
@@ -63,14 +65,23 @@ class Rows:
         """Rows that are neither free nor complete."""
         return self._places.used - len(self.complete)
 
-    def begin(self, states: dict[str, Tree], count: int) -> NDArray[np.intp]:
-        """New rows [B], with what is known before their first steps [B, ...]."""
+    def begin(
+        self, states: dict[str, Tree], count: int, recorded: bool = False
+    ) -> NDArray[np.intp]:
+        """New rows [B], with what is known before their first steps [B, ...].
+
+        Args:
+            states: that.
+            count: B.
+            recorded: log-probabilities come with the steps.
+        """
         if self._places.grow(count):
             self.columns = grown(self.columns, self._places.capacity)
         places = np.array([self._places.take() for _ in range(count)], np.intp)
         if states and not self.columns["states"]:
             self.columns["states"] = room_for(states, self._places.capacity)
         put(self.columns["states"], places, states)
+        self.columns["recorded"][places] = recorded
         self.columns["terminated"][places] = False
         self.columns["truncated"][places] = False
         return places
@@ -84,19 +95,25 @@ class Rows:
         **columns: Any,
     ) -> None:
         """Write what was chosen at steps [B] of rows [B]."""
-        if "actions" not in self.columns:
-            blank = room_for(actions, 1)
-            self.columns["actions"] = tree_map(
-                lambda one: np.zeros(
-                    (self._places.capacity, self.steps, *one.shape[1:]), one.dtype
-                ),
-                blank,
-            )
+        self._make_room_for(actions)
         put(self.columns["actions"], (rows, steps), actions)
         if inputs is not None:
             self.columns["inputs"][rows, steps] = inputs
         for name, values in columns.items():
             self.columns[name][rows, steps] = values
+
+    def record(self, row: int, step: int, steps: int, **columns: Any) -> None:
+        """Write so many steps of a row, from one on.
+
+        Args:
+            row: that was begun as `recorded`.
+            step: the first.
+            steps: L.
+            columns: [L, ...] or one value for all.
+        """
+        self._make_room_for(columns["actions"])
+        for name, values in columns.items():
+            put(self.columns[name], (row, slice(step, step + steps)), values)
 
     def finish(self, row: int, steps: int, last_observation: Tree) -> None:
         """A row has so many steps, and what comes after them."""
@@ -117,7 +134,7 @@ class Rows:
         """A new row that begins with a step of another one, and with states [1, ...]."""
         (new,) = self.begin(states, 1).tolist()
         for name, column in self.columns.items():
-            if name not in ("lengths", "last_observations", "states"):
+            if name not in ("lengths", "last_observations", "states", "recorded"):
                 put(column, (new, 0), take(column, (row, step)))
         self.columns["terminated"][new] = self.columns["truncated"][new] = False
         return int(new)
@@ -132,11 +149,12 @@ class Rows:
         finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals[row]]
         for row in taken:
             self.give_back(row)
-        if "inputs" in kept:
-            action_logp = log_probabilities(kept["inputs"], kept["actions"])  # [N, T]
-            action_logp[~live] = 0
-        else:
-            action_logp = np.zeros(live.shape, np.float32)  # [N, T]
+        action_logp = kept["action_logp"]  # [N, T]
+        ours = ~kept["recorded"]  # [N]
+        if "inputs" in kept and ours.any():
+            actions = take(kept["actions"], ours)  # [O, T, ...]
+            action_logp[ours] = log_probabilities(kept["inputs"][ours], actions)
+        action_logp[~live] = 0
         return EpisodeBatch(
             observations=kept["observations"],
             actions=kept["actions"],
@@ -152,6 +170,16 @@ class Rows:
             final_steps=np.array([final[1] for final in finals], np.int32),
             **_segments(kept, live),
         )
+
+    def _make_room_for(self, actions: Tree) -> None:
+        """Actions are known when the first come [B, ...]."""
+        if "actions" not in self.columns:
+            self.columns["actions"] = tree_map(
+                lambda one: np.zeros(
+                    (self._places.capacity, self.steps, *one.shape[1:]), one.dtype
+                ),
+                actions,
+            )
 
     def _stacked(self, observations: Sequence[Tree]) -> Tree:
         stacked: Tree = zeros(self._space, (len(observations),))  # [K, ...]

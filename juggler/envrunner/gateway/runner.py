@@ -102,6 +102,7 @@ class GatewayRunner(EnvRunner):
             max_wait=config.gateway_max_wait_ms / 1000,
             run_id=self._attachment.run_id,
             fragment_steps=config.fragment_steps,
+            refuses_logged=_why_not_logged(json.loads(setup.config)["wants"]),
         )
         self._desk = Desk(Transport(token), self, settings, self._failed)
         address = self._desk.start(self._address(), tls, self._door.insecure)
@@ -150,7 +151,12 @@ class GatewayRunner(EnvRunner):
         strip_to_acting(module)
         policy = GatheredPolicy(module, connectors, module_to_env, setup.seed)
         self._player = Player(
-            observation_space, action_space, policy, connectors, config.fragment_steps
+            observation_space,
+            action_space,
+            policy,
+            connectors,
+            config.fragment_steps,
+            parts["wants"]["max_staleness"],
         )
         if self._contact.health is not None:
             self._contact.health.ready(True)
@@ -225,6 +231,7 @@ class GatewayRunner(EnvRunner):
             version=_oldest(batch).message(),
             episode_returns=[episode[0] for episode in ended],
             episode_lengths=[episode[1] for episode in ended],
+            stale_steps=player.recorder.take_stale(),
         )
         try:
             check_finite(batch)
@@ -253,6 +260,17 @@ class GatewayRunner(EnvRunner):
             self._seconds.update(self._desk.seconds)
             self._seconds["frames"] += time.perf_counter() - started
         sender.send(header, {DEFAULT_MODULE: batch.to_tree()})
+
+
+def _why_not_logged(wants: dict[str, Any]) -> str:
+    """For simulators: why nobody learns from what was recorded elsewhere; "": somebody does."""
+    if wants["off_policy"]:
+        return ""
+    return (
+        f"algorithm = {wants['algorithm']!r} learns from what its own newest policies did, and from "
+        "nothing that another policy did: train with impala or appo, whose V-trace makes up for "
+        "the difference, or act with this run's policy"
+    )
 
 
 def _oldest(batch: EpisodeBatch) -> Version:

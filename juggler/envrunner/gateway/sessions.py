@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from juggler.envrunner.gateway.errors import Code, SessionError
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 PROTOCOL_MIN = PROTOCOL_MAX = 1
@@ -16,7 +17,7 @@ RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
 MOST_SESSIONS = 4096
 MOST_ENVIRONMENTS = 1 << 16  # of a gateway
-_SERVED = (pb.REMOTE_INFERENCE,)
+SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
 class Stream(Protocol):
@@ -37,6 +38,10 @@ class Session:
         hello: what it said of itself.
 
     Attributes:
+        mode: who acts.
+        batches_in_flight: batches of steps, or recordings, without an answer, at most.
+        versions: the last weights of each environment, where its simulator acts.
+        wants_news: it has the newest policy, and is to be told when there is another.
         waiting: 1 for each environment whose action is due, by its number.
         acted: 1 for each that has had an action in the episode that it is in.
         last_seq: the highest that has arrived.
@@ -48,6 +53,12 @@ class Session:
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
         self.slots = slots
+        self.mode = hello.mode
+        remote = hello.mode == pb.REMOTE_INFERENCE
+        # Episodes end at any time, so that the recordings of one environment may be many.
+        self.batches_in_flight = BATCHES_IN_FLIGHT if remote else BATCHES_IN_FLIGHT * len(slots)
+        self.versions: dict[int, Version] = {}
+        self.wants_news = False
         self.real_time = hello.real_time
         self.client = hello.client
         self.waiting = bytearray(len(slots))
@@ -59,6 +70,17 @@ class Session:
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
+    def must_be(self, *modes: pb.Mode) -> None:
+        """Whether what it says is for its mode.
+
+        Raises:
+            SessionError: it is not.
+        """
+        if self.mode not in modes:
+            names = " or ".join(pb.Mode.Name(mode) for mode in modes)
+            text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
+            raise SessionError(Code.WRONG_MODE, text)
+
     def receives(self, seq: int) -> bytes | None:
         """Note that a batch has come -> its answer, where it has come before and has one; b"":
         where it has none yet; None: it is new.
@@ -67,7 +89,7 @@ class Session:
             SessionError: it came before its turn, or too late.
         """
         if seq == self.last_seq + 1:
-            if len(self._unanswered) >= BATCHES_IN_FLIGHT:
+            if len(self._unanswered) >= self.batches_in_flight:
                 text = f"{len(self._unanswered)} batches have no answer yet: wait for one"
                 raise SessionError(Code.TOO_MANY_IN_FLIGHT, text, seq)
             self.last_seq = seq
@@ -79,14 +101,14 @@ class Session:
             return self._answers[seq]
         text = f"a batch with seq {seq}, where {self.last_seq + 1} comes next"
         if seq <= self.last_seq:
-            text += f"; answers are kept for the last {BATCHES_IN_FLIGHT}"
+            text += f"; answers are kept for the last {self.batches_in_flight}"
         raise SessionError(Code.OUT_OF_ORDER, text, seq)
 
     def answers(self, seq: int, message: bytes) -> None:
         """Send what belongs to a batch, and keep it for a simulator that asks again."""
         self._unanswered.discard(seq)
         self._answers[seq] = message
-        if len(self._answers) > BATCHES_IN_FLIGHT:
+        if len(self._answers) > self.batches_in_flight:
             self._answers.popitem(last=False)
         if self.stream is not None:
             self.stream.send(message)
@@ -128,11 +150,11 @@ class Sessions:
                 f"{self.resume_seconds:.0f} s. Begin a new one without a token",
                 retryable=True,
             )
-        if hello.environments != len(session.slots):
+        if hello.environments != len(session.slots) or hello.mode != session.mode:
             raise SessionError(
                 Code.WRONG_SPACES,
-                f"a session of {len(session.slots)} environments goes on with "
-                f"{hello.environments}: send the hello that it began with",
+                f"a session of {len(session.slots)} environments in mode {session.mode} goes on "
+                f"with {hello.environments} in {hello.mode}: send the hello that it began with",
             )
         return session
 
@@ -160,8 +182,8 @@ def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
             f"simulator {hello.protocol_min} to {hello.protocol_max}: bring both to the same "
             "version of Juggler",
         )
-    if hello.mode not in _SERVED:
-        served = ", ".join(pb.Mode.Name(mode) for mode in _SERVED)
+    if hello.mode not in SERVED:
+        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
         raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
     if len(hello.agents) != 1 or hello.agents[0].policy not in ("", "default"):
         text = 'this gateway serves one agent, with the policy "default"'

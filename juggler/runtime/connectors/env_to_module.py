@@ -45,6 +45,11 @@ class EnvToModule:
         for context in contexts.values():
             self.module_observation_space = context.observation_space
 
+    @property
+    def learns(self) -> bool:
+        """Whether what it makes of observations changes while a run goes on."""
+        return bool(self._mergeable)
+
     def __call__(self, observations: Any) -> Any:
         """What batches hold of the environment's observations [B, ...]."""
         for connector in self.stored:

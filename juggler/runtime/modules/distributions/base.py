@@ -117,6 +117,21 @@ class DistributionSpec(ABC):
         """
         return uniform_noise(leading_shape, self.noise_size, generator)  # [..., M]
 
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        """The same noise of somebody else's random numbers, in operations that can be exported.
+
+        Args:
+            uniform: [..., 2, M] between 0 and 1; a subclass uses one or both of each two.
+
+        Raises:
+            NotImplementedError: the subclass draws noise of its own and has no other way.
+        """
+        if type(self).draw_noise is not DistributionSpec.draw_noise:
+            raise NotImplementedError(
+                f"{type(self).__name__} has a draw_noise of its own: it needs a noise_from, too"
+            )
+        return one_uniform(uniform)  # [..., M]
+
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         """Outputs [..., D] that give illegal actions no probability.
 
@@ -144,6 +159,8 @@ class DistributionSpec(ABC):
 
 #: The smallest normal number of float32.
 _TINY = torch.finfo(torch.float32).tiny
+#: The largest below 1.
+_BELOW_ONE = 1 - 2.0**-24
 
 
 def empty_noise(
@@ -161,6 +178,11 @@ def uniform_noise(
     noise = empty_noise(leading_shape, size, generator)  # [..., size]
     # Bounds of 0 and 1 would include 0, once in 16 million.
     return noise.uniform_(_TINY, 1, generator=generator)  # [..., size]
+
+
+def one_uniform(uniform: Tensor) -> Tensor:
+    """The first of each two numbers [..., 2, M] between 0 and 1, which are excluded -> [..., M]."""
+    return uniform[..., 0, :].clamp(_TINY, _BELOW_ONE)  # [..., M]
 
 
 def at_least_float32(inputs: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from juggler.runtime.modules.distributions.base import (
     DistributionSpec,
     at_least_float32,
     mask_logits,
+    one_uniform,
     same_kind,
     uniform_noise,
 )
@@ -70,6 +71,9 @@ class CategoricalSpec(DistributionSpec):
     ) -> Tensor:
         return gumbel_noise(leading_shape, self.noise_size, generator)  # [..., n]
 
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        return gumbel_from(uniform)  # [..., n]
+
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         return mask_logits(inputs, mask, f"the {self.inputs_size} actions")  # [..., n]
 
@@ -84,3 +88,8 @@ def gumbel_noise(
     # -log(-log(u)) is Gumbel where u is uniform. (From torch's exponential_, four times slower.)
     noise = uniform_noise(leading_shape, size, generator)  # [..., size]
     return noise.log_().neg_().log_().neg_()  # [..., size]
+
+
+def gumbel_from(uniform: Tensor) -> Tensor:
+    """The same of uniform numbers [..., 2, size] -> [..., size]."""
+    return -(-one_uniform(uniform).log()).log()  # [..., size]

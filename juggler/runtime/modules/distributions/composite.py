@@ -81,6 +81,10 @@ class CompositeSpec(DistributionSpec):
         draws = [part.draw_noise(leading_shape, generator) for part in self.parts.values()]
         return torch.cat(draws, -1)  # [..., M]
 
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        shares = zip(self.parts.values(), uniform.split_with_sizes(self._noise_sizes, -1))
+        return torch.cat([part.noise_from(share) for part, share in shares], -1)  # [..., M]
+
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         if not isinstance(mask, Mapping):
             raise ValueError(

@@ -13,6 +13,7 @@ from juggler.runtime.modules.distributions.base import (
     DistributionSpec,
     at_least_float32,
     empty_noise,
+    one_uniform,
     same_kind,
 )
 
@@ -77,6 +78,11 @@ class GaussianSpec(DistributionSpec):
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
         return empty_noise(leading_shape, self.noise_size, generator).normal_(generator=generator)
+
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        # Box & Muller 1958, "A Note on the Generation of Random Normal Deviates".
+        lengths = (-2 * one_uniform(uniform).log()).sqrt()  # [..., M]
+        return lengths * torch.cos(2 * math.pi * uniform[..., 1, :])  # [..., M]
 
     @property
     def log_std_inputs(self) -> list[int]:

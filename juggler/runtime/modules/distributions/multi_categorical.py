@@ -18,7 +18,11 @@ from juggler.runtime.modules.distributions.base import (
     mask_logits,
     same_kind,
 )
-from juggler.runtime.modules.distributions.categorical import Categorical, gumbel_noise
+from juggler.runtime.modules.distributions.categorical import (
+    Categorical,
+    gumbel_from,
+    gumbel_noise,
+)
 
 
 class MultiCategorical(ActionDistribution):
@@ -101,6 +105,9 @@ class MultiCategoricalSpec(DistributionSpec):
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
         return gumbel_noise(leading_shape, self.noise_size, generator)  # [..., k * n]
+
+    def noise_from(self, uniform: Tensor) -> Tensor:
+        return gumbel_from(uniform)  # [..., k * n]
 
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
         options = f"the {self.inputs_size} options, those of one choice after the other"

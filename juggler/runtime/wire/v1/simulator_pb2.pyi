@@ -35,20 +35,22 @@ class FromSimulator(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., steps: _Optional[_Union[StepBatch, _Mapping]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., policy: _Optional[_Union[PolicyRequest, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ToSimulator(_message.Message):
-    __slots__ = ("welcome", "actions", "error", "notice", "recorded", "policy")
+    __slots__ = ("welcome", "actions", "error", "notice", "recorded", "policy", "new_policy")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    NEW_POLICY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     actions: ActionBatch
     error: Error
     notice: Notice
     recorded: Recorded
     policy: PolicyChunk
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., actions: _Optional[_Union[ActionBatch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., policy: _Optional[_Union[PolicyChunk, _Mapping]] = ...) -> None: ...
+    new_policy: NewPolicy
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., actions: _Optional[_Union[ActionBatch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., policy: _Optional[_Union[PolicyChunk, _Mapping]] = ..., new_policy: _Optional[_Union[NewPolicy, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_min", "protocol_max", "client", "mode", "environments", "agents", "resume_token", "real_time")
@@ -203,46 +205,44 @@ class Recording(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., agent: _Optional[int] = ..., environment: _Optional[int] = ..., starts: bool = ..., terminated: bool = ..., truncated: bool = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., actions: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., rewards: _Optional[_Iterable[float]] = ..., action_logp: _Optional[_Iterable[float]] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class Recorded(_message.Message):
-    __slots__ = ("seq",)
+    __slots__ = ("seq", "stale", "newest")
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     seq: int
-    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+    stale: bool
+    newest: PolicyVersion
+    def __init__(self, seq: _Optional[int] = ..., stale: bool = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class PolicyRequest(_message.Message):
-    __slots__ = ("policy", "newer_than", "format")
-    class Format(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        FORMAT_UNSPECIFIED: _ClassVar[PolicyRequest.Format]
-        ONNX: _ClassVar[PolicyRequest.Format]
-        WEIGHTS: _ClassVar[PolicyRequest.Format]
-    FORMAT_UNSPECIFIED: PolicyRequest.Format
-    ONNX: PolicyRequest.Format
-    WEIGHTS: PolicyRequest.Format
+    __slots__ = ("policy",)
     POLICY_FIELD_NUMBER: _ClassVar[int]
-    NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
     policy: str
-    newer_than: PolicyVersion
-    format: PolicyRequest.Format
-    def __init__(self, policy: _Optional[str] = ..., newer_than: _Optional[_Union[PolicyVersion, _Mapping]] = ..., format: _Optional[_Union[PolicyRequest.Format, str]] = ...) -> None: ...
+    def __init__(self, policy: _Optional[str] = ...) -> None: ...
 
 class PolicyChunk(_message.Message):
-    __slots__ = ("policy", "version", "format", "size", "sha256", "offset", "data")
+    __slots__ = ("policy", "version", "size", "sha256", "offset", "data")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     policy: str
     version: PolicyVersion
-    format: PolicyRequest.Format
     size: int
     sha256: bytes
     offset: int
     data: bytes
-    def __init__(self, policy: _Optional[str] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., format: _Optional[_Union[PolicyRequest.Format, str]] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, policy: _Optional[str] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class NewPolicy(_message.Message):
+    __slots__ = ("policy", "version")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    version: PolicyVersion
+    def __init__(self, policy: _Optional[str] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
@@ -289,6 +289,11 @@ class Error(_message.Message):
         NO_LEGAL_ACTION: _ClassVar[Error.Code]
         NO_FINAL_OBSERVATION: _ClassVar[Error.Code]
         ENDED: _ClassVar[Error.Code]
+        WRONG_MODE: _ClassVar[Error.Code]
+        UNKNOWN_VERSION: _ClassVar[Error.Code]
+        NO_LOG_PROBABILITIES: _ClassVar[Error.Code]
+        CANNOT_LEARN: _ClassVar[Error.Code]
+        NOT_EXPORTED: _ClassVar[Error.Code]
     CODE_UNSPECIFIED: Error.Code
     UNSUPPORTED_VERSION: Error.Code
     EXPECTED_HELLO: Error.Code
@@ -308,6 +313,11 @@ class Error(_message.Message):
     NO_LEGAL_ACTION: Error.Code
     NO_FINAL_OBSERVATION: Error.Code
     ENDED: Error.Code
+    WRONG_MODE: Error.Code
+    UNKNOWN_VERSION: Error.Code
+    NO_LOG_PROBABILITIES: Error.Code
+    CANNOT_LEARN: Error.Code
+    NOT_EXPORTED: Error.Code
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]

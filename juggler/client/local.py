@@ -1,0 +1,247 @@
+"""A session that acts by itself, with policies that it gets from the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.client.connection import Connection
+from juggler.client.model import Model, Path
+from juggler.client.recording import RecordingSession, as_version
+from juggler.client.spaces import Values, as_first, one_of, tensor_of
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_Arrays = dict[Path, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Of one environment and episode, that have not been sent; all by one version of the weights.
+    The reward of the last one may not be known."""
+
+    starts: bool
+    version: tuple[int, int]
+    observations: list[_Arrays] = field(default_factory=list)
+    actions: list[_Arrays] = field(default_factory=list)
+    action_logp: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+class LocalSession(RecordingSession):
+    """Acts without a round trip for each step; in all else as `Session`.
+
+    What happens is handed in whenever every environment may have had `welcome.fragment_steps`
+    steps. Newer weights are fetched then, if there are any.
+
+    Args:
+        connection: of the session.
+        observations: of the simulator.
+        actions: of the simulator.
+        environments: N; None: one, without a dimension for it.
+        pull: fetch newer weights; else `pull` is called by whoever wants them.
+        seed: of what actions are drawn with; None: any.
+
+    Attributes:
+        version: generation and update of the weights that act.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        observations: Values,
+        actions: Values,
+        environments: int | None,
+        pull: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(connection, observations, actions, environments)
+        count = environments or 1
+        self._pulls = pull
+        self._generator = np.random.default_rng(seed)
+        self._steps: list[_Steps | None] = [None] * count  # None: in no episode
+        self._rewards = np.zeros(count, np.float32)  # [N] of the last actions
+        self._states: dict[str, NDArray[Any]] = {}  # [N, ...] by name
+        self._finished: list[pb.Recording] = []
+        self._calls = 0
+        self._model: Model
+        self.pull()
+
+    def pull(self) -> tuple[int, int]:
+        """Act with the newest weights from now on -> their version.
+
+        Raises:
+            GatewayError: the session is over.
+        """
+        self._hand_in()
+        self._request = pb.FromSimulator(policy=pb.PolicyRequest())
+        self._connection.send(self._request)
+        while (model := self._hear()) is None:
+            pass
+        self._model = Model(model)
+        for name, blank in self._model.states.items():
+            self._states.setdefault(name, np.repeat(blank, len(self._steps), 0))
+        return self.version
+
+    def step(
+        self,
+        observation: Any,
+        reward: Any = 0.0,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_observation: Any = None,
+        environments: Sequence[int] | None = None,
+    ) -> Any:
+        """Say what the last action led to, and what is seen now, and get the next action, as
+        `Session.step`."""
+        self._calls += 1
+        if self._count is None:
+            seen = self._observations.arrays(as_first(observation))  # [1, ...]
+            ended = bool(terminated or truncated)
+            finals = None if final_observation is None else as_first(final_observation)
+            last = seen if finals is None else self._observations.arrays(finals)
+            self._take([0], [reward], [terminated], [truncated], last)
+            self._next_fragment([0], seen)
+            if ended and finals is None:
+                return None
+            return one_of(self._act(np.array([0]), seen))
+        places = np.arange(len(self._steps)) if environments is None else np.asarray(environments)
+        seen = self._observations.arrays(observation)  # [R, ...]
+        last = seen
+        if np.any(truncated) and final_observation is None:
+            raise ValueError("an episode was truncated: give its final_observation, too")
+        if final_observation is not None:
+            last = self._finals(seen, final_observation, np.logical_or(terminated, truncated))
+        columns = [np.broadcast_to(each, len(places)) for each in (reward, terminated, truncated)]
+        self._take(places.tolist(), *columns, last)
+        self._next_fragment(places.tolist(), seen)
+        return self._act(places, seen)
+
+    def flush(self) -> None:
+        """Hand in all steps, those of running episodes too, and wait until they are taken."""
+        self._hand_in()
+        super().flush()
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def _next_fragment(self, places: list[int], seen: _Arrays) -> None:
+        """Where one is over: wait until the one before it is taken, and hand it in."""
+        if self._calls <= self.welcome.fragment_steps:
+            return
+        self._calls = 1
+        super().flush()
+        for row, place in enumerate(places):
+            steps = self._steps[place]
+            if steps is not None and steps.rewards:
+                self._finish(place, _row(seen, row))
+        self._hand_in()
+        if self._pulls and self.newest > self.version:
+            self.pull()
+
+    def _take(
+        self, places: list[int], rewards: Any, terminated: Any, truncated: Any, last: _Arrays
+    ) -> None:
+        """What the last actions have led to, where there were any."""
+        for row, place in enumerate(places):
+            steps = self._steps[place]
+            if steps is None:
+                continue
+            reward, ended = float(rewards[row]), bool(terminated[row] or truncated[row])
+            self._rewards[place] = reward
+            steps.rewards.append(reward)
+            if ended:
+                cut = bool(truncated[row] and not terminated[row])
+                self._finish(place, _row(last, row), terminated=not cut, truncated=cut)
+                self._steps[place] = None
+
+    def _act(self, places: NDArray[np.intp], seen: _Arrays) -> Any:
+        """Choose [R, ...], and remember it."""
+        first = np.array([self._steps[place] is None for place in places])  # [R]
+        states = {name: kept[places] for name, kept in self._states.items()}  # [R, ...]
+        out = self._model.act(seen, first, self._rewards[places], states, self._generator)
+        for name, kept in self._states.items():
+            kept[places] = out["next_state", *name.split("/")[1:]]
+        chosen = {path[1:]: each for path, each in out.items() if path[0] == "chosen"}
+        action_logp = out.get(("action_logp",))
+        for row, place in enumerate(places.tolist()):
+            steps = self._steps[place]
+            if steps is None:
+                self._steps[place] = steps = _Steps(True, self.version)
+            elif steps.version != self.version:
+                if steps.rewards:
+                    self._finish(place, _row(seen, row))
+                self._steps[place] = steps = _Steps(False, self.version)
+            steps.observations.append(_row(seen, row))
+            steps.actions.append(_row(chosen, row))
+            if action_logp is not None:
+                steps.action_logp.append(float(action_logp[row]))
+        actions = {path[1:]: each for path, each in out.items() if path[0] == "action"}
+        return self._actions.from_arrays(actions)
+
+    def _finals(self, seen: _Arrays, finals: Any, ended: Any) -> _Arrays:
+        """The last observations [R, ...] of episodes that ended, those seen now elsewhere."""
+        arrays = {path: array.copy() for path, array in seen.items()}
+        for row in np.flatnonzero(np.broadcast_to(ended, len(next(iter(arrays.values()))))):
+            for path, array in self._observations.arrays(_one_row(finals, row)).items():
+                arrays[path][row] = array[0]
+        return arrays
+
+    # -- what is handed in ----------------------------------------------------------------------
+
+    def _hand_in(self) -> None:
+        """All that is finished, and what came before steps that are under way."""
+        for place, steps in enumerate(self._steps):
+            if steps is not None and 0 < len(steps.rewards) < len(steps.actions):
+                self._finish(place, steps.observations[len(steps.rewards)])
+        for recording in self._finished:
+            self._send(recording)
+        self._finished.clear()
+
+    def _finish(
+        self, place: int, last: _Arrays, terminated: bool = False, truncated: bool = False
+    ) -> None:
+        """The steps of an environment, and what was seen after them, as a recording. A step that
+        is under way stays."""
+        steps = self._steps[place]
+        assert steps is not None
+        count = len(steps.rewards)
+        self._finished.append(
+            pb.Recording(
+                environment=place,
+                starts=steps.starts,
+                terminated=terminated,
+                truncated=truncated,
+                observations=_stacked([*steps.observations[:count], last]),
+                actions=_stacked(steps.actions[:count]),
+                rewards=steps.rewards,
+                action_logp=steps.action_logp[:count],
+                version=as_version(steps.version),
+            )
+        )
+        self._steps[place] = _Steps(
+            False,
+            steps.version,
+            steps.observations[count:],
+            steps.actions[count:],
+            steps.action_logp[count:],
+        )
+
+
+def _row(arrays: _Arrays, row: int) -> _Arrays:
+    return {path: array[row] for path, array in arrays.items()}
+
+
+def _stacked(rows: list[_Arrays]) -> list[pb.NamedTensor]:
+    return [tensor_of(path, np.stack([row[path] for row in rows])) for path in rows[0]]
+
+
+def _one_row(values: Any, row: int) -> Any:
+    """The row of values [R, ...], as values [1, ...]."""
+    if isinstance(values, dict):
+        return {key: _one_row(each, row) for key, each in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_one_row(each, row) for each in values)
+    return np.asarray(values[row])[None]

@@ -1,0 +1,281 @@
+"""One step of a policy as a function of tensors, and that as an ONNX model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor, nn
+
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTION_LOGP,
+    ACTION_MASK,
+    ACTIONS,
+    OBSERVATIONS,
+)
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Path, unflatten
+
+_OBSERVATION: Final = "observation"
+_ACTION: Final = "action"
+_STATE: Final = "state"
+_FIRST: Final = "first"
+_REWARD: Final = "reward"
+_UNIFORM: Final = "uniform"
+_MODULE: Final = "module"  # branches of the state
+_CONNECTORS: Final = "connectors"
+_CHOSEN: Final = "chosen"
+
+_ROWS = 2  # of the example: exporters take 1 for a dimension that is always 1
+
+
+class ActingGraph(nn.Module):
+    """From what N environments show to what they get, without anything kept between calls.
+
+    Args:
+        module: acts.
+        env_to_module: between environment and module.
+        module_to_env: between module and environment.
+        observation_space: the environment's.
+        action_space: the environment's.
+        explores: actions are drawn, and "chosen" and "action_logp" are outputs, too; else they are
+            the best ones.
+
+    Attributes:
+        inputs: an example of each, by name.
+        outputs: their names, known after the first call.
+
+    Raises:
+        ValueError: a connector works with NumPy alone.
+    """
+
+    def __init__(
+        self,
+        module: RLModule,
+        env_to_module: EnvToModule,
+        module_to_env: ModuleToEnv,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        explores: bool = False,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._env_to_module, self._module_to_env = env_to_module, module_to_env
+        self._contexts = {
+            name: each for name, each in env_to_module.contexts.items() if each.for_acting
+        }
+        self._uses_rewards = any(each.uses_rewards for each in self._contexts.values())
+        self._observation_space, self._action_space = observation_space, action_space
+        self._explores = explores
+        self._as_chosen = LeafFunctions(
+            {path: _Cast(leaf.dtype) for path, leaf in space_leaves(module_to_env.action_space)}
+        )
+        self._check_connectors()
+        self.outputs: list[Path] = []
+        self.inputs = self._example()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given: Any = unflatten(zip(self.inputs, tensors, strict=True))  # type: ignore[arg-type]
+        state = given.get(_STATE, {})
+        first, reward = given.get(_FIRST), given.get(_REWARD)  # [N] both
+        observation = given[_OBSERVATION]  # [N, ...]
+        for each in self._env_to_module.stored:
+            observation = each(observation)
+        contexts, seen = {}, {}
+        for name, connector in self._contexts.items():
+            context = state[_CONNECTORS][name]
+            if connector.uses_rewards:
+                context = connector.advance(
+                    context["context"], context["seen"], state[_CHOSEN], reward
+                )
+            context = restarted(context, connector.initial(observation), first)
+            contexts[name], seen[name] = context, observation
+            observation = connector(observation, context)
+        after: dict[str, Any] = {}
+        module = self.module
+        forward = module.forward_exploration if self._explores else module.forward_inference
+        if _MODULE in state:
+            initial = initial_states(module, first.shape[0])
+            memory = restarted(state[_MODULE], initial, first)
+            outputs, after[_MODULE] = one_step(forward, observation, memory)
+        else:
+            outputs = forward({OBSERVATIONS: observation})
+        chosen, action_logp = self._chosen(outputs, given.get(_UNIFORM))  # [N, ...], [N]
+        if contexts:
+            after[_CONNECTORS] = {
+                name: {"context": contexts[name], "seen": seen[name]}
+                if connector.uses_rewards
+                else connector.advance(contexts[name], seen[name], chosen, np.zeros(0, np.float32))
+                for name, connector in self._contexts.items()
+            }
+        if self._uses_rewards:
+            after[_CHOSEN] = chosen
+        action = to_tree(self._action_space, self._module_to_env(chosen))
+        results = {(_ACTION, *path): leaf for path, leaf in _leaves(action)}
+        if self._explores:
+            results |= {(_CHOSEN, *path): leaf for path, leaf in _leaves(self._as_chosen(chosen))}
+        if action_logp is not None:
+            results[ACTION_LOGP,] = action_logp
+        results |= {(f"next_{_STATE}", *path): leaf for path, leaf in _leaves(after)}
+        self.outputs = list(results)
+        # Copies: one tensor may be both an input and an output, or two outputs.
+        return tuple(tensor.clone() for tensor in results.values())
+
+    def _chosen(self, outputs: Any, uniform: Any) -> tuple[Any, Tensor | None]:
+        """The module's choice [N, ...], and its log-probability [N], where it is drawn."""
+        if not self._explores:
+            return best_actions(self.module, outputs), None
+        if ACTION_DIST_INPUTS not in outputs:
+            return outputs[ACTIONS], None
+        spec = self.module.action_distribution()
+        distribution = spec(outputs[ACTION_DIST_INPUTS])
+        if ACTIONS in outputs:
+            chosen = outputs[ACTIONS]
+        else:
+            chosen = distribution.sample(spec.noise_from(uniform))
+        return chosen, distribution.log_prob(chosen).float()
+
+    def _example(self) -> dict[Path, Tensor]:
+        """Inputs of a batch, by name."""
+        observation: Any = zeros(self._observation_space, (_ROWS,))
+        if holds_masks(self._observation_space):
+            observation[ACTION_MASK] = tree_map(np.ones_like, observation[ACTION_MASK])
+        inputs: dict[str, Any] = {_OBSERVATION: observation}
+        seen, contexts = self._env_to_module(observation), {}
+        for name, connector in self._contexts.items():
+            context = connector.initial(seen)
+            contexts[name] = (
+                {"context": context, "seen": seen} if connector.uses_rewards else context
+            )
+            seen = connector(seen, context)
+        memory = initial_states(self.module, _ROWS)
+        with torch.inference_mode():
+            tensors = tree_map(torch.tensor, seen)
+            if memory:
+                outputs, _ = one_step(self.module.forward_exploration, tensors, memory)
+            else:
+                outputs = self.module.forward_exploration({OBSERVATIONS: tensors})
+            best = tree_map(Tensor.numpy, best_actions(self.module, outputs))
+        if memory or contexts:
+            inputs[_FIRST] = np.ones(_ROWS, np.bool_)
+            inputs[_STATE] = kept = {}
+            if self._uses_rewards:
+                inputs[_REWARD] = np.zeros(_ROWS, np.float32)
+                kept[_CHOSEN] = best
+            if memory:
+                kept[_MODULE] = tree_map(Tensor.numpy, memory)
+            if contexts:
+                kept[_CONNECTORS] = contexts
+        if self._explores and ACTIONS not in outputs:
+            size = self.module.action_distribution().noise_size
+            inputs[_UNIFORM] = np.full((_ROWS, 2, size), 0.5, np.float32)
+        return {path: torch.tensor(array) for path, array in _leaves(inputs)}
+
+    def _check_connectors(self) -> None:
+        around = [
+            *self._env_to_module.stored,
+            *self._contexts.values(),
+            *self._module_to_env.connectors,
+        ]
+        for connector in around:
+            if not connector.takes_tensors:
+                name = type(connector).__name__
+                raise ValueError(
+                    f"connector {name} cannot be exported: it works with NumPy alone. Where its "
+                    "methods do the same with tensors, in operations of torch, set "
+                    f"{name}.takes_tensors = True"
+                )
+
+
+class _Cast:
+    """Into a dtype of NumPy."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+
+    def __call__(self, tensor: Any) -> Any:
+        return in_dtype(tensor, self._dtype)
+
+
+def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram:
+    """The graph as a model for batches of any size.
+
+    Args:
+        graph: what is exported.
+        optimize: fold what does not depend on inputs; else each weight is an initializer of the
+            name that it has in the graph.
+
+    Raises:
+        ValueError: it cannot be exported, or a package is missing; says which.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"exporting needs the package {error.name}: pip install 'juggler[onnx]'"
+        ) from error
+    inputs = graph.inputs
+    with torch.no_grad():
+        # A first pass outside of the export: what modules and distributions make once is made here.
+        graph(*inputs.values())
+    batch = torch.export.Dim("batch")
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                graph,
+                tuple(inputs.values()),
+                input_names=["/".join(name) for name in inputs],
+                output_names=["/".join(name) for name in graph.outputs],
+                dynamic_shapes={"tensors": tuple({0: batch} for _ in inputs)},
+                dynamo=True,
+                optimize=optimize,
+                verbose=False,
+            )
+    except Exception as error:
+        raise ValueError(
+            f"{type(graph.module).__name__} cannot be exported: {_cause(error)}"
+        ) from error
+    assert program is not None
+    return program
+
+
+def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, branch in tree.items():
+        yield from _leaves(branch, (*path, key))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporter and libraries have to say about themselves."""
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _cause(error: BaseException) -> str:
+    """The first line that says something about what began it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
