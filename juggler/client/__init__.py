@@ -11,8 +11,8 @@
             else:
                 observation, reward, terminated, truncated = simulator.step(action)
 
-It needs grpcio, protobuf and NumPy alone; with `mode="local"`, in which this process acts by itself,
-onnxruntime, too. Spaces of Gymnasium are taken as well.
+It needs grpcio, protobuf and NumPy alone. With `mode="local"` this process acts by itself, and
+needs onnxruntime for that. Spaces of Gymnasium are taken as well.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class LocalSession(RecordingSession):
         if final_observation is not None:
             last = self._finals(seen, final_observation, np.logical_or(terminated, truncated))
         columns = [np.broadcast_to(each, len(places)) for each in (reward, terminated, truncated)]
-        self._take(places.tolist(), *columns, last)
+        self._take(places.tolist(), columns[0], columns[1], columns[2], last)
         self._next_fragment(places.tolist(), seen)
         return self._act(places, seen)
 
@@ -185,7 +185,7 @@ class LocalSession(RecordingSession):
         """The last observations [R, ...] of episodes that ended, those seen now elsewhere."""
         arrays = {path: array.copy() for path, array in seen.items()}
         for row in np.flatnonzero(np.broadcast_to(ended, len(next(iter(arrays.values()))))):
-            for path, array in self._observations.arrays(_one_row(finals, row)).items():
+            for path, array in self._observations.arrays(_one_row(finals, int(row))).items():
                 arrays[path][row] = array[0]
         return arrays
 

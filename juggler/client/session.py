@@ -23,8 +23,13 @@ def connect(
     observation_space: Any,
     action_space: Any,
     *,
-    mode: Literal["remote"] = ...,
-    **options: Any,
+    mode: Literal["remote"] = "remote",
+    environments: int | None = None,
+    real_time: bool = False,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
 ) -> Session: ...
 
 
@@ -35,7 +40,13 @@ def connect(
     action_space: Any,
     *,
     mode: Literal["local"],
-    **options: Any,
+    environments: int | None = None,
+    pull: bool = True,
+    seed: int | None = None,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
 ) -> LocalSession: ...
 
 
@@ -46,7 +57,11 @@ def connect(
     action_space: Any,
     *,
     mode: Literal["logged"],
-    **options: Any,
+    environments: int | None = None,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
 ) -> RecordingSession: ...
 
 

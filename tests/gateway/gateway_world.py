@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from juggler.client import Session, connect
+from juggler.client import connect
 from juggler.client.spaces import Values
 from juggler.envrunner.gateway.acting import GatheredPolicy
 from juggler.envrunner.gateway.desk import Desk
@@ -77,15 +77,20 @@ class GatewayWorld:
         resume_seconds: float = 60.0,
         max_wait: float = 0.0,
         max_batch: int = 64,
+        max_staleness: int = 3,
+        refuses_logged: str = "",
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
         self.failure: BaseException | None = None
         self.player: Player | None = None
         self._module, self._connectors = module, connectors or {}
+        self._max_staleness = max_staleness
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
-        settings = DeskSettings(max_batch, max_wait, "a run", steps, resume_seconds)
+        settings = DeskSettings(
+            max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged
+        )
         self._desk = Desk(Transport(token), self, settings, self._failed)
         self.address = self._desk.start("127.0.0.1:0", None, False)
 
@@ -107,6 +112,8 @@ class GatewayWorld:
 
     def use(self, weight: float, version: Version) -> None:
         """Every weight is this number from now on."""
+        if self.player is None:
+            self.connect().close()  # tells the spaces
         assert self.player is not None
         names = {"weight": np.full((3, self._inputs), weight, np.float32)}
         self._new.append((names, version))
@@ -117,9 +124,7 @@ class GatewayWorld:
         eventually(lambda: len(self.batches) >= batches or self.failure)
         assert self.failure is None, self.failure
 
-    def connect(
-        self, observations: Any = THREE, actions: Any = TWO_WAYS, **options: Any
-    ) -> Session:
+    def connect(self, observations: Any = THREE, actions: Any = TWO_WAYS, **options: Any) -> Any:
         return connect(self.address, observations, actions, **options)
 
     def count(self, name: str) -> float:
@@ -144,7 +149,9 @@ class GatewayWorld:
         module = self._module(connectors.module_observation_space, module_to_env.action_space)
         self._inputs = module.action_distribution().inputs_size
         policy = GatheredPolicy(module, connectors, module_to_env, 0)
-        self.player = Player(observation_space, action_space, policy, connectors, self.steps)
+        self.player = Player(
+            observation_space, action_space, policy, connectors, self.steps, self._max_staleness
+        )
         return self.player
 
     def wanted(self) -> int:

@@ -105,7 +105,7 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": steps_of(2, truncated=[True], **FINAL)}, "NOT_FINITE", "environment 0"),
         ({"steps": steps_of(2, paused=[True])}, "OUT_OF_ORDER", "no episode ended"),
         ({"hello": hello()}, "SECOND_HELLO", "open another stream"),
-        ({"recording": pb.Recording()}, "NOT_SERVED", "remote inference alone"),
+        ({"recording": pb.Recording()}, "WRONG_MODE", "this session is REMOTE_INFERENCE"),
         ({}, "BAD_MESSAGE", "nothing in it"),
     ],
 )
