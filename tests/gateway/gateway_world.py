@@ -88,9 +88,7 @@ class GatewayWorld:
         self._max_staleness = max_staleness
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
-        settings = DeskSettings(
-            max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged
-        )
+        settings = DeskSettings(max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged)
         self._desk = Desk(Transport(token), self, settings, self._failed)
         self.address = self._desk.start("127.0.0.1:0", None, False)
 
