@@ -39,6 +39,14 @@ def test_the_first_report_makes_steps_sampled_and_in_flight() -> None:
     ledger.check()
 
 
+def test_steps_too_old_for_any_batch_are_sampled_and_dropped() -> None:
+    ledger = Ledger()
+    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
+    ledger.pass_over(5)
+    assert (ledger.sampled, ledger.in_flight, ledger.dropped["stale"]) == (12, 7, 5)
+    ledger.check()
+
+
 def test_the_report_of_the_other_side_changes_nothing_and_is_not_odd() -> None:
     ledger = Ledger()
     ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)

@@ -118,6 +118,14 @@ class GatewayWorld:
         self._desk.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
 
+    def keep(self, version: Version) -> None:
+        """The weights that there are have this version from now on."""
+        assert self.player is not None
+        weights = {name: array.copy() for name, array in self.player._policy.weights().items()}
+        self._new.append((weights, version))
+        self._desk.wake()
+        eventually(lambda: self.player is not None and self.player.version == version)
+
     def wait_for(self, batches: int) -> None:
         eventually(lambda: len(self.batches) >= batches or self.failure)
         assert self.failure is None, self.failure

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import juggler
 from juggler.driver.config import ConfigError, RunConfig
 
 SIMULATOR = """
@@ -23,7 +25,7 @@ from juggler.client import GatewayError, connect
 env = SyncVectorEnv([lambda: make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
 spaces = env.single_observation_space, env.single_action_space
 try:
-    with connect(sys.argv[1], *spaces, environments=4) as session:
+    with connect(sys.argv[1], *spaces, environments=4, mode=sys.argv[3]) as session:
         observations, _ = env.reset(seed=int(sys.argv[2]))
         actions = session.step(observations)
         while True:
@@ -34,11 +36,57 @@ except GatewayError as error:
 """
 
 
+#: Hands in what a random policy does.
+LOGGED = """
+import sys
+import numpy as np
+from gymnasium import make
+from juggler.client import GatewayError, connect
+
+env, generator = make("CartPole-v1"), np.random.default_rng(int(sys.argv[2]))
+try:
+    with connect(sys.argv[1], env.observation_space, env.action_space, mode="logged") as session:
+        env.reset(seed=int(sys.argv[2]))
+        while True:
+            observations, actions, over = [env.reset()[0]], [], False
+            while not over:
+                actions.append(int(generator.integers(2)))
+                observation, _, terminated, truncated, _ = env.step(actions[-1])
+                observations.append(observation)
+                over = terminated or truncated
+            ones = np.ones(len(actions))
+            session.record(
+                np.array(observations), actions, ones, ones * np.log(0.5),
+                terminated=terminated, truncated=truncated,
+            )
+except GatewayError as error:
+    sys.exit(error.code != "ENDED")
+"""
+
+
 @pytest.mark.slow
-def test_sixteen_simulators_teach_cartpole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "count"), [("remote", 16), ("local", 4)])
+def test_simulators_teach_cartpole(tmp_path: Path, mode: str, count: int) -> None:
+    run = "cartpole-ppo --stop-return 450 --stop-steps 1500000"
+    summary = learned_from(tmp_path, run, SIMULATOR, count, mode)
+    assert summary["solved"]
+
+
+@pytest.mark.slow
+def test_what_a_random_policy_did_teaches_impala(tmp_path: Path) -> None:
+    summary = learned_from(tmp_path, "cartpole --stop-steps 200000", LOGGED, 2)
+    assert not summary["solved"]  # returns of another policy are none of this one
+    played = juggler.evaluate(tmp_path / "run", episodes=20)
+    assert sum(played.returns) / 20 > 60  # of 22 where actions are random
+
+
+def learned_from(
+    tmp_path: Path, run_of: str, simulator: str, count: int, *arguments: str
+) -> dict[str, Any]:
+    """A run with simulators in processes of their own -> its summary, whose books balance."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output, run_dir = tmp_path / "output", tmp_path / "run"
-    command = "train cartpole-ppo --gateway 127.0.0.1:0 --stop-return 450 --stop-steps 1500000"
+    command = f"train {run_of} --gateway 127.0.0.1:0"
     simulators: list[subprocess.Popen[bytes]] = []
     with output.open("w") as file:
         run = subprocess.Popen(
@@ -54,20 +102,22 @@ def test_sixteen_simulators_teach_cartpole(tmp_path: Path) -> None:
             assert run.poll() is None, output.read_text()
             time.sleep(0.1)
         simulators += [
-            subprocess.Popen([sys.executable, "-c", SIMULATOR, found[1], str(i)], env=environment)
-            for i in range(16)
+            subprocess.Popen(
+                [sys.executable, "-c", simulator, found[1], str(i), *arguments], env=environment
+            )
+            for i in range(count)
         ]
         assert run.wait(300) == 0, output.read_text()
-        assert [each.wait(20) for each in simulators] == [0] * 16
+        assert [each.wait(20) for each in simulators] == [0] * count
     finally:
         for process in (run, *simulators):
             process.kill()
             process.wait()
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["solved"], output.read_text()
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     dropped = sum(summary["env_steps_dropped"].values())
     accounted = summary["env_steps_trained"] + dropped + summary["env_steps_in_flight"]
     assert summary["env_steps_sampled"] == accounted
+    return summary
 
 
 @pytest.mark.parametrize(

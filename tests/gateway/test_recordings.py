@@ -141,12 +141,13 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
             "UNKNOWN_VERSION",
             "nobody got such",
         ),
+        (recording(version=None), "UNKNOWN_VERSION", "without a version"),
     ],
 )
 def test_a_wrong_recording_ends_its_session(
     world: GatewayWorld, said: pb.Recording, code: str, text: str
 ) -> None:
-    mode = pb.LOCAL_INFERENCE if said.HasField("version") else pb.LOGGED_DATA
+    mode = pb.LOCAL_INFERENCE if code == "UNKNOWN_VERSION" else pb.LOGGED_DATA
     recorded = world.count("steps_recorded")
     with RawSimulator(world.address) as simulator:
         assert simulator.greet(mode=mode).HasField("welcome")
@@ -184,11 +185,11 @@ def test_a_session_says_what_its_mode_has(world: GatewayWorld, mode: pb.Mode) ->
 def test_more_than_can_be_held_is_refused(
     world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_desk, "_MOST_WAITING_BYTES", 250)
+    monkeypatch.setattr(local_desk, "_MOST_WAITING_BYTES", 300)
     session = world.connect(mode="logged")
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
-    with pytest.raises(GatewayError, match="FULL: more recordings wait"):
+    with pytest.raises(GatewayError, match=r"FULL: more recordings wait"):
         session.flush()
     session.close()
     assert eventually(lambda: world.count("recorded_steps_waiting") == 0)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from gateway_world import GatewayWorld, eventually
 
+from juggler.runtime.episodes.version import Version
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "external-simulators.md").read_text()
 
@@ -108,6 +110,24 @@ def test_the_simulators_in_python_play() -> None:
         returns = scope["simulate_cartpole"](world.address)
         assert len(returns) == 2
         assert world.count("steps") == sum(returns)
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(100)
+        assert scope["hand_in"](world.address) == 10
+        assert world.count("episodes") == 1
+
+
+@pytest.mark.slow
+def test_a_simulator_in_python_acts_by_itself() -> None:
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
+        exec(block, scope)
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(1000)
+        scope["simulate_cartpole"](world.address)
+        world.keep(Version(1, 0))
+        returns = scope["simulate_by_itself"](world.address)
+        assert len(returns) == 2
+        assert world.count("steps_recorded") == sum(returns)
 
 
 def module_of_any_size(observation_space: Any, action_space: Any) -> Any:

@@ -48,6 +48,14 @@ def test_the_example_samples_what_its_log_probs_say(laplace: Any) -> None:
     assert policy.mode()[0].tolist() == [0, 1, -1]
 
 
+def test_noise_of_its_own_must_be_made_of_given_numbers_too(laplace: Any) -> None:
+    spec = laplace(BOX)
+    assert torch.equal(spec.noise_from(torch.full((4, 2, 3), 0.25)), torch.full((4, 3), 0.25))
+    own = type("Own", (type(spec),), {"draw_noise": lambda *_: torch.zeros(3)})(6, 3)
+    with pytest.raises(NotImplementedError, match="Own has a draw_noise of its own"):
+        own.noise_from(torch.zeros(4, 2, 3))
+
+
 def test_it_may_be_a_part_of_a_composite_and_takes_no_mask(laplace: Any) -> None:
     parts = {"arm": laplace(BOX), "grip": distribution_for(spaces.Discrete(2))}
     spec = CompositeSpec(parts)

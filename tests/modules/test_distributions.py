@@ -153,6 +153,18 @@ def test_noise_is_finite_even_where_a_generator_says_zero() -> None:
         assert noise.min() > -5
 
 
+@every_space
+def test_noise_from_uniform_numbers_is_that_which_is_drawn(space: gymnasium.Space[Any]) -> None:
+    spec, generator = distribution_for(space), torch.Generator().manual_seed(3)
+    drawn_here = spec.draw_noise((MANY,), generator)  # [B, M]
+    given = spec.noise_from(torch.rand(MANY, 2, spec.noise_size, generator=generator))
+    shares = torch.linspace(0.02, 0.98, 9)
+    close = {"atol": 0.08, "rtol": 0.05}
+    torch.testing.assert_close(given.quantile(shares, 0), drawn_here.quantile(shares, 0), **close)
+    bounds = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 2, spec.noise_size)
+    assert spec.noise_from(bounds).isfinite().all()
+
+
 def test_the_mode_is_the_likeliest_action() -> None:
     logits = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.0])
     assert distribution_for(DISCRETE)(logits).mode() == 1

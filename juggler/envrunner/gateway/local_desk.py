@@ -44,7 +44,7 @@ class LocalDesk:
         recording = player.reader.read(session, message)
         self._must_be_known(player, recording)
         recording.bytes = message.ByteSize()
-        if sum(each.bytes for each in player.recorder.waiting) > _MOST_WAITING_BYTES:
+        if player.recorder.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
             text = "more recordings wait than the gateway can hold: send smaller ones"
             raise SessionError(Code.FULL, text, message.seq, retryable=True)
         ended = recording.terminated or recording.truncated

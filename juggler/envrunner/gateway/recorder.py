@@ -38,6 +38,7 @@ class Recorder:
     Attributes:
         waiting: that nothing has become of yet, the oldest first.
         newest: weights that there are.
+        bytes_waiting: that their messages had.
         max_staleness: as given.
     """
 
@@ -50,6 +51,7 @@ class Recorder:
     ) -> None:
         self.waiting: deque[Recording] = deque()
         self.newest = Version(0, 0)
+        self.bytes_waiting = 0
         self._environments, self._policy = environments, policy
         self._connectors = connectors
         self.max_staleness = max_staleness
@@ -64,6 +66,7 @@ class Recorder:
     def arrive(self, recording: Recording) -> None:
         recording.observations = self._connectors(recording.observations)  # [L + 1, ...]
         self.waiting.append(recording)
+        self.bytes_waiting += recording.bytes
         self._environments.counts["steps_recorded"] += len(recording.rewards)
 
     def take_stale(self) -> int:
@@ -89,6 +92,7 @@ class Recorder:
                 full.add(recording.place)
             else:
                 done.append(recording)
+                self.bytes_waiting -= recording.bytes
         self.waiting = later
         return done
 
@@ -111,6 +115,7 @@ class Recorder:
         lost = [each for each in self.waiting if each.place in places]
         self.waiting = deque(each for each in self.waiting if each.place not in places)
         self._environments.counts["steps_lost"] += sum(each.left for each in lost)
+        self.bytes_waiting -= sum(each.bytes for each in lost)
         for place in places:
             self._filling.pop(place, None)
             if self._episodes.pop(place, None) is not None:

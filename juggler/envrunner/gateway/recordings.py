@@ -220,6 +220,9 @@ def steps_of(tree: Tree, begin: int, end: int) -> Tree:
 def _version(session: Session, message: pb.Recording) -> Version | None:
     if session.mode == pb.LOGGED_DATA:
         return None
+    if not message.HasField("version"):
+        text = "a recording without a version: send that of the policy that acted"
+        raise SessionError(Code.UNKNOWN_VERSION, text)
     return Version(message.version.generation, message.version.update)
 
 
