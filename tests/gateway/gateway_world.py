@@ -121,8 +121,8 @@ class GatewayWorld:
     def keep(self, version: Version) -> None:
         """The weights that there are have this version from now on."""
         assert self.player is not None
-        weights = {name: array.copy() for name, array in self.player._policy.weights().items()}
-        self._new.append((weights, version))
+        weights = self.player._policy._weights
+        self._new.append(({name: each.numpy().copy() for name, each in weights.items()}, version))
         self._desk.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
 

@@ -15,6 +15,7 @@ from test_recorded_steps import Played, Wandering, assert_recorded
 
 from juggler.client import GatewayError
 from juggler.client.model import Model
+from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version
 
 
@@ -189,11 +190,39 @@ def test_what_a_policy_remembers_is_each_environments_own() -> None:
             np.testing.assert_allclose(batch.action_logp[0], expected, rtol=1e-4)
 
 
-def test_a_policy_that_cannot_be_exported_is_refused_with_the_reason() -> None:
+@pytest.mark.slow
+def test_what_connectors_have_learned_goes_with_the_weights() -> None:
     filtered = {"env_to_module": [{"use": "mean_std_filter"}]}
-    with GatewayWorld(connectors=filtered) as world:
+    with GatewayWorld(rows=1, steps=4, connectors=filtered) as world:
         world.use(0.4, Version(1, 0))
-        with pytest.raises(GatewayError, match=r"NOT_EXPORTED: .* leave it out, or use remote"):
+        with world.connect(mode="local", pull=False, seed=0) as session:
+            world.ask(100)
+            moments = Moments(np.array(9.0), np.arange(3.0), np.full(3, 36.0))
+            assert world.player is not None
+            world.player.learn_from_others({"mean_std_filter": moments.to_tree()})
+            world.use(0.4, Version(1, 1))
+            session.pull()
+            for i in range(5):
+                session.step(np.full(3, i), 1.0)
+        world.wait_for(1)
+        batch, _ = world.batches[0]
+        shown = (np.arange(4.0)[:, None] - np.arange(3.0)) / 2
+        np.testing.assert_allclose(batch.observations[0], shown, rtol=1e-6)
+        policy = TinyPolicy(THREE, TWO_WAYS)
+        policy.weight.fill_(0.4)
+        outputs = policy.forward_exploration({"observations": torch.from_numpy(shown).float()})
+        given = policy.action_distribution()(outputs["action_dist_inputs"])
+        expected = given.log_prob(torch.from_numpy(batch.actions[0]))
+        np.testing.assert_allclose(batch.action_logp[0], expected, rtol=1e-4)
+
+
+def test_a_policy_that_cannot_be_exported_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with GatewayWorld() as world:
+        world.use(0.4, Version(1, 0))
+        with pytest.raises(GatewayError, match=r"NOT_EXPORTED: .* pip install 'juggler\[onnx\]'"):
             world.connect(mode="local")
 
 

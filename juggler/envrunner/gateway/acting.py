@@ -88,12 +88,8 @@ class GatheredPolicy:
 
         Raises:
             ValueError: something in it cannot be.
+            NotImplementedError: the same.
         """
-        if self._env_to_module.learns:
-            raise ValueError(
-                "a connector learns while the run goes on, as mean_std_filter does: leave it out, "
-                "or use remote inference"
-            )
         return ActingGraph(
             deepcopy(self._module),
             self._env_to_module,
@@ -103,9 +99,10 @@ class GatheredPolicy:
             explores=True,
         )
 
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """Those that it acts with, by name; a view."""
-        return {name: tensor.numpy() for name, tensor in self._weights.items()}
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """What of the graph changes while a run goes on, by its names there; a view."""
+        weights = {f"module.{name}": tensor.numpy() for name, tensor in self._weights.items()}
+        return {**weights, **self._env_to_module.numbers()}
 
     def seed(self, seed: int) -> None:
         """Start the noise anew."""

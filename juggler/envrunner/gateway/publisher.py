@@ -97,9 +97,12 @@ class Publisher:
         try:
             model = to_onnx(graph, optimize=False).model_proto
             mine = {tensor.name: tensor for tensor in model.graph.initializer}
-            ours = {_MODULE + name for name in self._policy.weights()}
-            if odd := [name for name in mine if name.startswith(_MODULE) and name not in ours]:
-                raise ValueError(f"weights under another name than learners have: {odd}")
+            ours = self._policy.constants().keys()
+            # Weights that only learners use are not in the model.
+            odd = [name for name in mine if name.startswith(_MODULE) and name not in ours]
+            odd += [name for name in ours - mine.keys() if not name.startswith(_MODULE)]
+            if odd:
+                raise ValueError(f"not under the names that they have here: {odd}")
             self._names = sorted(mine.keys() & ours)
             for name in self._names:
                 model.graph.initializer.remove(mine[name])
@@ -113,10 +116,9 @@ class Publisher:
         """The whole model."""
         from onnx import numpy_helper  # it is there: something was exported with it
 
-        model, weights = type(self._without_weights)(), self._policy.weights()
+        model, constants = type(self._without_weights)(), self._policy.constants()
         model.CopyFrom(self._without_weights)
         for name in self._names:
-            tensor = numpy_helper.from_array(weights[name.removeprefix(_MODULE)], name)
-            model.graph.initializer.append(tensor)
+            model.graph.initializer.append(numpy_helper.from_array(constants[name], name))
         whole: bytes = model.SerializeToString()
         return whole

@@ -51,7 +51,8 @@ class ActingGraph(nn.Module):
         observation_space: the environment's.
         action_space: the environment's.
         explores: actions are drawn, and "chosen" and "action_logp" are outputs, too; else they are
-            the best ones.
+            the best ones. And what connectors learn are buffers, named as by
+            `EnvToModule.numbers`.
 
     Attributes:
         inputs: an example of each, by name.
@@ -83,6 +84,9 @@ class ActingGraph(nn.Module):
             {path: _Cast(leaf.dtype) for path, leaf in space_leaves(module_to_env.action_space)}
         )
         self._check_connectors()
+        self._numbers = env_to_module.numbers() if explores else {}
+        for name, array in self._numbers.items():
+            self.register_buffer(name, torch.tensor(array))  # [...]
         self.outputs: list[Path] = []
         self.inputs = self._example()
 
@@ -91,8 +95,11 @@ class ActingGraph(nn.Module):
         state = given.get(_STATE, {})
         first, reward = given.get(_FIRST), given.get(_REWARD)  # [N] both
         observation = given[_OBSERVATION]  # [N, ...]
-        for each in self._env_to_module.stored:
-            observation = each(observation)
+        if self._numbers:
+            numbers = {name: getattr(self, name) for name in self._numbers}
+            observation = self._env_to_module.with_numbers(observation, numbers)
+        else:
+            observation = self._env_to_module(observation)
         contexts, seen = {}, {}
         for name, connector in self._contexts.items():
             context = state[_CONNECTORS][name]

@@ -101,6 +101,15 @@ class MergeableConnector(ObservationConnector):
     def set_state(self, state: Tree) -> None:
         """Use these moments from now on."""
 
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """What calls use of the moments, by names that are identifiers. With `with_numbers`, for
+        those who act elsewhere; a connector that has neither cannot be exported to them."""
+        raise NotImplementedError(f"connector {type(self).__name__} has no numbers()")
+
+    def with_numbers(self, observations: Any, numbers: Mapping[str, Tensor]) -> Any:
+        """Observations [B, ...] as new ones, as calls make them with `numbers`, in tensors."""
+        raise NotImplementedError(f"connector {type(self).__name__} has no with_numbers()")
+
 
 class NotFinite(ValueError):
     """NaN or infinity where moments were to be taken.

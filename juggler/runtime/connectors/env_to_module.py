@@ -45,10 +45,29 @@ class EnvToModule:
         for context in contexts.values():
             self.module_observation_space = context.observation_space
 
-    @property
-    def learns(self) -> bool:
-        """Whether what it makes of observations changes while a run goes on."""
-        return bool(self._mergeable)
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """What `with_numbers` needs, by name: all that changes here while a run goes on.
+
+        Raises:
+            NotImplementedError: a connector cannot tell.
+        """
+        return {
+            f"numbers_{place}_{name}": array
+            for place, each in enumerate(self.stored)
+            if isinstance(each, MergeableConnector)
+            for name, array in each.numbers().items()
+        }
+
+    def with_numbers(self, observations: Any, numbers: Mapping[str, Any]) -> Any:
+        """As a call, of tensors [B, ...], with tensors that `numbers` gave as arrays."""
+        for place, each in enumerate(self.stored):
+            if isinstance(each, MergeableConnector):
+                start = f"numbers_{place}_"
+                own = {n.removeprefix(start): x for n, x in numbers.items() if n.startswith(start)}
+                observations = each.with_numbers(observations, own)
+            else:
+                observations = each(observations)
+        return observations
 
     def __call__(self, observations: Any) -> Any:
         """What batches hold of the environment's observations [B, ...]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import MergeableConnector, NotFinite, Space
-from juggler.runtime.connectors.leaves import LeafFunctions, at, observed_leaves, space_with
+from juggler.runtime.connectors.leaves import (
+    LeafFunctions,
+    at,
+    observed_leaves,
+    replaced,
+    space_with,
+)
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.wire.trees import Path, Tree, unflatten
 
@@ -76,6 +83,21 @@ class MeanStdFilter(MergeableConnector):
         for path, each in self._filters.items():
             each.use(Moments.from_tree(at(state, path)))
 
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        found = {}
+        for place, each in enumerate(self._filters.values()):
+            found[f"mean_{place}"], found[f"scale_{place}"] = each.mean, each.scale
+        return found
+
+    def with_numbers(self, observations: Any, numbers: Mapping[str, Tensor]) -> Any:
+        filtered = {
+            path: each.of_tensors(
+                at(observations, path), numbers[f"mean_{place}"], numbers[f"scale_{place}"]
+            )
+            for place, (path, each) in enumerate(self._filters.items())
+        }
+        return replaced(observations, filtered)
+
 
 class _Filter:
     """Of one leaf."""
@@ -96,20 +118,24 @@ class _Filter:
         mean, scale = np.zeros(self.shape), np.ones(self.shape)  # [...] both
         if moments.count >= 2:
             mean, scale = moments.mean, 1 / np.sqrt(moments.variance + self._epsilon)
-        self._mean, self._scale = mean.astype(self._dtype), scale.astype(self._dtype)
+        self.mean, self.scale = mean.astype(self._dtype), scale.astype(self._dtype)
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
-            mean, scale = torch.from_numpy(self._mean), torch.from_numpy(self._scale)  # [...] both
-            shifted = (numbers.to(mean.dtype) - mean) * scale  # [B, ...]
-            return shifted.clamp(-self._clip, self._clip).float()  # [B, ...]
-        x = np.subtract(numbers, self._mean, dtype=self._dtype)  # [B, ...]
-        x *= self._scale
+            mean, scale = torch.from_numpy(self.mean), torch.from_numpy(self.scale)  # [...] both
+            return self.of_tensors(numbers, mean, scale)
+        x = np.subtract(numbers, self.mean, dtype=self._dtype)  # [B, ...]
+        x *= self.scale
         # As np.clip does, which takes longer for small arrays.
         np.maximum(x, -self._clip, out=x)
         np.minimum(x, self._clip, out=x)
         filtered: NDArray[np.float32] = x.astype(np.float32, copy=False)
         return filtered
+
+    def of_tensors(self, numbers: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """Numbers [B, ...] less means [...], times scales [...]."""
+        shifted = (numbers.to(mean.dtype) - mean) * scale  # [B, ...]
+        return shifted.clamp(-self._clip, self._clip).float()  # [B, ...]
 
     def moments_of_watched(self, live: NDArray[np.bool_]) -> Moments:
         if not self.watched:
