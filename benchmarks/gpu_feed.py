@@ -186,6 +186,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
             "connectors": {},
             "device": given.device,
             "in_group": False,
+            "updates_in_flight": 2,
         }
         setup = training_pb2.Setup(
             config=json.dumps(parts),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_origin
 
 import tyro
 
+from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import RunConfig, must_suit
 from juggler.learner.algorithms import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
@@ -76,6 +77,7 @@ class WorkerArguments:
             tls=tls,
             timeout=self.timeout,
             health=health,
+            predecessor=os.environ.pop(PREDECESSOR, ""),
             log=WorkerLog(role, self.log_format),
         )
 

@@ -15,6 +15,8 @@ from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.worker import Contact, LostTheDriver
 
+#: In the environment of a program that takes the place of a worker: that one's incarnation.
+PREDECESSOR = "JUGGLER_PREDECESSOR"
 _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 15.0
 _LINE_SECONDS = 30.0
@@ -22,7 +24,8 @@ _LINE_SECONDS = 30.0
 
 def work(contact: Contact, patience: float, main: Callable[[], None]) -> None:
     """Work until the driver says that it is enough. If the driver is lost, begin anew as soon as
-    somebody listens there again: as a new program, which has nothing of the old one.
+    somebody listens there again: as a new program, which has nothing of the old one but what that
+    kept for it.
 
     Args:
         contact: of the worker.
@@ -34,9 +37,10 @@ def work(contact: Contact, patience: float, main: Callable[[], None]) -> None:
     """
     try:
         main()
-    except LostTheDriver:
+    except LostTheDriver as lost:
         if not patience or not _is_back(contact, patience):
             raise
+        os.environ[PREDECESSOR] = lost.incarnation
         _begin_anew()
 
 

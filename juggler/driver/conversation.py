@@ -21,8 +21,9 @@ from juggler.driver.replies import (
     read_ready,
     read_receipt,
     read_update_done,
+    used_batches,
 )
-from juggler.driver.restoring import connectors_of, core_of, metrics_of, restore_commands
+from juggler.driver.restoring import connectors_of, core_of, metrics_of
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -260,10 +261,7 @@ class Conversation:
             )
 
     def _updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
-        used = tuple(
-            events.UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
-            for batch in done.batches
-        )
+        used = used_batches(done)
         version = Version.of(done.version)
         self.connectors.merge_waiting()
         self.happened(
@@ -296,13 +294,15 @@ class Conversation:
 
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
         for worker, setup in setups:
-            state = self.learners.state_for(worker) if worker.role == LEARNER else None
-            for command in [setup] if state is None else restore_commands(setup, state):
+            of_learner = worker.role == LEARNER
+            for command in self.learners.begin(worker, setup) if of_learner else [setup]:
                 self.outbox.send(worker, command)
 
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
         self.metrics.workers.ready(worker)
         if worker.role == LEARNER:
+            for kept in self.learners.ready(worker, ready):
+                self.happened(kept)
             self.roster.learner_ready(worker, ready)
             joined = events.LearnerJoined(worker.worker_id, worker.incarnation)
             return self.happened(joined)
@@ -337,7 +337,7 @@ class Conversation:
         else:
             self.checkpointing.left(worker.worker_id)
             self.metrics.learner_left(worker.worker_id)
-            self.learners.left(worker.worker_id)
+            self.learners.left(worker)
             gone = events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason)
             self.happened(gone)
             # What one has failed at, with nobody else there, the next one would fail at too.

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+
+from google.protobuf.message import Message
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.events import PeersLost, PeersMet
+from juggler.driver.core.events import PeersLost, PeersMet, UpdateKept
 from juggler.driver.record.progress import Progress
+from juggler.driver.replies import read_update_kept
+from juggler.driver.restoring import restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Between the report that learners lost each other and another attempt with the same ones. One that
@@ -38,6 +44,7 @@ class Learners:
     ) -> None:
         self.steps: dict[str, dict[str, int]] = {}
         self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
+        self._given: dict[Worker, str] = {}  # to learners that are not ready yet, in words
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
         self._several = config.driver.learners > 1
@@ -47,19 +54,52 @@ class Learners:
         self._progress = progress
         self._resume = resume
 
-    def state_for(self, learner: Worker) -> Checkpoint | None:
-        """What a learner begins with: the newest checkpoint. Those that have got further give it
-        what they have when they meet."""
+    def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
+        """What a learner is told first: its setup, and the newest checkpoint. Those that have got
+        further give it what they have when they meet; where nobody is left, it may have kept its
+        own weights while it had lost this driver."""
+        if self._roster.devices and not self._core.members:
+            oldest = Version(self._core.weights_version.generation, 0)
+            setup.kept.CopyFrom(oldest.message())
+        state = self._state_for(learner)
+        return [setup] if state is None else restore_commands(setup, state)
+
+    def _state_for(self, learner: Worker) -> Checkpoint | None:
         if not self._roster.devices:  # no learner was there before
             return self._resume
         state, problems = self._snapshots.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
-        if not self._core.members and self._core.weights_version.update:
-            update = "new weights" if state is None else f"update {state.version[1]}"
-            text = f"the learners' weights are lost: {learner.worker_id} goes on from {update}"
-            self._progress.message(text, "warning")
+        self._given[learner] = "new weights" if state is None else f"update {state.version[1]}"
         return state
+
+    def ready(self, learner: Worker, ready: training_pb2.Ready) -> Iterator[UpdateKept]:
+        """A learner has what it begins with.
+
+        Yields:
+            What it did before it was lost and may not have been heard of. The core is to be told
+            before the next one is asked for.
+
+        Raises:
+            ValueError: it says what cannot be.
+        """
+        given = self._given.pop(learner, "")
+        if ready.HasField("kept"):
+            before = self._core.ledger.trained
+            for done in ready.last_updates:
+                yield read_update_kept(learner.worker_id, done, self._newest)
+            trained = self._core.ledger.trained - before
+            self._kept(learner.worker_id, trained)
+            text = f"{learner.worker_id} is back with its weights of update {ready.kept.update}"
+            unheard = f", and with {trained} steps trained on that nobody had heard of"
+            self._progress.message(text + (unheard if trained else ""), "info")
+        elif given and not self._core.members and self._core.weights_version.update:
+            text = f"the learners' weights are lost: {learner.worker_id} goes on from {given}"
+            self._progress.message(text, "warning")
+
+    @property
+    def _newest(self) -> Version:
+        return Version(self._core.generation, self._core.weights_version.update)
 
     def met(self, worker: Worker, formed: training_pb2.GroupFormed) -> PeersMet | None:
         """A member says whether it can update with the others; None where that is no news.
@@ -106,6 +146,13 @@ class Learners:
         if done.peer_lost:
             self.lost(done.version.generation)
 
-    def left(self, worker_id: str) -> None:
+    def _kept(self, worker_id: str, trained: int) -> None:
+        """Steps turned out to have been trained on by its process before this one."""
+        for books in (self.steps, self._steps_before):
+            books[worker_id] = {"dropped": 0, **books.get(worker_id, {})}
+            books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
+
+    def left(self, learner: Worker) -> None:
         """Its next process counts from zero."""
-        self._steps_before[worker_id] = self.steps.get(worker_id, {})
+        self._given.pop(learner, None)
+        self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})

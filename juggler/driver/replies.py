@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
+from juggler.driver.core import events
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -72,11 +73,24 @@ def read_update_done(
     done = unpack(body, training_pb2.UpdateDone())
     if done.update_id != update.update_id:
         raise ValueError(f"an answer to update {done.update_id}, not {update.update_id}")
-    version = Version.of(done.version)
-    # Runners would wait for such weights, and in vain.
-    if version.generation > newest.generation or version.update > newest.update + 1:
-        raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
+    _check_version(Version.of(done.version), newest)
     return done
+
+
+def read_update_kept(
+    learner: str, done: training_pb2.UpdateDone, newest: Version
+) -> events.UpdateKept:
+    """`newest`: as of `read_update_done`."""
+    version = Version.of(done.version)
+    _check_version(version, newest)
+    return events.UpdateKept(learner, version, used_batches(done))
+
+
+def used_batches(done: training_pb2.UpdateDone) -> tuple[events.UsedBatch, ...]:
+    return tuple(
+        events.UsedBatch(batch.batch_id, batch.live_steps, batch.staleness, batch.dropped)
+        for batch in done.batches
+    )
 
 
 def read_group_formed(
@@ -96,6 +110,12 @@ def read_evaluation(body: any_pb2.Any) -> training_pb2.Evaluation:
     if not evaluation.episode_returns:
         raise ValueError("an evaluation without an episode")
     return evaluation
+
+
+def _check_version(version: Version, newest: Version) -> None:
+    # Runners would wait for such weights, and in vain.
+    if version.generation > newest.generation or version.update > newest.update + 1:
+        raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
 
 
 def _check_steps(steps: int) -> None:

@@ -144,6 +144,7 @@ class Roster:
                 "learner": asdict(config.learner),
                 "device": devices[worker.index % len(devices)],
                 "in_group": config.driver.learners > 1,
+                "updates_in_flight": config.driver.updates_in_flight,
             }
             return {**own, **shared}
         env_runner = asdict(config.env_runner)

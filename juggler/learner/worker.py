@@ -16,6 +16,7 @@ from google.protobuf import any_pb2
 
 from juggler.learner.algorithms import build_learner
 from juggler.learner.devices import device_for, devices_here, reserved_bytes
+from juggler.learner.kept_state import KeptState
 from juggler.learner.learner import Learner
 from juggler.learner.listening import LearnerServer, peer_host
 from juggler.learner.membership import Membership
@@ -24,7 +25,7 @@ from juggler.learner.peers import PeerLost
 from juggler.learner.pending_metrics import PendingMetrics
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
@@ -75,6 +76,7 @@ class LearnerWorker:
         self._attachment = attachment
         self._token = program.contact.token
         self._server = server
+        self._kept = KeptState()
         self._module_factory = module_factory
         self._own_connectors = own_connectors
         self._loop = CommandLoop(attachment, inbox)
@@ -99,7 +101,10 @@ class LearnerWorker:
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
-        return self._loop.run()
+        reason = self._loop.run()
+        if self._kept.worth_keeping and reason.startswith(LOST_THE_DRIVER):
+            self._kept.keep(self._learner, self._attachment.run_id, self._version)
+        return reason
 
     def close(self) -> None:
         self._beside.close()
@@ -144,13 +149,19 @@ class LearnerWorker:
         self._server.serve(self._receiver.handler(), self._publisher.handler())
         self._attachment.device_bytes = partial(reserved_bytes, device)
         self._begin_anew(setup.seed)
-        return training_pb2.Ready(
+        self._updates_in_flight = int(parts["updates_in_flight"])
+        ready = training_pb2.Ready(
             description=parts["device"] if parts["device"].startswith("fake:") else device,
             meeting_point=self._membership.meeting_point.address if parts["in_group"] else "",
         )
+        kept = self._kept.go_on(self._learner, self._attachment.run_id, setup, ready)
+        if kept is not None:
+            self._version, self._restoring = kept, None
+        return ready
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
-        assert self._restoring is not None
+        if self._restoring is None:
+            return attach_pb2.Done()  # this learner has something newer
         frame = self._restoring.feed(part.chunk)
         if part.last:
             if frame is None:
@@ -169,6 +180,7 @@ class LearnerWorker:
             group, self._learner, lambda: self._loop.waits(training_pb2.Group)
         )
         self._version = Version(group.generation, self._learner.updates)
+        self._kept.worth_keeping = True
         if not formed.peer_lost:
             self._publish()
         self._server.ready(not formed.peer_lost)
@@ -188,6 +200,7 @@ class LearnerWorker:
             # Batches are received in other threads, beside all the rest.
             done.seconds.update(self._seconds, receive=self._receiver.seconds)
         done.version.CopyFrom(self._version.message())
+        self._kept.updated(done, self._updates_in_flight)
         done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
         self._idle_since = time.perf_counter()
         collated = self._learner.collate_seconds - collated

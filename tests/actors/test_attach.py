@@ -38,6 +38,22 @@ def test_a_worker_attaches_and_gets_an_id_of_role_and_index(world: World) -> Non
     assert (joined.worker_id, joined.incarnation) == ("worker-0", first.incarnation)
 
 
+def test_a_worker_that_lost_its_driver_first_gets_its_index_back(world: World) -> None:
+    world.start()
+    first, _ = world.attach(), world.attach()
+    other = world.attach("other", predecessor=first.incarnation)
+    assert other.worker_id == "other-0", "another role's: nobody is replaced"
+    assert world.attach(predecessor="nobody's").worker_id == "worker-2"
+    joined = {world.wait_for(Joined).worker.incarnation for _ in range(4)}
+    again = world.attach(predecessor=first.incarnation)
+    assert again.worker_id == "worker-0"
+    left, back = world.wait_for(Left), world.wait_for(Joined)
+    assert left.worker.incarnation == first.incarnation
+    assert "replaced" in left.reason
+    assert back.worker.incarnation == again.incarnation not in joined
+    assert len(world.hub.vitals()) == 4
+
+
 def test_commands_arrive_in_order_and_each_gets_its_reply(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()

@@ -19,6 +19,7 @@ from juggler.driver.core.events import (
     SampleReceived,
     UpdateFailed,
     UpdateFinished,
+    UpdateKept,
     UsedBatch,
     WorkerKey,
 )
@@ -38,6 +39,7 @@ class FakeLearner:
     version: Version
     batches: dict[int, int] = field(default_factory=dict)  # batch id -> live steps
     commands: deque[Command] = field(default_factory=deque)
+    answers: list[UpdateFinished] = field(default_factory=list)
 
 
 class Processes:
@@ -63,6 +65,12 @@ class Processes:
         lost = {id(event) for event in sent[survivors:]}
         self.pending = [event for event in self.pending if id(event) not in lost]
         self.pending.append(left)
+
+    def lose(self, worker_id: str, survivors: int) -> None:
+        """The same of a learner whose connection broke; it will tell what it had done last."""
+        answers = self.learners[worker_id].answers[-3:]
+        self.kill(worker_id, survivors)
+        self.pending += [UpdateKept(worker_id, each.version, each.used) for each in answers]
 
     def sample(self, worker_id: str, live_steps: int, outcome: str) -> None:
         """A runner does its next request. Outcome: failed, sent, or a reason to drop the batch."""
@@ -109,9 +117,10 @@ class Processes:
                 event: Event = UpdateFailed(command.update_id, *learner.worker, "a peer is gone")
             else:
                 event = self._update(learner, command, outcome)
+                learner.answers.append(event)
             self.pending.append(event)
 
-    def _update(self, learner: FakeLearner, command: IssueUpdate, outcome: str) -> Event:
+    def _update(self, learner: FakeLearner, command: IssueUpdate, outcome: str) -> UpdateFinished:
         ids = dict(command.shares)[learner.worker.worker_id]
         used = [UsedBatch(batch_id, learner.batches.pop(batch_id), 0) for batch_id in ids]
         if outcome == "forgotten":

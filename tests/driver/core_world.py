@@ -29,6 +29,7 @@ from juggler.driver.core.events import (
     SampleReceived,
     UpdateFailed,
     UpdateFinished,
+    UpdateKept,
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
@@ -50,6 +51,8 @@ class World(Processes):
         self.sampled: dict[int, int] = {}  # batch id -> live steps of the first report
         self.trained = 0
         self.waiting: dict[int, set[str]] = {}  # by update: members that have yet to answer
+        self.shares: dict[int, dict[str, tuple[int, ...]]] = {}  # the same, all of them
+        self.unheard: set[int] = set()  # batches in updates of learners that left
         self.used: set[int] = set()
         self.open: set[int] = set()
         self.closed: set[int] = set()
@@ -94,6 +97,7 @@ class World(Processes):
         """Book the event here, as the rules have it."""
         match event:
             case PeersMet(generation, update):
+                self.unheard.clear()
                 self.publish(Version(generation, update))
             case RunnerJoined(worker_id, incarnation) | LearnerJoined(worker_id, incarnation):
                 fresh = not any(
@@ -120,12 +124,19 @@ class World(Processes):
                     if isinstance(event, UpdateFinished):
                         self.trained += sum(b.live_steps for b in event.used if not b.dropped)
 
+            case UpdateKept():
+                told = [each for each in event.used if each.batch_id in self.unheard]
+                self.unheard -= {each.batch_id for each in told}
+                self.trained += sum(each.live_steps for each in told if not each.dropped)
+
     def _gone(self, worker_id: str) -> None:
         incarnation = self.known.pop(worker_id, "")
         self.unreported.pop(WorkerKey(worker_id, incarnation), None)
         self.group = tuple(name for name in self.group if name != worker_id)
-        for waiting in self.waiting.values():
-            waiting.discard(worker_id)
+        for update_id, waiting in self.waiting.items():
+            if worker_id in waiting:
+                self.unheard.update(self.shares[update_id][worker_id])
+                waiting.discard(worker_id)
 
     def _updates_in_flight(self) -> int:
         return sum(map(bool, self.waiting.values()))
@@ -191,6 +202,7 @@ class World(Processes):
     def _check_update(self, update: IssueUpdate) -> None:
         assert update.update_id not in self.waiting
         self.waiting[update.update_id] = set(self.group)
+        self.shares[update.update_id] = dict(update.shares)
         assert tuple(share.learner for share in update.shares) == self.group
         assert update.generation == self.generation
         ids = [batch_id for share in update.shares for batch_id in share.batch_ids]

@@ -91,6 +91,14 @@ class CoreMachine(RuleBasedStateMachine):
             if again:
                 self.world.start_learner(int(worker_id[-1]))
 
+    @rule(which=_ANY, survivors=_FEW, again=st.booleans())
+    def a_learner_is_cut_off(self, which: int, survivors: int, again: bool) -> None:
+        if self.world.learners:
+            worker_id = _pick(self.world.learners, which)
+            self.world.lose(worker_id, survivors)
+            if again:
+                self.world.start_learner(int(worker_id[-1]))
+
     @rule(past=st.integers(0, 1))
     def learners_lose_each_other(self, past: int) -> None:
         self.world.deliver(PeersLost(max(0, self.world.generation - past)))
@@ -233,6 +241,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
             (machine.a_runner_samples, (which, share, "refused")),
             (machine.a_learner_joins, (few,)),
             (machine.a_learner_dies, (which, few, which % 2 == 0)),
+            (machine.a_learner_is_cut_off, (which, few, which % 2 == 0)),
             (machine.a_learner_works_with_trouble, (which, "stale")),
             (machine.a_learner_works_with_trouble, (which, "forgotten")),
             (machine.a_learner_works_with_trouble, (which, "failed")),

@@ -20,6 +20,7 @@ from juggler.driver.core.events import (
     Share,
     StopRequested,
     UpdateFailed,
+    UpdateKept,
 )
 from juggler.driver.core.state import CoreSettings
 from juggler.runtime.episodes.version import Version
@@ -72,6 +73,29 @@ def test_an_update_is_closed_when_all_of_its_learners_answered() -> None:
     assert core.idle
     assert core.ledger.trained == 100
     assert core.weights_version == Version(1, 1)
+
+
+def test_a_learner_that_is_back_with_its_weights_tells_what_it_had_trained_on() -> None:
+    core, update = two_updates_apart()
+    unheard = answer(update, "learner-0", 1)
+    core.handle(LearnerLeft("learner-0", "L", "cut off"))
+    core.handle(LearnerLeft("learner-1", "L", "cut off"))
+    assert core.ledger.dropped["learner_lost"] == 100
+    kept = UpdateKept("learner-0", unheard.version, unheard.used)
+    for _ in range(2):  # it may have told before, and been cut off again
+        core.handle(kept)
+        assert (core.ledger.trained, core.ledger.dropped["learner_lost"]) == (50, 50)
+    assert core.weights_version == Version(1, 1)
+    core.ledger.check()
+
+
+def test_what_a_learner_kept_counts_for_nothing_where_the_group_went_on_without_it() -> None:
+    core, update = two_updates_apart()
+    unheard = answer(update, "learner-0", 1)
+    core.handle(LearnerLeft("learner-0", "L", "cut off"))
+    core.handle(PeersMet(2, 0))
+    core.handle(UpdateKept("learner-0", Version(1, 0), unheard.used))
+    assert core.ledger.trained == 0
 
 
 def test_an_answer_told_twice_is_booked_once() -> None:

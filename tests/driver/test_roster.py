@@ -192,7 +192,8 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     learner = json.loads(_set_up(roster, _worker("learner")).config)
     assert runner.keys() == {"env_runner", "module", "connectors"}
     assert runner["env_runner"]["envs_per_runner"] == 3
-    assert learner.keys() == {"learner", "module", "connectors", "device", "in_group"}
+    shared = {"module", "connectors"}
+    assert learner.keys() == {*shared, "learner", "device", "in_group", "updates_in_flight"}
     assert not learner["in_group"]
     assert learner["learner"]["lr"] == 0.25
     assert learner["device"] == "cpu"

@@ -178,6 +178,7 @@ def _setup(learner: Mapping[str, Any]) -> training_pb2.Setup:
         "connectors": {},
         "device": "cpu",
         "in_group": False,
+        "updates_in_flight": 2,
     }
     return training_pb2.Setup(
         config=json.dumps(config),

@@ -30,6 +30,7 @@ from juggler.driver.core.events import (
     StopRequested,
     UpdateFailed,
     UpdateFinished,
+    UpdateKept,
     WorkerKey,
 )
 from juggler.driver.core.group import Group, Learner
@@ -67,6 +68,8 @@ class DriverCore:
         )
         self.between_rounds = False  # in synchronous mode; `Proceed` ends it
         self._gone: set[WorkerKey] = set()
+        # In updates of learners that left, by id: one that comes back with its weights may tell.
+        self._unanswered: dict[int, Batch] = {}
         self._stopping = False
         self._finished = False
         self._commands: list[Command] = []
@@ -121,6 +124,8 @@ class DriverCore:
                 self._arrived(event)
             case UpdateFinished() | UpdateFailed():
                 self._update_answered(event)
+            case UpdateKept():
+                self._update_kept(event)
             case RunnerJoined():
                 self._runner_joined(event)
             case RunnerLeft():
@@ -132,6 +137,7 @@ class DriverCore:
             case PeersMet():
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
+                self._unanswered.clear()  # the group has gone on without whoever had them
             case PeersLost():
                 if (formed := self._group.renew(event.generation)) is not None:
                     self._commands.append(formed)
@@ -286,6 +292,14 @@ class DriverCore:
             ids = tuple(batch.batch_id for batch in share)
             self._commands.append(Discard(event.learner, ids))
 
+    def _update_kept(self, event: UpdateKept) -> None:
+        answers = {used.batch_id: used for used in event.used if used.batch_id in self._unanswered}
+        share = [self._unanswered.pop(batch_id) for batch_id in answers]
+        for batch in share:
+            self.ledger.reopen(batch, "learner_lost")
+        self.ledger.settle(share, answers.values())
+        self.weights_version = max(self.weights_version, event.version)
+
     def _take_share(self, update_id: int, learner: str) -> list[Batch] | None:
         """One learner has answered an update; the last of them closes it."""
         shares = self._state.updates.get(update_id)
@@ -340,6 +354,7 @@ class DriverCore:
         for update_id in list(self._state.updates):
             for batch in self._take_share(update_id, learner.worker.worker_id) or ():
                 self.ledger.drop(batch, "learner_lost")
+                self._unanswered[batch.batch_id] = batch
         if (formed := self._group.leave(learner)) is not None:
             self._commands.append(formed)
 

@@ -135,6 +135,20 @@ class UpdateFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateKept:
+    """A learner that was lost is back with its weights: they have an update in them whose answer
+    may never have come."""
+
+    learner: str
+    version: Version  # of the weights that the update made
+    used: tuple[UsedBatch, ...]
+
+    def __post_init__(self) -> None:
+        for batch in self.used:
+            _check(self.learner, batch.batch_id, batch.live_steps, batch.dropped)
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateFailed:
     """One learner could not make an update; its share is not used again."""
 
@@ -183,6 +197,7 @@ Event = (
     | SampleFailed
     | Arrived
     | UpdateFinished
+    | UpdateKept
     | UpdateFailed
     | PeersMet
     | PeersLost

@@ -132,6 +132,12 @@ class Ledger:
             del self.updating[batch.batch_id]
         self.dropped[reason] += batch.steps
 
+    def reopen(self, batch: Batch, reason: str) -> None:
+        """Undo `drop` of a batch of an update: its learner is back, and will say what became of it
+        now."""
+        self.updating[batch.batch_id] = batch
+        self.dropped[reason] -= batch.steps
+
     def settle(self, share: Iterable[Batch], used: Iterable[UsedBatch]) -> None:
         """Close a learner's share of an update as its answer says."""
         answers = {answer.batch_id: answer for answer in used}

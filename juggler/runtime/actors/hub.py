@@ -109,6 +109,7 @@ class _Connection:
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # set: the stream is to end, and why
     unheard: bool = False  # that is because nothing came from there; the worker may live
+    has_left: bool = False  # its Left event is told
 
 
 class Hub:
@@ -260,9 +261,7 @@ class Hub:
         finally:
             if writer is not None:
                 writer.cancel()
-            if self._connections.get(worker.worker_id) is connection:
-                del self._connections[worker.worker_id]
-            self._events.put(left)
+            self._leave(connection, left)
             context.set_trailing_metadata(((REASON_KEY, left.reason[:_LONGEST_REASON].encode()),))
             if connection.unheard:  # as for every network that fails: it is to come back
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
@@ -273,7 +272,7 @@ class Hub:
         hello = read_hello(first, settings.token, settings.run_id, settings.roles)
         if len(self._connections) >= settings.max_workers:
             raise Refused(f"this driver takes at most {settings.max_workers} workers")
-        index = hello.index if hello.index >= 0 else self._free_index(hello.role)
+        index = self._index_for(hello)
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
         most = settings.most_of.get(hello.role, settings.max_workers)
@@ -282,6 +281,7 @@ class Hub:
         if before is not None:
             before.over = "replaced by a new process"
             before.cancel()
+            self._leave(before, Left(before.worker, before.over))  # before the new one joins
         return Worker(
             worker_id=worker_id,
             incarnation=hello.incarnation,
@@ -293,6 +293,23 @@ class Hub:
             data_addresses=tuple(hello.data_addresses),
             local=hello.local and local,
         )
+
+    def _leave(self, connection: _Connection, left: Left) -> None:
+        worker_id = connection.worker.worker_id
+        if self._connections.get(worker_id) is connection:
+            del self._connections[worker_id]
+        if not connection.has_left:
+            connection.has_left = True
+            self._events.put(left)
+
+    def _index_for(self, hello: attach_pb2.Hello) -> int:
+        if hello.index >= 0:
+            return hello.index
+        for worker in (connection.worker for connection in self._connections.values()):
+            # It has lost this driver, which has not noticed yet.
+            if worker.incarnation == hello.predecessor and worker.role == hello.role:
+                return worker.index
+        return self._free_index(hello.role)
 
     def _count(self, role: str) -> int:
         return sum(connection.worker.role == role for connection in self._connections.values())

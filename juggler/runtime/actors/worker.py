@@ -44,6 +44,7 @@ class Contact:
         tls: of its host, for whatever it dials or listens to over TCP; None: plain.
         local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
         health: of its process, where probes have a server of their own to ask.
+        predecessor: incarnation of the worker that this process was before; "" where it was none.
         log: takes the lines of its process; None: a new one.
     """
 
@@ -56,11 +57,20 @@ class Contact:
     socket_dir: str = ""
     timeout: float = 20.0
     health: Health | None = None
+    predecessor: str = ""
     log: WorkerLog | None = None
 
 
 class LostTheDriver(SystemExit):
-    """The connection to the driver broke: it may be up again, or another one in its place."""
+    """The connection to the driver broke: it may be up again, or another one in its place.
+
+    Attributes:
+        incarnation: of the worker that it was.
+    """
+
+    def __init__(self, incarnation: str) -> None:
+        super().__init__(1)
+        self.incarnation = incarnation
 
 
 _STOP = attach_pb2.Stop.DESCRIPTOR.full_name
@@ -134,6 +144,7 @@ def attach_and_run(
             token=contact.token,
             tls=contact.tls,
             run_id=contact.run_id,
+            predecessor=contact.predecessor,
             devices=devices,
             data_addresses=data_addresses,
             local=contact.local,
@@ -162,7 +173,7 @@ def attach_and_run(
     if failure is not None:
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
-        raise LostTheDriver(1)
+        raise LostTheDriver(attachment.incarnation)
 
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:

@@ -17,36 +17,42 @@ class WeightsVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes")
+    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes", "kept")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     config: str
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     seed: int
     version: WeightsVersion
     state_bytes: int
-    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    kept: WeightsVersion
+    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("observation_space", "action_space", "rows", "steps", "description", "meeting_point")
+    __slots__ = ("observation_space", "action_space", "rows", "steps", "description", "meeting_point", "kept", "last_updates")
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     rows: int
     steps: int
     description: str
     meeting_point: str
-    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ...) -> None: ...
+    kept: WeightsVersion
+    last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
+    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Learners(_message.Message):
     __slots__ = ("generation", "learners")
@@ -266,6 +272,18 @@ class StateHeader(_message.Message):
     version: WeightsVersion
     extra: str
     def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ...) -> None: ...
+
+class KeptState(_message.Message):
+    __slots__ = ("run_id", "version", "extra", "last_updates")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    version: WeightsVersion
+    extra: str
+    last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("chunk", "last")

@@ -1,0 +1,96 @@
+"""What a learner keeps for the program that takes its place once it has lost its driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.learner.algorithms import build_learner
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.kept_state import KeptState
+from juggler.learner.learner import Learner
+from juggler.learner.taking_over import state_hash
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+AT = Version(3, 1)
+
+
+def make_learner(seed: int) -> Learner:
+    box = spaces.Box(-10, 10, (4,), np.float32)
+    return build_learner(
+        ImpalaConfig(), None, box, spaces.Discrete(2), {"hidden_sizes": [8]}, seed=seed
+    )
+
+
+@pytest.fixture
+def trained(make_batch: Callable[..., Any]) -> Iterator[Learner]:
+    learner = make_learner(seed=0)
+    learner.update_from_episodes([make_batch()])
+    yield learner
+    if (number := os.environ.pop("JUGGLER_KEPT_STATE", "")) != "":
+        os.close(int(number))
+
+
+def keep(learner: Learner, updates: int = 0) -> KeptState:
+    """Of run "here"; what the next program finds."""
+    kept = KeptState()
+    for number in range(updates):
+        done = training_pb2.UpdateDone(update_id=number, version=AT.message())
+        kept.updated(done, most_in_flight=2)
+    kept.keep(learner, "here", AT)
+    return KeptState()
+
+
+def go_on(kept: KeptState, learner: Learner, run_id: str = "here", oldest: Version | None = AT):
+    setup, ready = training_pb2.Setup(), training_pb2.Ready()
+    if oldest is not None:
+        setup.kept.CopyFrom(oldest.message())
+    version = kept.go_on(learner, run_id, setup, ready)
+    assert (version is not None) == ready.HasField("kept") == kept.worth_keeping
+    return version, ready
+
+
+def test_the_next_program_goes_on_from_what_was_kept_to_the_bit(trained: Learner) -> None:
+    kept, learner = keep(trained, updates=5), make_learner(seed=1)
+    version, ready = go_on(kept, learner)
+    assert version == Version.of(ready.kept) == AT
+    assert [done.update_id for done in ready.last_updates] == [3, 4], "as many as were in flight"
+    assert (state_hash(learner), learner.updates) == (state_hash(trained), 1)
+
+
+def test_it_still_has_the_updates_to_tell_when_it_is_cut_off_before_it_could(
+    trained: Learner,
+) -> None:
+    kept, learner = keep(trained, updates=2), make_learner(seed=1)
+    go_on(kept, learner)
+    kept.keep(learner, "here", AT)
+    _, ready = go_on(KeptState(), make_learner(seed=2))
+    assert [done.update_id for done in ready.last_updates] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "oldest"), [("another", AT), ("here", None), ("here", Version(4, 0))]
+)
+def test_a_driver_that_has_no_use_for_it_is_told_nothing(
+    trained: Learner, run_id: str, oldest: Version | None
+) -> None:
+    kept, learner = keep(trained), make_learner(seed=1)
+    before = state_hash(learner)
+    version, ready = go_on(kept, learner, run_id, oldest)
+    assert version is None
+    assert ready == training_pb2.Ready()
+    assert (state_hash(learner), learner.updates) == (before, 0)
+
+
+def test_it_is_there_once_and_its_file_is_closed(trained: Learner) -> None:
+    files = os.listdir("/proc/self/fd")
+    keep(trained)
+    assert os.listdir("/proc/self/fd") == files
+    version, _ = go_on(KeptState(), make_learner(seed=1))
+    assert version is None
