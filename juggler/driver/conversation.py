@@ -152,9 +152,10 @@ class Conversation:
     # -- what workers say -------------------------------------------------------------------------
 
     def _hear(self, event: HubEvent) -> None:
-        for completed in self.outbox.pool.complete(event):
-            if isinstance(event, Left):
-                continue  # the core is told below that all of them are lost
+        completions = self.outbox.pool.complete(event)
+        if isinstance(event, Left):
+            return self._left(event, completions)
+        for completed in completions:
             if completed.failure is None:
                 self._answered(completed, completed.body or any_pb2.Any())
             else:
@@ -163,8 +164,6 @@ class Conversation:
             version = self.core.weights_version
             self.metrics.workers.joined(event.worker)
             self._set_up(self.roster.joined(event.worker, version))
-        elif isinstance(event, Left):
-            self._left(event)
         elif isinstance(event, Reported):
             if (note := read_note(event.body)) is not None:
                 self._progress.message(f"{event.worker.worker_id} {note}", "info")
@@ -313,7 +312,7 @@ class Conversation:
             steps = ready.rows * ready.steps
             self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
 
-    def _left(self, event: Left) -> None:
+    def _left(self, event: Left, unanswered: list[Completed]) -> None:
         worker, failure = event.worker, event.failure
         self.metrics.workers.left(event)
         self.roster.left(worker)
@@ -328,8 +327,15 @@ class Conversation:
         if not self.stop_reason and not (hopeless and failure and not failure.traceback):
             self._show_departure(event)
         if worker.role == ENVRUNNER:
-            left = events.RunnerLeft(worker.worker_id, worker.incarnation, event.reason)
-            self.happened(left)
+            not_begun = frozenset(
+                each.request.batch_id
+                for each in unanswered
+                if isinstance(each.request, training_pb2.SampleRequest)
+                and event.farewell
+                and each.command_id not in event.unanswered
+            )
+            key = worker.worker_id, worker.incarnation
+            self.happened(events.RunnerLeft(*key, event.reason, not_begun))
             if hopeless:
                 self.fail(f"{worker.worker_id} could not start: {event.reason}")
         elif worker.role == EVALUATOR:

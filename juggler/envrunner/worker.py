@@ -44,6 +44,9 @@ from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 #: The longest wait for the first weights of a learner.
 FIRST_WEIGHTS_SECONDS = 30.0
 
+_ACKNOWLEDGED_SECONDS = 2.0  # for learners to take what was sent when this worker leaves
+_CLOSED_SECONDS = 0.5  # for streams to give it up
+
 
 class LearnerOutOfReach(ValueError):
     """No weights came from where the learner is said to be."""
@@ -106,13 +109,16 @@ class EnvRunner:
         self._subscribed_to = ""  # the learner's incarnation
         self._version: Version | None = None
         # Both are for the threads of the streams too, which settle batches.
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._open: dict[int, tuple[int, training_pb2.Receipt]] = {}  # unsettled, by batch id
         self._seconds: dict[str, float] = defaultdict(float)  # where the time went
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
-        return self._loop.run()
+        try:
+            return self._loop.run()
+        finally:
+            self._settle_open()
 
     def close(self) -> None:
         if self._contact.health is not None:
@@ -309,9 +315,22 @@ class EnvRunner:
             for name, spent in seconds.items():
                 self._seconds[name] += spent
 
+    def _settle_open(self) -> None:
+        """Have a receipt for whatever was sent: the driver is to hear of it before this leaves."""
+        with self._lock:
+            sent = set(self._open)
+            if self._lock.wait_for(lambda: sent.isdisjoint(self._open), _ACKNOWLEDGED_SECONDS):
+                return
+        for _, sender in self._senders.values():
+            sender.close()
+        with self._lock:
+            self._lock.wait_for(lambda: sent.isdisjoint(self._open), _CLOSED_SECONDS)
+
     def _settled(self, batch_id: int, dropped: str, explanation: str) -> None:
         with self._lock:
-            command_id, receipt = self._open.pop(batch_id)
+            command_id, receipt = self._open[batch_id]
             receipt.seconds.update(self._seconds)
-        receipt.dropped, receipt.explanation = dropped, explanation
-        self._attachment.reply(command_id, receipt)
+            receipt.dropped, receipt.explanation = dropped, explanation
+            self._attachment.reply(command_id, receipt)
+            del self._open[batch_id]
+            self._lock.notify_all()

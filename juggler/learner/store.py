@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from juggler.runtime.wire.trees import Tree, flatten
 
 Space = gymnasium.Space[Any]
 
+_REMEMBERED = 4096  # batches that are here no more
 _HALF_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
@@ -70,7 +72,9 @@ class BatchStore:
         self._capacity_bytes = capacity_bytes
         self._held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
-        self._last_ids: dict[int, None] = {}  # of batches taken lately, to refuse a replay
+        # Of batches taken lately, to refuse a replay. A dict would look for its oldest key behind
+        # all those that were taken out before it.
+        self._last_ids: OrderedDict[int, None] = OrderedDict()
         self._joined = 0  # the group's generation when this learner joined it
         self._lock = threading.Lock()
 
@@ -108,8 +112,8 @@ class BatchStore:
             self._held[held.batch_id] = held
             self._held_bytes += held.nbytes
             self._last_ids[held.batch_id] = None
-            if len(self._last_ids) > self._capacity:
-                del self._last_ids[next(iter(self._last_ids))]
+            if len(self._last_ids) > _REMEMBERED:
+                self._last_ids.popitem(last=False)
         self._arrived(held)
         return ""
 
@@ -126,7 +130,7 @@ class BatchStore:
         return [held for _, held in found if held], [key for key, held in found if held is None]
 
     def _must_be_welcome(self, batch: HeldBatch) -> None:
-        if batch.batch_id in self._last_ids:
+        if batch.batch_id in self._last_ids or batch.batch_id in self._held:
             raise WireError(f"batch {batch.batch_id} came before")
         if len(self._held) >= self._capacity:
             raise WireError(f"{len(self._held)} batches wait here already")

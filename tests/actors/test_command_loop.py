@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from hub_world import World
 
-from juggler.runtime.actors.hub import Joined, Replied
+from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.actors.hub import Joined, Left, Replied
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import CommandLoop
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -58,6 +59,27 @@ def test_an_exception_is_the_commands_answer_and_ends_the_loop(world: World) -> 
         loop.run()
     reply = world.wait_for(Replied).reply
     assert (reply.id, "no such luck" in reply.failure.message) == (4, True)
+
+
+def test_a_farewell_names_what_was_begun_and_has_no_answer(world: World) -> None:
+    world.start()
+    inbox: Mailbox[Any] = Mailbox()
+    attachment = world.attach(inbox=inbox)
+    loop = CommandLoop(attachment, inbox)
+    worker = world.wait_for(Joined).worker
+
+    def work(command_id: int, _: training_pb2.Discard) -> attach_pb2.Done | None:
+        if command_id == 3:
+            attachment.reply(1, attach_pb2.Done())  # as one that was under way till now
+            inbox.put(Detached("terminated"))
+        return attach_pb2.Done() if command_id == 2 else None
+
+    loop.on(training_pb2.Discard, work)
+    for command_id in range(1, 6):
+        world.hub.send(worker, command_id, training_pb2.Discard())
+    attachment.farewell(loop.run())
+    left = world.wait_for(Left)
+    assert (left.reason, left.unanswered) == ("terminated", {3})
 
 
 def test_a_command_that_nobody_knows_is_answered_and_survived(world: World) -> None:

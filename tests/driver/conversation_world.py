@@ -64,8 +64,8 @@ class ConversationWorld:
         self.conversation.hear(Joined(worker))
         return worker
 
-    def leave(self, worker: Worker) -> None:
-        self.conversation.hear(Left(worker, "gone"))
+    def leave(self, worker: Worker, **said: Any) -> None:
+        self.conversation.hear(Left(worker, "gone", **said))
 
     def get_ready(self, worker: Worker) -> None:
         (setup,) = self.asked(worker, training_pb2.Setup)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_world import ConversationWorld
+from conversation_world import ROWS, STEPS, ConversationWorld
 from google.protobuf import any_pb2
 
 from juggler.runtime.actors.requests import RequestPool
@@ -139,6 +139,21 @@ def test_an_evaluation_that_failed_is_not_waited_for(world: ConversationWorld) -
     world.conversation.outbox.tell("evaluator-0", training_pb2.Evaluate(episodes=1))
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
     assert not world.conversation.evaluating
+
+
+def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(
+    world: ConversationWorld,
+) -> None:
+    (begun, _), *rest = world.asked(world.runner, training_pb2.SampleRequest)
+    assert rest
+    world.leave(world.runner, farewell=True, unanswered=frozenset({begun}))
+    assert world.core.ledger.lost_unreported == ROWS * STEPS
+
+
+def test_all_is_lost_with_a_runner_that_says_nothing(world: ConversationWorld) -> None:
+    requests = world.asked(world.runner, training_pb2.SampleRequest)
+    world.leave(world.runner)
+    assert world.core.ledger.lost_unreported == len(requests) * ROWS * STEPS
 
 
 def test_a_request_does_not_go_to_a_successor_that_is_not_set_up(world: ConversationWorld) -> None:

@@ -241,6 +241,16 @@ def test_requests_of_a_dead_runner_are_lost_unreported() -> None:
     assert len(join(core, index=1)) == 2
 
 
+def test_requests_that_a_runner_had_not_begun_when_it_left_are_not_lost() -> None:
+    core = make()
+    first, second = join(core)
+    core.handle(RunnerLeft("envrunner-0", "R", "terminated", frozenset({second.batch_id})))
+    assert core.ledger.lost_unreported == 50
+    assert core.ledger.unreported.keys() == {first.batch_id}
+    assert not core.ledger.requested
+    assert len(join(core, index=1)) == 2, "what was open for the first is free again"
+
+
 def test_a_dead_runners_batch_that_arrives_late_is_trained_on_all_the_same() -> None:
     core = make(batch_size=50)
     first, _ = join(core)

@@ -7,10 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, cast
 
+import pytest
+
+from juggler.envrunner import worker
 from juggler.envrunner.worker import EnvRunner
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -22,6 +26,45 @@ class _Attachment:
 
     def reply(self, command_id: int, body: training_pb2.Receipt) -> None:
         self.replies.append((command_id, body))
+
+
+def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled() -> None:
+    attachment = _Attachment()
+    inbox: Mailbox[Any] = Mailbox()
+    runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))
+    runner._open[7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+    inbox.put(Detached("terminated"))
+    acknowledging = threading.Timer(0.2, runner._settled, args=(7, "", ""))
+    acknowledging.start()
+    assert runner.run() == "terminated"
+    ((command_id, receipt),) = attachment.replies
+    assert (command_id, receipt.live_steps, receipt.dropped) == (3, 5, "")
+
+
+class _Sender:
+    """To a learner that acknowledges nothing."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self._runner = runner
+
+    def close(self) -> None:
+        settle = self._runner._settled
+        threading.Thread(target=settle, args=(7, "learner_lost", "the channel was closed")).start()
+
+
+def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "_ACKNOWLEDGED_SECONDS", 0.1)
+    attachment = _Attachment()
+    inbox: Mailbox[Any] = Mailbox()
+    runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))
+    runner._senders["learner-0"] = ("incarnation", cast(EpisodeSender, _Sender(runner)))
+    runner._open[7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+    inbox.put(Detached("terminated"))
+    runner.run()
+    ((command_id, receipt),) = attachment.replies
+    assert (command_id, receipt.live_steps, receipt.dropped) == (3, 5, "learner_lost")
 
 
 def test_time_is_booked_while_a_receipt_is_made() -> None:

@@ -72,6 +72,9 @@ class Driver:
 
     # What the worker calls.
 
+    def begins(self, command_id: int) -> None:
+        pass
+
     def busy(self) -> AbstractContextManager[None]:
         return nullcontext()
 

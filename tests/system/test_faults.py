@@ -83,6 +83,7 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     assert_books_balance(directory)
     end = summary(directory)
     assert end["reason_for_stop"] == reason
+    assert end["env_steps_lost_unreported"] == 0
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
 
 

@@ -72,6 +72,9 @@ def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     for worker in (second, learner):
         assert worker.wait(10) == 0, worker.output
     assert_books_balance(directory)
+    end = summary(directory)
+    assert end["env_steps_lost_unreported"] == 0, "it told what it had sampled before it left"
+    assert end["env_steps_trained"] == end["learner_steps"]["learner-0"]["trained"]
     place.assert_nothing_is_left()
 
 

@@ -129,7 +129,7 @@ class DriverCore:
             case RunnerJoined():
                 self._runner_joined(event)
             case RunnerLeft():
-                self._left(WorkerKey(event.runner, event.incarnation))
+                self._left(WorkerKey(event.runner, event.incarnation), event.not_begun)
             case LearnerJoined():
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
             case LearnerLeft():
@@ -332,21 +332,24 @@ class DriverCore:
             self._left(current.worker)
         return True
 
-    def _left(self, worker: WorkerKey) -> None:
+    def _left(self, worker: WorkerKey, not_begun: frozenset[int] = frozenset()) -> None:
         self._gone.add(worker)
         runner = self._state.runners.get(worker.worker_id)
         learner = self._group.find(worker)
         if runner is not None and runner.worker == worker:
-            self._lose_runner(runner)
+            self._lose_runner(runner, not_begun)
         elif learner is not None:
             self._lose_learner(learner)
 
-    def _lose_runner(self, runner: Runner) -> None:
+    def _lose_runner(self, runner: Runner, not_begun: frozenset[int]) -> None:
         del self._state.runners[runner.worker.worker_id]
         self._admission.left(runner)
         for batch in runner.requested.values():
             self._open_for(batch, -batch.steps)
-            self.ledger.lose(batch)
+            if batch.batch_id in not_begun:
+                self.ledger.cancel(batch)
+            else:
+                self.ledger.lose(batch)
 
     def _lose_learner(self, learner: Learner) -> None:
         for batch in learner.held:

@@ -65,6 +65,7 @@ class RunnerLeft:
     runner: str
     incarnation: str
     reason: str
+    not_begun: frozenset[int] = frozenset()  # requested batches of which it made no step
 
 
 @dataclass(frozen=True, slots=True)

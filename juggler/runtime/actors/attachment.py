@@ -138,6 +138,7 @@ class Attachment:
         self._busy_since: float | None = None  # on the clock of `_awake`
         self._main_loop = 0  # its thread
         self._stood_still = 0.0  # seconds, with the whole process
+        self._begun: set[int] = set()  # commands without their last answer
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
@@ -185,11 +186,14 @@ class Attachment:
         """A reply whose message is serialized already."""
         reply = attach_pb2.Reply(id=command_id, last=last, body=body)
         self._send(attach_pb2.FromWorker(replies=[reply]))
+        if last:
+            self._begun.discard(command_id)
 
     def fail(self, command_id: int, error: BaseException) -> None:
         """Answer a command with a failure that carries the traceback."""
         reply = attach_pb2.Reply(id=command_id, last=True, failure=describe(error))
         self._send(attach_pb2.FromWorker(replies=[reply]))
+        self._begun.discard(command_id)
 
     def report(self, body: Message) -> None:
         packed = any_pb2.Any()
@@ -198,7 +202,7 @@ class Attachment:
 
     def farewell(self, reason: str, error: BaseException | None = None) -> None:
         """Say why this worker leaves, and wait up to 2 s until the driver has taken note."""
-        message = attach_pb2.Farewell(reason=reason)
+        message = attach_pb2.Farewell(reason=reason, unanswered=sorted(self._begun))
         if error is not None:
             message.failure.CopyFrom(describe(error))
         self._send(attach_pb2.FromWorker(farewell=message))
@@ -209,6 +213,10 @@ class Attachment:
         if self._call.add_callback(ended.set):  # False: it has ended already
             ended.wait(timeout=2.0)
         self.close()
+
+    def begins(self, command_id: int) -> None:
+        """This worker carries out a command now, and is to answer it."""
+        self._begun.add(command_id)
 
     @contextmanager
     def busy(self) -> Iterator[None]:

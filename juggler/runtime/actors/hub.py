@@ -56,7 +56,8 @@ class Joined:
 class Left:
     """The worker's stream is over.
 
-    `farewell` where it said so itself: then its process ends by itself too. `stack` where its main
+    `farewell` where it said so itself: then its process ends by itself too, and of the commands
+    that have no answer it has begun those in `unanswered` and no other. `stack` where its main
     loop hung; `unheard` where its heart did not beat either.
     """
 
@@ -64,6 +65,7 @@ class Left:
     reason: str
     failure: attach_pb2.Failure | None = None
     farewell: bool = False
+    unanswered: frozenset[int] = frozenset()
     stack: str = ""
     unheard: bool = False
 
@@ -357,7 +359,8 @@ class Hub:
             if message.HasField("farewell"):
                 farewell = message.farewell
                 failure = farewell.failure if farewell.HasField("failure") else None
-                return Left(worker, farewell.reason, failure, farewell=True)
+                unanswered = frozenset(farewell.unanswered)
+                return Left(worker, farewell.reason, failure, True, unanswered)
 
     async def _watch(self) -> None:
         interval = self._settings.heartbeat_seconds

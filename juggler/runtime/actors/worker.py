@@ -250,6 +250,7 @@ class CommandLoop:
         kind, handler = self._handlers[name]
         message = kind()
         command.body.Unpack(message)
+        self._attachment.begins(command.command_id)
         try:
             with self._attachment.busy():
                 reply = handler(command.command_id, message)

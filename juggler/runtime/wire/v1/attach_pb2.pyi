@@ -84,12 +84,14 @@ class Failure(_message.Message):
     def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Farewell(_message.Message):
-    __slots__ = ("reason", "failure")
+    __slots__ = ("reason", "failure", "unanswered")
     REASON_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     reason: str
     failure: Failure
-    def __init__(self, reason: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    unanswered: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reason: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., unanswered: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("welcome", "refusal", "commands")
