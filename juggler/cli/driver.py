@@ -77,7 +77,7 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             f"evaluation_seconds = {seconds:g}: among workers that dial in nobody evaluates. Set "
             "evaluation_seconds = 0, and play what there is with `juggler evaluate`"
         )
-    doors = given.doors(given.insecure)
+    doors = given.doors(given.insecure, listen.token, listen.tls)
     if checkpoint is not None:
         run_dir = Path(first.resume or "")
         if first.go_on and (reached := goal_reached(run_dir, base, given.run)):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from juggler.runtime.actors.credentials import why_not_admitted
 from juggler.runtime.actors.health import AsyncHealth, Health
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.vitals import Service
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -37,12 +38,16 @@ class Doors:
         health_bind: where health is served to probes that know no TLS, "host:port"; "": nowhere.
         reflection: tools may list what the driver's server has.
         insecure: /metrics may be read from other machines, without encryption.
+        token: that /metrics wants to be shown; "": none.
+        tls: that /metrics is served with; None: plain.
     """
 
     metrics_bind: str = ""
     health_bind: str = ""
     reflection: bool = False
     insecure: bool = False
+    token: str = field(default="", repr=False)
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class Watching:
                 close = serve_metrics(
                     self._doors.metrics_bind,
                     lambda: self.question().result(ANSWER_SECONDS),
+                    token=self._doors.token,
+                    tls=self._doors.tls,
                     insecure=self._doors.insecure,
                 )
                 opened.callback(close)

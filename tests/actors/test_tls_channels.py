@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_hosts_with_certificates_of_one_authority_get_through(
     server: grpc.Server, tls: Tls
 ) -> None:
     _dial(_listen(server, tls), tls)
+
+
+def test_certificates_that_are_renewed_are_shown_to_the_next_connection(
+    server: grpc.Server, tls: Tls, tmp_path: Path
+) -> None:
+    address = _listen(server, tls)
+    _dial(address, tls)
+    another = make(tmp_path / "another")
+    for name in ("ca.pem", "key.pem"):  # one after the other, as people copy them
+        Path(tls.directory, name).write_bytes(Path(another.directory, name).read_bytes())
+        _dial(address, tls)
+    shutil.copy(tmp_path / "another" / "cert.pem", tls.directory)
+    _dial(address, another)
+    _dial(address, tls)  # what this host dials with is new, too
 
 
 def test_a_host_of_another_authority_is_not_believed(

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import socket
+import ssl
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -244,9 +245,19 @@ def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
 def test_status_and_health_go_through_tls(place: Place) -> None:
     address, plain = Ports().of("driver"), Ports().of("health")
     assert place.run("certs", "tls").status == 0
-    options = ("--bind", address, "--tls", "tls", "--health-bind", plain)
+    metrics = Ports().of("metrics")
+    options = ("--bind", address, "--tls", "tls", "--health-bind", plain, "--metrics-bind", metrics)
     driver = place.start("driver", "cartpole", *options)
     driver.wait_for("waiting for workers at")
+    tls = place.path / "tls"
+    context = ssl.create_default_context(cafile=tls / "ca.pem")
+    context.load_cert_chain(tls / "cert.pem", tls / "key.pem")
+    token = (tls / "token").read_text().strip()
+    request = urllib.request.Request(
+        f"https://{metrics}", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+        assert b"juggler_updates_total 0.0" in answer.read()
     for command in (("status", address, "--once"), ("healthcheck", address)):
         assert place.run(*command, "--tls", "tls").status == 0
         without = place.run(*command)

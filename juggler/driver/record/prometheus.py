@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,7 +17,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from juggler.driver.record.metrics_server import MetricsServer
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import status_pb2
 
 #: States of workers whose process is not there.
@@ -24,14 +27,21 @@ GONE = ("left", "restarting", "down")
 
 
 def serve_metrics(
-    address: str, read: Callable[[], status_pb2.RunStatus], *, insecure: bool
+    address: str,
+    read: Callable[[], status_pb2.RunStatus],
+    *,
+    token: str = "",
+    tls: Tls | None = None,
+    insecure: bool = False,
 ) -> Callable[[], None]:
     """Serve /metrics in a thread.
 
     Args:
         address: "host:port".
         read: the run's status; called for each scrape.
-        insecure: other machines may read it, without encryption.
+        token: that has to be shown; "": none.
+        tls: of this host; None: plain HTTP.
+        insecure: other machines may read it even without TLS or without a token.
 
     Returns:
         What ends it.
@@ -40,18 +50,22 @@ def serve_metrics(
         EndpointError: it cannot or must not listen there.
     """
     host, port = split_address(address)
-    if not insecure and not is_loopback(host):
+    if not (insecure or is_loopback(host) or (token and tls)):
+        lacking = "there is no token" if tls else "nothing would be encrypted"
         raise EndpointError(
-            f"refusing to serve metrics on {address}: other machines could read them, and nothing "
-            "would be encrypted. Pass --insecure on a network that you trust, or bind to 127.0.0.1"
+            f"refusing to serve metrics on {address}: other machines could read them, and "
+            f"{lacking}. Give `juggler driver` --tls and a token; or pass --insecure on a network "
+            "that you trust; or bind to 127.0.0.1"
         )
     registry = CollectorRegistry()
     registry.register(_RunCollector(read))
     ProcessCollector(registry=registry)  # the driver's CPU time, memory and descriptors
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = MetricsServer(host, port, make_wsgi_app(registry), token, tls)
     except OSError as error:
         raise EndpointError(f"cannot serve metrics on {address}: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
 
     def close() -> None:
         server.shutdown()

@@ -29,7 +29,10 @@ _MADE_BY = "`juggler certs` makes such a directory"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of a directory, in PEM; see `read_tls`."""
+    """The files of a directory, in PEM; see `read_tls`.
+
+    Connections that are made later have the files that are there then, if those are whole.
+    """
 
     directory: str
     authority: bytes = field(repr=False)
@@ -37,12 +40,54 @@ class Tls:
     key: bytes = field(repr=False)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials(
-            [(self.key, self.certificate)], self.authority, require_client_auth=True
+        return grpc.dynamic_ssl_server_credentials(
+            self.server_configuration(),
+            _Renewal(self),  # type: ignore[arg-type]  # gRPC takes None: as before
+            require_client_authentication=True,
         )
 
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.certificate)], self.authority
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        """For one connection to a server that is not gRPC's: with the files as they are now.
+
+        Raises:
+            ValueError: they are damaged, or being replaced.
+            OSError: one of them is gone.
+        """
+        return _context(Path(self.directory), ssl.PROTOCOL_TLS_SERVER)
+
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        now = self.renewed()
+        return grpc.ssl_channel_credentials(now.authority, now.key, now.certificate)
+
+    def renewed(self) -> Tls:
+        """The same directory as it is now; this one where it is damaged, or being changed."""
+        try:
+            return read_tls(self.directory) or self
+        except ValueError:
+            return self
+
+
+class _Renewal:
+    """Gives a server what it is to show, for each connection: None where that has not changed."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._seen = _stamps(tls.directory)
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        stamps = _stamps(self._tls.directory)
+        if stamps == self._seen:
+            return None
+        renewed = self._tls.renewed()
+        if renewed is self._tls:
+            return None  # to be looked at again
+        self._tls, self._seen = renewed, stamps
+        return renewed.server_configuration()
 
 
 def read_tls(directory: str | None) -> Tls | None:
@@ -127,6 +172,15 @@ def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, who: str) -> st
 
 def _speaks_tls(address: str, who: str) -> str:
     return f"the {who} at {address} speaks TLS: pass --tls DIR here too ({_MADE_BY})"
+
+
+def _stamps(directory: str) -> list[tuple[int, int]]:
+    """They change with the files; [] where one is missing."""
+    try:
+        found = [os.stat(Path(directory, name)) for name in (AUTHORITY, CERTIFICATE, KEY)]
+    except OSError:
+        return []
+    return [(each.st_ino, each.st_mtime_ns) for each in found]
 
 
 def _pem(path: Path, what: bytes) -> bytes:
