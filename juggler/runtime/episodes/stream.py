@@ -12,6 +12,7 @@ import grpc
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.episodes.unfinished import Unfinished
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree
@@ -42,6 +43,7 @@ class EpisodeReceiver:
         self._take = take
         self._why_refused = why_refused
         self._limits = limits
+        self._unfinished = Unfinished()
         self._lock = threading.Lock()
         self._seconds = 0.0
 
@@ -70,6 +72,7 @@ class EpisodeReceiver:
             for message in messages:
                 started = time.perf_counter()
                 frame = reader.feed(message)
+                self._unfinished.hold(context, reader.unfinished_bytes)
                 refused, bad = self._taken(frame) if frame is not None else ("", None)
                 with self._lock:
                     self._seconds += time.perf_counter() - started
@@ -82,6 +85,8 @@ class EpisodeReceiver:
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._unfinished.hold(context, 0)
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
         """(the reason to refuse it or "", the error that its stream is to end with)."""

@@ -45,7 +45,7 @@ class Limits:
     """What a reader accepts of one frame, whatever the sender says.
 
     A frame of one chunk takes no memory beside its message, one of several chunks that of its
-    payload; arrays that the sender did not align are copied, which takes their size once more.
+    payload, which the system gives out as the bytes come; arrays that the sender did not align are copied, which takes their size once more.
     Parsing header and tree information takes up to some thirty times their size for a moment.
     """
 
@@ -134,6 +134,11 @@ class FrameReader(Generic[H]):
         self._digests = digests
         self._last: tuple[bytes, _Layout] | None = None  # many frames look like the one before
         self._partial: _Partial[H] | None = None
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of the payload of a frame that is not complete; 0 where there is none."""
+        return 0 if self._partial is None else self._partial.received
 
     def feed(self, message: bytes) -> Frame[H] | None:
         """The frame that this chunk completes, or None when more chunks are to come.

@@ -1,0 +1,58 @@
+"""Frames of which a part has come: how much they may hold, and for how long."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import grpc
+
+from juggler.runtime.wire.errors import WireError
+
+_QUARTER_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+_GRACE_SECONDS = 30.0
+_SLOWEST = 64 << 10  # bytes a second, behind that
+
+
+class Unfinished:
+    """Of all streams of a server. One whose frame is too slow is ended when others say something:
+    nobody else needs what it holds.
+
+    Args:
+        most_bytes: of all of them together.
+    """
+
+    def __init__(self, most_bytes: int = _QUARTER_OF_MEMORY) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._began: dict[grpc.ServicerContext, float] = {}
+        self._bytes: dict[grpc.ServicerContext, int] = {}
+
+    def hold(self, stream: grpc.ServicerContext, size: int) -> None:
+        """So many bytes of a stream's frame have come; 0: none of its frames is unfinished.
+
+        Raises:
+            WireError: with these it is too much.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if size:
+                self._began.setdefault(stream, now)
+                self._bytes[stream] = size
+            elif self._bytes.pop(stream, None) is not None:
+                del self._began[stream]
+            slow = [
+                each
+                for each, began in self._began.items()
+                if each is not stream
+                and now > began + _GRACE_SECONDS + self._bytes[each] / _SLOWEST
+            ]
+            held = sum(self._bytes.values())
+            too_much = size > 0 and held > self._most_bytes
+            if too_much:  # this one makes room for the others
+                del self._began[stream], self._bytes[stream]
+        for each in slow:
+            each.cancel()
+        if too_much:
+            raise WireError(f"{held} bytes of unfinished frames wait here already")
