@@ -30,13 +30,13 @@ class Network:
         self.delay = 0.0
         self.rate = math.inf
         self._loop = asyncio.new_event_loop()
-        self._up = asyncio.Event()
-        self._up.set()
+        self._up = {"there": asyncio.Event(), "back": asyncio.Event()}
         self._free_at = {"there": 0.0, "back": 0.0}  # the bottleneck, of the loop's time
         # Of each connection: the link that it goes through, and both of its ends.
         self._open: dict[asyncio.Task[None], tuple[str, tuple[asyncio.StreamWriter, ...]]] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
+        self.heal()
 
     def link(self, address: str) -> str:
         """Another address, "127.0.0.1:port", that leads to `address`."""
@@ -49,13 +49,16 @@ class Network:
         server = self._do(asyncio.start_server(connected, "127.0.0.1"))
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
-    def cut(self) -> None:
-        """Nothing gets through any more, the end of a connection neither."""
-        self._loop.call_soon_threadsafe(self._up.clear)
+    def cut(self, *ways: str) -> None:
+        """Nothing gets through any more, the end of a connection neither: from whoever dialed
+        ("there"), to it ("back"), or both."""
+        for way in ways or self._up:
+            self._loop.call_soon_threadsafe(self._up[way].clear)
 
     def heal(self) -> None:
         """What was under way goes on."""
-        self._loop.call_soon_threadsafe(self._up.set)
+        for up in self._up.values():
+            self._loop.call_soon_threadsafe(up.set)
 
     def break_one(self, link: str, draws: random.Random) -> None:
         """Reset a connection of this link at both of its ends, whatever is under way in it. Nothing
@@ -100,7 +103,8 @@ class Network:
     async def _connect(
         self, near: asyncio.StreamReader, near_end: asyncio.StreamWriter, link: str, address: str
     ) -> None:
-        await self._up.wait()
+        for up in self._up.values():
+            await up.wait()
         host, _, port = address.rpartition(":")
         try:
             far, far_end = await asyncio.open_connection(host, int(port))
@@ -134,7 +138,7 @@ class Network:
                 due, data = await under_way.get()
                 await asyncio.sleep(due - self._loop.time())
                 await self._through_bottleneck(len(data), way)
-                await self._up.wait()
+                await self._up[way].wait()
                 if not data:
                     return
                 writer.write(data)
