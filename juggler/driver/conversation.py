@@ -17,6 +17,7 @@ from juggler.driver.replies import (
     read_arrivals,
     read_evaluation,
     read_group_formed,
+    read_not_begun,
     read_note,
     read_ready,
     read_receipt,
@@ -327,14 +328,8 @@ class Conversation:
         if not self.stop_reason and not (hopeless and failure and not failure.traceback):
             self._show_departure(event)
         if worker.role == ENVRUNNER:
-            not_begun = frozenset(
-                each.request.batch_id
-                for each in unanswered
-                if isinstance(each.request, training_pb2.SampleRequest)
-                and event.farewell
-                and each.command_id not in event.unanswered
-            )
             key = worker.worker_id, worker.incarnation
+            not_begun = read_not_begun(event, unanswered)
             self.happened(events.RunnerLeft(*key, event.reason, not_begun))
             if hopeless:
                 self.fail(f"{worker.worker_id} could not start: {event.reason}")

@@ -5,12 +5,15 @@ Everything here raises ValueError or TypeError where a worker says what cannot b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
+from juggler.runtime.actors.hub import Left
+from juggler.runtime.actors.requests import Completed
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -64,6 +67,17 @@ def read_note(body: any_pb2.Any) -> str | None:
     if body.TypeName() != training_pb2.Note.DESCRIPTOR.full_name:
         return None
     return " ".join(unpack(body, training_pb2.Note()).text[:_LONGEST_NOTE].split())
+
+
+def read_not_begun(left: Left, unanswered: Iterable[Completed]) -> frozenset[int]:
+    """Batches that an EnvRunner was asked for and made no step of, if it says what it began."""
+    return frozenset(
+        each.request.batch_id
+        for each in unanswered
+        if isinstance(each.request, training_pb2.SampleRequest)
+        and left.farewell
+        and each.command_id not in left.unanswered
+    )
 
 
 def read_update_done(

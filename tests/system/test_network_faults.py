@@ -80,9 +80,14 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         assert [worker["state"] for worker in slow["workers"]] == ["ready"] * 3, slow
         network.rate = float("inf")
 
-        for _ in range(4):
+        def batches_were_under_way() -> bool:
             network.break_one(to_learner, draws)
             time.sleep(draws.uniform(0.5, 1.5))
+            return "learner_lost" in status(directory)["steps"]["dropped"]
+
+        network.delay = 0.05
+        eventually(batches_were_under_way, 60, said)
+        network.delay = 0.0
         everybody_trains(20)
         patched = status(directory)
         assert [worker["state"] for worker in patched["workers"]] == ["ready"] * 3, patched
