@@ -90,7 +90,8 @@ class _RunCollector(Collector):
 
 
 def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
-    """A run's status as metrics. Counters are those that only grow within a driver's process."""
+    """A run's status as metrics. Counters are those that only grow within a driver's process, but
+    for steps that a learner which is back had trained on, and that were dropped as lost with it."""
     about = {(status.env, status.algorithm, status.run_id): 1}
     yield _gauge("run", "What is trained; always 1", about, ("env", "algorithm", "run"))
     yield _gauge("wall_seconds", "Time that the run has taken", status.wall_seconds)
