@@ -15,7 +15,8 @@ from juggler.client.recording import RecordingSession, as_version
 from juggler.client.spaces import Values, as_first, one_of, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-_Arrays = dict[Path, NDArray[Any]]
+_Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
+_Row = tuple[_Arrays, int]  # one of them
 
 
 @dataclass(slots=True)
@@ -25,8 +26,8 @@ class _Steps:
 
     starts: bool
     version: tuple[int, int]
-    observations: list[_Arrays] = field(default_factory=list)
-    actions: list[_Arrays] = field(default_factory=list)
+    observations: list[_Row] = field(default_factory=list)
+    actions: list[_Row] = field(default_factory=list)
     action_logp: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
@@ -99,17 +100,17 @@ class LocalSession(RecordingSession):
         `Session.step`."""
         self._calls += 1
         if self._count is None:
-            seen = self._observations.arrays(as_first(observation))  # [1, ...]
+            seen = _copies(self._observations.arrays(as_first(observation)))  # [1, ...]
             ended = bool(terminated or truncated)
             finals = None if final_observation is None else as_first(final_observation)
-            last = seen if finals is None else self._observations.arrays(finals)
+            last = seen if finals is None else _copies(self._observations.arrays(finals))
             self._take([0], [reward], [terminated], [truncated], last)
             self._next_fragment([0], seen)
             if ended and finals is None:
                 return None
             return one_of(self._act(np.array([0]), seen))
         places = np.arange(len(self._steps)) if environments is None else np.asarray(environments)
-        seen = self._observations.arrays(observation)  # [R, ...]
+        seen = _copies(self._observations.arrays(observation))  # [R, ...]
         last = seen
         if np.any(truncated) and final_observation is None:
             raise ValueError("an episode was truncated: give its final_observation, too")
@@ -136,7 +137,7 @@ class LocalSession(RecordingSession):
         for row, place in enumerate(places):
             steps = self._steps[place]
             if steps is not None and steps.rewards:
-                self._finish(place, _row(seen, row))
+                self._finish(place, (seen, row))
         self._hand_in()
         if self._pulls and self.newest > self.version:
             self.pull()
@@ -154,7 +155,7 @@ class LocalSession(RecordingSession):
             steps.rewards.append(reward)
             if ended:
                 cut = bool(truncated[row] and not terminated[row])
-                self._finish(place, _row(last, row), terminated=not cut, truncated=cut)
+                self._finish(place, (last, row), terminated=not cut, truncated=cut)
                 self._steps[place] = None
 
     def _act(self, places: NDArray[np.intp], seen: _Arrays) -> Any:
@@ -172,10 +173,10 @@ class LocalSession(RecordingSession):
                 self._steps[place] = steps = _Steps(True, self.version)
             elif steps.version != self.version:
                 if steps.rewards:
-                    self._finish(place, _row(seen, row))
+                    self._finish(place, (seen, row))
                 self._steps[place] = steps = _Steps(False, self.version)
-            steps.observations.append(_row(seen, row))
-            steps.actions.append(_row(chosen, row))
+            steps.observations.append((seen, row))
+            steps.actions.append((chosen, row))
             if action_logp is not None:
                 steps.action_logp.append(float(action_logp[row]))
         actions = {path[1:]: each for path, each in out.items() if path[0] == "action"}
@@ -183,7 +184,7 @@ class LocalSession(RecordingSession):
 
     def _finals(self, seen: _Arrays, finals: Any, ended: Any) -> _Arrays:
         """The last observations [R, ...] of episodes that ended, those seen now elsewhere."""
-        arrays = {path: array.copy() for path, array in seen.items()}
+        arrays = _copies(seen)
         for row in np.flatnonzero(np.broadcast_to(ended, len(next(iter(arrays.values()))))):
             for path, array in self._observations.arrays(_one_row(finals, int(row))).items():
                 arrays[path][row] = array[0]
@@ -201,7 +202,7 @@ class LocalSession(RecordingSession):
         self._finished.clear()
 
     def _finish(
-        self, place: int, last: _Arrays, terminated: bool = False, truncated: bool = False
+        self, place: int, last: _Row, terminated: bool = False, truncated: bool = False
     ) -> None:
         """The steps of an environment, and what was seen after them, as a recording. A step that
         is under way stays."""
@@ -230,12 +231,16 @@ class LocalSession(RecordingSession):
         )
 
 
-def _row(arrays: _Arrays, row: int) -> _Arrays:
-    return {path: array[row] for path, array in arrays.items()}
+def _stacked(rows: list[_Row]) -> list[pb.NamedTensor]:
+    return [
+        tensor_of(path, np.stack([arrays[path][row] for arrays, row in rows]))
+        for path in rows[0][0]
+    ]
 
 
-def _stacked(rows: list[_Arrays]) -> list[pb.NamedTensor]:
-    return [tensor_of(path, np.stack([row[path] for row in rows])) for path in rows[0]]
+def _copies(arrays: _Arrays) -> _Arrays:
+    """Simulators may write the next observation into the same memory."""
+    return {path: array.copy() for path, array in arrays.items()}
 
 
 def _one_row(values: Any, row: int) -> Any:

@@ -26,15 +26,27 @@ def world() -> Any:
         yield world
 
 
+class InPlace(Wandering):
+    """Shows each observation in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memory = np.zeros(3, np.float32)
+
+    def _shown(self) -> Any:
+        self._memory[:] = super()._shown()
+        return self._memory
+
+
 def act(world: GatewayWorld, steps: int, **options: Any) -> list[Played]:
     """One environment, for so many steps and to the end of the episode."""
-    env, played = Wandering(), [Played()]
+    env, played = InPlace(), [Played()]
     observation, _ = env.reset(seed=steps)
     with world.connect(mode="local", **options) as session:
         action = session.step(observation)
         while steps > 0 or played[-1].observations:
             episode = played[-1]
-            episode.observations.append(observation)
+            episode.observations.append(observation.copy())
             episode.actions.append(action)
             observation, reward, terminated, truncated, _ = env.step(action)
             episode.rewards.append(reward)
@@ -42,10 +54,10 @@ def act(world: GatewayWorld, steps: int, **options: Any) -> list[Played]:
             if not (terminated or truncated):
                 action = session.step(observation, reward)
                 continue
-            episode.observations.append(observation)
+            episode.observations.append(observation.copy())
             episode.terminated, episode.truncated = terminated, truncated
             played.append(Played())
-            final = observation
+            final = observation.copy()
             observation, _ = env.reset()
             if steps > 0:
                 action = session.step(observation, reward, terminated, truncated, final)
