@@ -190,7 +190,8 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     runner = json.loads(_set_up(roster, _worker("envrunner")).config)
     roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
     learner = json.loads(_set_up(roster, _worker("learner")).config)
-    assert runner.keys() == {"env_runner", "module", "connectors"}
+    assert runner.keys() == {"env_runner", "module", "connectors", "wants"}
+    assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}
     assert runner["env_runner"]["envs_per_runner"] == 3
     shared = {"module", "connectors"}
     assert learner.keys() == {*shared, "learner", "device", "in_group", "updates_in_flight"}
