@@ -230,6 +230,7 @@ class Conversation:
         self.happened(received)
         self.metrics.workers.sampled(worker.worker_id, receipt.live_steps, received.version)
         self.metrics.workers.spent(worker.worker_id, receipt.seconds)
+        self.metrics.workers.counted(worker.worker_id, receipt.counts)
         if receipt.dropped:
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":

@@ -108,6 +108,7 @@ class StatusReader:
             last_error=record.last_error,
             seconds_since_error=now - record.error_time if record.last_error else 0.0,
             seconds=record.total_seconds(),
+            counts=record.total_counts(),
         )
         if record.version is not None:
             status.version.CopyFrom(record.version.message())

@@ -137,6 +137,27 @@ def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) 
     assert "left = world.wait_for(Left, seconds=10)" in left.stack
 
 
+def test_another_thread_that_hangs_is_found_although_the_main_loop_goes_on(world: World) -> None:
+    world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
+    attachment = world.attach()
+    over = threading.Event()
+
+    def hang() -> None:
+        with attachment.busy():
+            over.wait(10)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    for _ in range(20):
+        with attachment.busy():
+            time.sleep(0.01)
+    left = world.wait_for(Left, seconds=10)
+    over.set()
+    thread.join()
+    assert left.reason.startswith("hung: no progress for")
+    assert "over.wait(10)" in left.stack
+
+
 def test_an_idle_worker_does_not_count_as_hung(world: World) -> None:
     world.start(heartbeat_seconds=0.02, hang_seconds=0.1)
     attachment = world.attach()

@@ -46,12 +46,15 @@ def test_totals_go_on_where_another_process_takes_the_place() -> None:
     records.sampled("envrunner-0", 10, V)
     records.spent("envrunner-0", {"inference": 2.0, "waiting": 1.0})
     records.spent("envrunner-0", {"inference": 3.0, "waiting": 1.0})
+    records.counted("envrunner-0", {"inferences": 7})
     records.joined(_worker("b"))
     records.spent("envrunner-0", {"inference": 0.5})
+    records.counted("envrunner-0", {"inferences": 2, "inferred_rows": 5})
     records.sampled("envrunner-0", 5, V)
     record = records.by_id["envrunner-0"]
     assert record.total_seconds() == {"inference": 3.5, "waiting": 1.0}
     assert records.seconds() == {"envrunner": {"inference": 3.5, "waiting": 1.0}}
+    assert records.counts() == record.total_counts() == {"inferences": 9, "inferred_rows": 5}
     assert (record.steps, record.restarts) == (15, 1)
 
 

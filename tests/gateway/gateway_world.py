@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ from juggler.envrunner.gateway.desk import Desk
 from juggler.envrunner.gateway.player import Player
 from juggler.envrunner.gateway.reception import DeskSettings
 from juggler.envrunner.gateway.transport import Transport
+from juggler.runtime.actors.tls import Tls
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -79,6 +81,8 @@ class GatewayWorld:
         max_batch: int = 64,
         max_staleness: int = 3,
         refuses_logged: str = "",
+        tls: Tls | None = None,
+        busy: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
@@ -89,8 +93,8 @@ class GatewayWorld:
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
         settings = DeskSettings(max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged)
-        self._desk = Desk(Transport(token), self, settings, self._failed)
-        self.address = self._desk.start("127.0.0.1:0", None, False)
+        self._desk = Desk(Transport(token), self, settings, self._failed, busy)
+        self.address = self._desk.start("127.0.0.1:0", tls, False)
 
     def __enter__(self) -> GatewayWorld:
         return self

@@ -16,7 +16,30 @@ import pytest
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
 
-SIMULATOR = """
+#: Of one environment.
+ONE = """
+import sys
+from gymnasium import make
+from juggler.client import GatewayError, connect
+
+env = make("CartPole-v1")
+observation, _ = env.reset(seed=int(sys.argv[2]))
+try:
+    with connect(sys.argv[1], env.observation_space, env.action_space) as session:
+        action = session.step(observation)
+        while True:
+            observation, *rest, _ = env.step(int(action))
+            final = observation
+            if any(rest[1:]):
+                observation, _ = env.reset()
+            action = session.step(observation, *rest, final)
+except GatewayError as error:
+    sys.exit(error.code != "ENDED")
+"""
+
+
+#: Of four environments, which acts by itself.
+LOCAL = """
 import sys
 from gymnasium import make
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -25,7 +48,7 @@ from juggler.client import GatewayError, connect
 env = SyncVectorEnv([lambda: make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
 spaces = env.single_observation_space, env.single_action_space
 try:
-    with connect(sys.argv[1], *spaces, environments=4, mode=sys.argv[3]) as session:
+    with connect(sys.argv[1], *spaces, environments=4, mode="local") as session:
         observations, _ = env.reset(seed=int(sys.argv[2]))
         actions = session.step(observations)
         while True:
@@ -65,11 +88,17 @@ except GatewayError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "count"), [("remote", 16), ("local", 4)])
-def test_simulators_teach_cartpole(tmp_path: Path, mode: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("simulator", "count"), [(ONE, 16), (LOCAL, 4)], ids=["16 remote", "4 local"]
+)
+def test_simulators_teach_cartpole(tmp_path: Path, simulator: str, count: int) -> None:
     run = "cartpole-ppo --stop-return 450 --stop-steps 1500000"
-    summary = learned_from(tmp_path, run, SIMULATOR, count, mode)
+    summary = learned_from(tmp_path, run, simulator, count)
     assert summary["solved"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    inferences = [json.loads(line)["inference"] for line in lines]
+    assert any(inferences) == (simulator is ONE)
+    assert all(1 <= each["rows"] <= count for each in inferences if each)
 
 
 @pytest.mark.slow
@@ -80,9 +109,7 @@ def test_what_a_random_policy_did_teaches_impala(tmp_path: Path) -> None:
     assert sum(played.returns) / 20 > 60  # of 22 where actions are random
 
 
-def learned_from(
-    tmp_path: Path, run_of: str, simulator: str, count: int, *arguments: str
-) -> dict[str, Any]:
+def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dict[str, Any]:
     """A run with simulators in processes of their own -> its summary, whose books balance."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output, run_dir = tmp_path / "output", tmp_path / "run"
@@ -102,9 +129,7 @@ def learned_from(
             assert run.poll() is None, output.read_text()
             time.sleep(0.1)
         simulators += [
-            subprocess.Popen(
-                [sys.executable, "-c", simulator, found[1], str(i), *arguments], env=environment
-            )
+            subprocess.Popen([sys.executable, "-c", simulator, found[1], str(i)], env=environment)
             for i in range(count)
         ]
         assert run.wait(300) == 0, output.read_text()

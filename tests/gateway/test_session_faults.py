@@ -11,6 +11,11 @@ from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventuall
 from gymnasium import spaces
 
 from juggler.client import GatewayError
+from juggler.envrunner.gateway import transport
+from juggler.envrunner.gateway.desk import Desk
+from juggler.envrunner.gateway.reception import DeskSettings
+from juggler.envrunner.gateway.transport import Transport
+from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -220,6 +225,35 @@ def test_many_mistakes_at_once_end_a_session_once() -> None:
         with world.connect(environments=8) as session:
             assert session.step(np.zeros((8, 3))).shape == (8,)
             assert world.count("environments") == 8
+
+
+def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "MOST_UNREAD", 1 << 20)
+    with GatewayWorld(rows=1) as world:
+        world.ask(1 << 20)
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(environments=8000)
+            answer = simulator.step(steps_of(1, np.zeros((8000, 3))))
+            assert answer.ByteSize() > 64000
+            for _ in range(1000):
+                simulator.send(steps=pb.StepBatch(seq=1))
+            (session,) = world._desk._reception.sessions.by_id.values()
+            eventually(lambda: session.stream is None)
+            with pytest.raises(grpc.RpcError) as ended:
+                all(iter(simulator.hear, None))
+            assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "were not read: read them" in ended.value.details()
+        assert world.count("sessions") == 1, "it may come back"
+
+
+def test_an_address_that_is_taken_is_told_and_leaves_nothing_behind() -> None:
+    with GatewayWorld() as world:
+        desk = Desk(Transport(""), world, DeskSettings(1, 0.0, "", 1), lambda error: None)
+        with pytest.raises(EndpointError, match="cannot listen on"):
+            desk.start(world.address, None, False)
+        desk.close("it did not start")
 
 
 def test_what_is_said_right_before_a_goodbye_is_learned_from() -> None:

@@ -34,6 +34,7 @@ class Metrics:
     _staleness_max: int = 0
     _staleness_last: tuple[float | None, int | None] = (None, None)
     _trained_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
+    _counts_last: dict[str, float] = field(default_factory=dict)
 
     def episodes_ended(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
         for episode_return, length in zip(returns, lengths, strict=True):
@@ -95,8 +96,21 @@ class Metrics:
             "steps_per_second": rate,
             "evaluation_return_mean": self.evaluation_return,
             "seconds": self.workers.seconds(),
+            "inference": self._inference(),
             "modules": self._modules(),
         }
+
+    def _inference(self) -> dict[str, float] | None:
+        """By gateways since the last line, means; None: there was none."""
+        before, now = self._counts_last, self.workers.counts()
+        self._counts_last = now
+        inferences, rows, batches, seconds = (
+            now.get(name, 0.0) - before.get(name, 0.0)
+            for name in ("inferences", "inferred_rows", "inferred_batches", "waited_seconds")
+        )
+        if inferences < 1 or batches < 1:
+            return None
+        return {"rows": rows / inferences, "wait_ms": 1e3 * seconds / batches}
 
     def _modules(self) -> dict[str, dict[str, float]]:
         """By module id, means over the learners."""

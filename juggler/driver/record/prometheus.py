@@ -155,6 +155,10 @@ def _workers(workers: Sequence[status_pb2.WorkerStatus]) -> Iterator[Metric]:
         for activity, spent in each.seconds.items()
     }
     yield _counter("worker_seconds", "Where the time went", seconds, ("worker", "activity"))
+    counts = {
+        (each.worker_id, name): count for each in workers for name, count in each.counts.items()
+    }
+    yield _counter("worker_counts", "What a gateway has counted", counts, ("worker", "name"))
     here = [each for each in workers if each.state not in GONE]
     resident = {(w.worker_id,): w.resources.resident_bytes for w in here}
     device = {(w.worker_id,): w.resources.device_bytes for w in here}

@@ -36,6 +36,8 @@ class WorkerRecord:
     error_time: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)  # where this process's time went
     seconds_before: dict[str, float] = field(default_factory=dict)  # where that of others went
+    counts: dict[str, float] = field(default_factory=dict)  # what this process has counted
+    counts_before: dict[str, float] = field(default_factory=dict)  # what others did
     said_why: bool = False  # this process
     ended_pid: int = 0  # of the local process that ended last
 
@@ -52,8 +54,11 @@ class WorkerRecord:
 
     def total_seconds(self) -> dict[str, float]:
         """Of all processes; never goes down."""
-        names = self.seconds_before | self.seconds
-        return {n: self.seconds_before.get(n, 0.0) + self.seconds.get(n, 0.0) for n in names}
+        return _sum(self.seconds_before, self.seconds)
+
+    def total_counts(self) -> dict[str, float]:
+        """Of all processes; never goes down."""
+        return _sum(self.counts_before, self.counts)
 
 
 class WorkerRecords:
@@ -74,9 +79,9 @@ class WorkerRecords:
         record = self._of(worker.worker_id)
         if record.worker is not None:
             record.restarts += 1
-        for name, spent in record.seconds.items():
-            record.seconds_before[name] = record.seconds_before.get(name, 0.0) + spent
-        record.worker, record.seconds, record.said_why = worker, {}, False
+        record.seconds_before, record.seconds = record.total_seconds(), {}
+        record.counts_before, record.counts = record.total_counts(), {}
+        record.worker, record.said_why = worker, False
         record.turns("starting")
 
     def ready(self, worker: Worker) -> None:
@@ -119,6 +124,18 @@ class WorkerRecords:
         if seconds:
             self._of(worker_id).seconds = dict(seconds)
 
+    def counted(self, worker_id: str, counts: Mapping[str, float]) -> None:
+        """A process's own totals since it began."""
+        if counts:
+            self._of(worker_id).counts = dict(counts)
+
+    def counts(self) -> dict[str, float]:
+        """What all processes have counted, by name."""
+        sums: dict[str, float] = {}
+        for record in self.by_id.values():
+            sums = _sum(sums, record.total_counts())
+        return sums
+
     def seconds(self) -> dict[str, dict[str, float]]:
         """By role, where the time of all processes went; never goes down."""
         sums: dict[str, dict[str, float]] = {}
@@ -153,3 +170,7 @@ class WorkerRecords:
         if record is None:
             record = self.by_id[worker_id] = WorkerRecord(worker_id)
         return record
+
+
+def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in (*a, *b)}

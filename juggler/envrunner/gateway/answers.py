@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from juggler.envrunner.gateway.layout import Layout
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-_KINDS = 64  # of batches whose beginnings are kept
 
 #: Fields and wire types of simulator.proto.
 _TO_SIMULATOR_ACTIONS = b"\x12"
@@ -28,7 +25,8 @@ class Answers:
     def __init__(self, layout: Layout, policy: str) -> None:
         self._leaves = layout.leaves
         self._policy = policy
-        self._beginnings = lru_cache(_KINDS)(self._written)
+        self._version: Version | None = None
+        self._beginnings: dict[int, tuple[int, list[bytes]]] = {}  # by rows, of that version
 
     def message(self, seq: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
         """A ToSimulator with an ActionBatch.
@@ -39,16 +37,19 @@ class Answers:
             data: of each leaf, R rows.
             version: of the weights that acted.
         """
-        head, tensors = self._beginnings(rows, version)
-        parts = [head]
-        for tensor, content in zip(tensors, data, strict=True):
-            parts += (tensor, content)
-        actions = b"".join(parts)
-        batch = b"".join((_BATCH_SEQ, varint(seq), _BATCH_AGENTS, varint(len(actions)), actions))
-        return b"".join((_TO_SIMULATOR_ACTIONS, varint(len(batch)), batch))
+        if version != self._version:
+            self._version, self._beginnings = version, {}
+        if rows not in self._beginnings:
+            self._beginnings[rows] = self._written(rows, version)
+        size, beginnings = self._beginnings[rows]
+        number = varint(seq)
+        parts = [_TO_SIMULATOR_ACTIONS, varint(1 + len(number) + size), _BATCH_SEQ, number]
+        for beginning, content in zip(beginnings, data, strict=True):
+            parts += (beginning, content)
+        return b"".join(parts)
 
-    def _written(self, rows: int, version: Version) -> tuple[bytes, list[bytes]]:
-        """What comes before the bytes of the leaves."""
+    def _written(self, rows: int, version: Version) -> tuple[int, list[bytes]]:
+        """What comes before the bytes of each leaf, and how much it takes with those."""
         newest = pb.PolicyVersion(generation=version.generation, update=version.update)
         head = pb.Actions(policy=self._policy, version=newest).SerializeToString()
         tensors = []
@@ -58,7 +59,9 @@ class Answers:
             begins = tensor.SerializeToString() + _TENSOR_DATA + varint(rows * leaf.row_bytes)
             size = len(begins) + rows * leaf.row_bytes
             tensors.append(_ACTIONS_ACTIONS + varint(size) + begins)
-        return head, tensors
+        size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
+        tensors[0] = _BATCH_AGENTS + varint(size) + head + tensors[0]
+        return len(_BATCH_AGENTS) + len(varint(size)) + size, tensors
 
 
 def varint(number: int) -> bytes:

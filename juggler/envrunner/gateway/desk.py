@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from google.protobuf.message import DecodeError
 
+from juggler.envrunner.gateway.clock import Clock
 from juggler.envrunner.gateway.errors import Code, SessionError
 from juggler.envrunner.gateway.local_desk import LocalDesk
 from juggler.envrunner.gateway.player import Acted
 from juggler.envrunner.gateway.reception import DeskSettings, Reception, Work
 from juggler.envrunner.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
 from juggler.envrunner.gateway.steps import Steps, read_steps
-from juggler.envrunner.gateway.transport import Closed, Event, GatewayStream, Transport
+from juggler.envrunner.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -26,18 +27,20 @@ _TELL_SECONDS = 1.0
 
 
 class Desk:
-    """Acts in the transport's loop, in turns: whatever came since the last one, at once.
-
-    A thread of its own would have to wait for the interpreter's lock as often as a message comes.
+    """Acts in turns: on whatever came since the last one, at once, in the transport's thread; where
+    nothing came and something is due all the same, in that of a clock.
 
     Args:
         transport: carries what simulators say and are told.
         work: see `Work`.
         settings: see there.
         failed: called with what ended it, where something did.
+        busy: a context of whatever may hang.
 
     Attributes:
         seconds: where its time went.
+        counted: inferences; the rows and batches of steps in them, and for how many seconds those
+            batches had waited, all together.
     """
 
     def __init__(
@@ -46,111 +49,98 @@ class Desk:
         work: Work,
         settings: DeskSettings,
         failed: Callable[[BaseException], None],
+        busy: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._transport, self._loop = transport, transport.loop
-        self._work, self._settings, self._failed = work, settings, failed
+        self._transport, self._work, self._settings = transport, work, settings
+        self._failed, self._busy = failed, busy
         self.seconds: dict[str, float] = defaultdict(float)
+        self.counted: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+        self._clock = Clock(self._strikes)
         self._counts: Counter[str] = Counter()
         self._reception = Reception(work, settings, self._counts)
         self._local = LocalDesk(self._reception, self.wake)
-        self._events: list[Event] = []
+        self._arrivals: list[Steps] = []
         self._leaving: list[Session] = []
-        self._next_turn: asyncio.Handle | None = None
-        self._due = 0.0  # on the loop's clock
-        self._gathering_since = 0.0
+        self._news = False
+        self._began = 0.0  # to take in what comes, seconds
         self._next_sweep = 0.0
         self._waiting_since: float | None = None  # for somebody who asks for samples
         self._over = False
 
     def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
         """As `Transport.start`."""
-        bound = self._transport.start(self._hears, address, tls, insecure)
+        bound = self._transport.start(self, address, tls, insecure)
+        self._clock.start()
         self.wake()
         return bound
 
     def wake(self) -> None:
         """There is something new for `Work.go_on`. May be called in any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._turn_within, 0.0)
+        self._clock.within(0.0)
 
     def close(self, reason: str) -> None:
         """Tell all simulators, and end."""
-        self._transport.call(lambda: self._end_all(reason))
+        self._clock.close()
+        with self._lock:
+            self._over = True
+            for session in self._reception.sessions.by_id.values():
+                error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
+                self._reception.last_word(session, error)
         self._transport.close()
 
-    def _end_all(self, reason: str) -> None:
-        self._over = True
-        for session in self._reception.sessions.by_id.values():
-            error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
-            self._reception.last_word(session, error)
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """One thread at a time. Whatever goes wrong ends the desk."""
+        with self._lock, self._busy():
+            self._began = time.perf_counter()
+            try:
+                yield
+            except BaseException as error:  # the process ends for it
+                self._over = True
+                self._failed(error)
 
     # -- turns ----------------------------------------------------------------------------------
 
-    def _hears(self, event: Event) -> None:
-        if not self._events:
-            self._gathering_since = time.perf_counter()
-        self._events.append(event)
-        wait = self._settings.max_wait
+    def turn(self) -> None:
+        if self._over or not self._news:
+            return
+        self.seconds["messages"] += time.perf_counter() - self._began
+        if self._arrivals and (wait := self._worth_waiting()):
+            self._clock.within(wait)
+        else:
+            self._take_turn()
+
+    def _strikes(self) -> None:
+        with self.at_work():
+            if not self._over:
+                self._take_turn()
+
+    def _worth_waiting(self) -> float:
+        """Seconds, for steps of others that may come."""
         enough = min(self._settings.max_batch, len(self._reception.sessions.by_id))
-        if wait and len(self._events) < enough:
-            self._turn_within(wait)
-        else:
-            self._turn_within(0.0)
+        if not self._settings.max_wait or len(self._arrivals) >= enough:
+            return 0.0
+        waited = time.perf_counter() - self._arrivals[0].arrived
+        return max(0.0, self._settings.max_wait - waited)
 
-    def _turn_within(self, seconds: float) -> None:
-        due = self._loop.time() + seconds
-        if self._next_turn is not None:
-            if self._due <= due:
-                return
-            self._next_turn.cancel()
-        self._due = due
-        if seconds:
-            self._next_turn = self._loop.call_at(due, self._turn)
-        else:
-            self._next_turn = self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._next_turn = None
-        if self._over:
-            return
-        try:
-            began = time.perf_counter()
-            events, self._events = self._events, []
-            if events:
-                self.seconds["gathering"] += began - self._gathering_since
-            self._hear(events)
-            self.seconds["messages"] += time.perf_counter() - began
-            self._act()
+    def _take_turn(self) -> None:
+        self._news = False
+        self._take_in()
+        self._act()
+        self._work.go_on()
+        self._act()  # what was asked for just now
+        if self._reception.player is not None:
+            self._local.go_on(self._work.wanted())
             self._work.go_on()
-            self._act()  # what was asked for just now
-            if self._reception.player is not None:
-                self._local.go_on(self._work.wanted())
-                self._work.go_on()
-            self._sweep()
-        except BaseException as error:  # the process ends for it
-            self._over = True
-            self._failed(error)
-            return
-        self._turn_within(min(_SWEEP_SECONDS, self._work.patience()))
+        self._sweep()
+        self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
 
-    def _hear(self, events: list[Event]) -> None:
-        arrivals: list[Steps] = []
-        for event in events:
-            if isinstance(event, tuple):
-                stream, raw = event
-                stream.unread -= 1
-                try:
-                    self._message(stream, raw, arrivals)
-                except SessionError as error:
-                    self._reception.end(stream, error, arrivals)
-            elif isinstance(event, Closed):
-                session = event.stream.session
-                if session is not None and session.stream is event.stream:
-                    session.vanishes()
-            else:
-                if not event.answer.done():
-                    event.answer.set_result(self._info())
+    def _take_in(self) -> None:
+        began = time.perf_counter()
+        arrivals, self._arrivals = self._arrivals, []
         if arrivals:
+            self.seconds["gathering"] += began - arrivals[0].arrived
             assert self._reception.player is not None
             for steps, refusal in self._reception.player.arrive(arrivals):
                 self._reception.fail(steps.session, refusal)
@@ -159,8 +149,28 @@ class Desk:
             if session.stream is not None:
                 session.stream.close()
             self._reception.close(session)
+        self.seconds["messages"] += time.perf_counter() - began
 
-    def _message(self, stream: GatewayStream, raw: bytes, arrivals: list[Steps]) -> None:
+    # -- what streams say -----------------------------------------------------------------------
+
+    def said(self, stream: GatewayStream, message: bytes) -> None:
+        if self._over:
+            return
+        self._news = True
+        try:
+            self._message(stream, message)
+        except SessionError as error:
+            self._reception.end(stream, error, self._arrivals)
+
+    def gone(self, stream: GatewayStream) -> None:
+        session = stream.session
+        if session is not None and session.stream is stream:
+            session.vanishes()
+
+    def info(self) -> bytes:
+        return self._info().SerializeToString()
+
+    def _message(self, stream: GatewayStream, raw: bytes) -> None:
         session = stream.session
         try:
             message = pb.FromSimulator.FromString(raw)
@@ -177,7 +187,7 @@ class Desk:
             return None  # another stream goes on with the session
         match kind:
             case "steps":
-                self._steps(session, message.steps, arrivals)
+                self._steps(session, message.steps)
             case "goodbye":
                 self._leaving.append(session)  # when what it has just said is taken
             case "hello":
@@ -190,7 +200,7 @@ class Desk:
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
-    def _steps(self, session: Session, batch: pb.StepBatch, arrivals: list[Steps]) -> None:
+    def _steps(self, session: Session, batch: pb.StepBatch) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
         answer = session.receives(batch.seq)
         if answer is not None:
@@ -201,9 +211,8 @@ class Desk:
         steps = read_steps(session, batch, self._reception.player.layout)
         for at in (*steps.terminated, *steps.truncated):
             session.acted[steps.environments[at]] = 0
-        for environment in steps.environments:
-            session.waiting[environment] = 1
-        arrivals.append(steps)
+        session.asks(steps.environments)
+        self._arrivals.append(steps)
 
     # -- what they are told ---------------------------------------------------------------------
 
@@ -216,15 +225,16 @@ class Desk:
                 return
             for answer in answers:
                 self._answer(answer)
+                self.counted["waited_seconds"] += started - answer.steps.arrived
+                self.counted["inferred_rows"] += answer.steps.rows
             self.seconds["inference"] += time.perf_counter() - started
-            self._counts["inferences"] += 1
-            self._counts["inferred_rows"] += sum(answer.steps.rows for answer in answers)
+            self.counted["inferences"] += 1
+            self.counted["inferred_batches"] += len(answers)
 
     def _answer(self, answer: Acted) -> None:
         steps = answer.steps
         session = steps.session
-        for environment in steps.environments:
-            session.waiting[environment], session.acted[environment] = 0, 1
+        session.acts(steps.environments)
         for at in steps.paused:
             session.acted[steps.environments[at]] = 0
         session.told_to_wait = False
@@ -272,14 +282,14 @@ class Desk:
         return info
 
     def counts(self) -> dict[str, float]:
-        """What has happened so far, by name. To be called in the loop."""
-        counts: dict[str, float] = dict(self._counts)
+        """What has happened so far, by name."""
+        counts: dict[str, float] = {**self._counts, **self.counted}
         counts["sessions"] = len(self._reception.sessions.by_id)
         if self._reception.player is not None:
             counts.update(self._reception.player.environments.counts)
             counts["environments"] = len(self._reception.player.environments)
             counts["steps_waiting"] = len(self._reception.player.waiting)
             counts["recorded_steps_waiting"] = self._reception.player.recorder.steps_waiting
-        if inferences := self._counts["inferences"]:
-            counts["rows_per_inference"] = self._counts["inferred_rows"] / inferences
+        if inferences := self.counted["inferences"]:
+            counts["rows_per_inference"] = self.counted["inferred_rows"] / inferences
         return counts

@@ -169,7 +169,7 @@ class Environments:
                 continue
             for name, ended in (("terminated", steps.terminated), ("truncated", steps.truncated)):
                 for at in ended:
-                    place = steps.slots[at]
+                    place = int(steps.slots[at])
                     row, step = int(self.of["row"][place]), int(self.of["step"][place])
                     if row >= 0:
                         self.rows.columns[name][row, step] = True

@@ -17,7 +17,7 @@ _MOST_WAITING_BYTES = 1 << 30
 
 
 class LocalDesk:
-    """A part of `Desk`, and in its loop.
+    """A part of `Desk`, to be used while that is at work.
 
     Args:
         reception: knows the sessions.

@@ -29,7 +29,7 @@ from juggler.runtime.wire.structures import to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree, flatten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Acted:
     """The answer to a batch of steps.
 
@@ -98,8 +98,9 @@ class Player:
 
     def unseat(self, places: list[int]) -> None:
         """These environments are gone."""
-        self.waiting = deque(each for each in self.waiting if each.slots[0] not in set(places))
-        self.recorder.unseat(set(places))
+        gone = set(places)
+        self.waiting = deque(each for each in self.waiting if int(each.slots[0]) not in gone)
+        self.recorder.unseat(gone)
         self.environments.unseat(places)
 
     # -- what they say --------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Player:
         return None
 
     def _take(self, arrivals: list[Steps], shown: Tree) -> None:
-        slots = np.array([slot for steps in arrivals for slot in steps.slots], np.intp)  # [B]
+        slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
         observations = self._connectors(shown)  # [B, ...]
         self.environments.take_results(arrivals, slots, observations)
         if self._connectors.rewrites:
@@ -152,9 +153,8 @@ class Player:
             begin += steps.rows
             steps.acting = steps.slots
             if steps.paused:
-                out = set(steps.paused)
-                steps.acting = [slot for i, slot in enumerate(steps.slots) if i not in out]
-                self.environments.pause([steps.slots[i] for i in steps.paused])
+                steps.acting = np.delete(steps.slots, steps.paused)
+                self.environments.pause(steps.slots[steps.paused].tolist())
             self.waiting.append(steps)
 
     def _watch(self, shown: Tree) -> None:
@@ -176,11 +176,11 @@ class Player:
         chosen, recording = self._next(wanted, most_rows)
         if not chosen:
             return []
-        places = np.array([slot for steps in chosen for slot in steps.acting], np.intp)  # [B]
+        places = np.concatenate([steps.acting for steps in chosen])  # [B]
         sent: list[bytes] = []
         if len(places):
             seen = _gathered(chosen)  # [B, ...]
-            actions = self.environments.act(places, np.array(recording, np.bool_), seen)
+            actions = self.environments.act(places, recording, seen)
             arrays = _arrays(to_tree(self._action_space, actions))
             leaves = zip(arrays, self.action_layout.leaves, strict=True)
             sent = [np.asarray(array, leaf.dtype).tobytes() for array, leaf in leaves]
@@ -197,23 +197,19 @@ class Player:
             begin = end
         return answers
 
-    def _next(self, wanted: int, most_rows: int) -> tuple[list[Steps], list[bool]]:
+    def _next(self, wanted: int, most_rows: int) -> tuple[list[Steps], NDArray[np.bool_]]:
         """Who is answered now, and for each of their rows whether it is learned from."""
         chosen: list[Steps] = []
         recording: list[bool] = []
         everyone = sum(steps.rows for steps in self.waiting)
         if everyone <= min(wanted, most_rows):
             chosen, self.waiting = list(self.waiting), deque()
-            return chosen, [True] * sum(len(steps.acting) for steps in chosen)
+            return chosen, np.ones(sum(len(steps.acting) for steps in chosen), np.bool_)
         later: deque[Steps] = deque()
         rows = 0
         while self.waiting and (not rows or rows < most_rows):
             steps = self.waiting.popleft()
-            new = (
-                int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
-                if steps.acting
-                else 0
-            )
+            new = int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
             if new and wanted <= 0 and not steps.session.real_time:
                 later.append(steps)
                 continue
@@ -226,7 +222,7 @@ class Player:
             rows += len(steps.acting)
         later.extend(self.waiting)
         self.waiting = later
-        return chosen, recording
+        return chosen, np.array(recording, np.bool_)
 
     def _of_all_rows(self, steps: Steps, actions: list[bytes]) -> list[bytes]:
         """The bytes of each leaf, for rows that want no action too."""

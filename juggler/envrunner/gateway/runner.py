@@ -12,7 +12,7 @@ from gymnasium import Space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.finiteness import NonFinite, check_finite
-from juggler.envrunner.gateway.acting import GatheredPolicy
+from juggler.envrunner.gateway.acting import GatheredPolicy, policy_in
 from juggler.envrunner.gateway.desk import Desk
 from juggler.envrunner.gateway.player import Player
 from juggler.envrunner.gateway.reception import DeskSettings
@@ -66,6 +66,7 @@ class GatewayRunner(EnvRunner):
         own_connectors: Any = None,
     ) -> None:
         super().__init__(attachment, inbox, contact, None, module_factory, own_connectors)
+        attachment.held_up_by = policy_in
         self._inbox = inbox
         self._door = door
         self._desk: Desk | None = None
@@ -104,7 +105,8 @@ class GatewayRunner(EnvRunner):
             fragment_steps=config.fragment_steps,
             refuses_logged=_why_not_logged(json.loads(setup.config)["wants"]),
         )
-        self._desk = Desk(Transport(token), self, settings, self._failed)
+        busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
+        self._desk = Desk(Transport(token), self, settings, self._failed, busy)
         address = self._desk.start(self._address(), tls, self._door.insecure)
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))
@@ -124,7 +126,7 @@ class GatewayRunner(EnvRunner):
         self._failure = error
         self._inbox.put(Detached(str(error)))
 
-    # -- what the desk asks for, in its loop ----------------------------------------------------
+    # -- what the desk asks for, at work --------------------------------------------------------
 
     def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
         """Build what acts, and tell the driver the spaces."""
@@ -255,6 +257,7 @@ class GatewayRunner(EnvRunner):
             version=receipt.version,
         )
         assert self._desk is not None
+        receipt.counts.update(self._desk.counted)
         with self._lock:
             self._open[request.batch_id] = (asked.command_id, receipt)
             self._seconds.update(self._desk.seconds)

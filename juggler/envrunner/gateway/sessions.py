@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 from typing import Protocol
 
+import numpy as np
+
 from juggler.envrunner.gateway.errors import Code, SessionError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -44,6 +46,8 @@ class Session:
         wants_news: it has the newest policy, and is to be told when there is another.
         waiting: 1 for each environment whose action is due, by its number.
         acted: 1 for each that has had an action in the episode that it is in.
+        places: [N] the same as an array.
+        everyone: the numbers of its environments, in order.
         last_seq: the highest that has arrived.
         stream: its connection; None: it has vanished.
         lost_at: when, in seconds of `time.monotonic`.
@@ -59,6 +63,9 @@ class Session:
         self.batches_in_flight = BATCHES_IN_FLIGHT if remote else BATCHES_IN_FLIGHT * len(slots)
         self.versions: dict[int, Version] = {}
         self.wants_news = False
+        self.places = np.array(slots, np.intp)
+        self.everyone = list(range(len(slots)))
+        self._ones = b"\x01" * len(slots)
         self.real_time = hello.real_time
         self.client = hello.client
         self.waiting = bytearray(len(slots))
@@ -112,6 +119,22 @@ class Session:
             self._answers.popitem(last=False)
         if self.stream is not None:
             self.stream.send(message)
+
+    def asks(self, environments: list[int]) -> None:
+        """The actions of these are due."""
+        if environments is self.everyone:
+            self.waiting = bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment] = 1
+
+    def acts(self, environments: list[int]) -> None:
+        """These have had theirs."""
+        if environments is self.everyone:
+            self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment], self.acted[environment] = 0, 1
 
     def vanishes(self) -> None:
         self.stream, self.lost_at = None, time.monotonic()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from juggler.envrunner.gateway.errors import Code, SessionError
 from juggler.envrunner.gateway.layout import Layout
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """R rows of one session, in plain lists: those of many sessions become arrays together.
+    """R rows of one session, mostly in lists: those of many sessions become arrays together.
 
     Attributes:
         session: whose they are.
@@ -34,12 +38,15 @@ class Steps:
             are there.
         begin: where its acting rows begin in `observations`.
         observations: a tree [B, ...] of rows that came at the same time; known once it is there.
+        acting: places in the gateway of the rows that want an action; known then, too.
+        rows: R.
+        arrived: seconds of `time.perf_counter`.
     """
 
     session: Session
     seq: int
     environments: list[int]
-    slots: list[int]
+    slots: NDArray[np.intp]
     rewards: list[float]
     terminated: list[int]
     truncated: list[int]
@@ -50,12 +57,12 @@ class Steps:
     final_observations: Any = None
     begin: int = 0
     observations: Any = None
-    acting: list[int] = field(default_factory=list)  # slots of the rows that want an action
-
-    rows: int = 0
+    acting: NDArray[np.intp] = field(init=False)
+    rows: int = field(init=False)
+    arrived: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.rows = len(self.slots)
+        self.acting, self.rows = self.slots, len(self.environments)
 
 
 def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
@@ -70,7 +77,8 @@ def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
         raise SessionError(Code.UNKNOWN_AGENT, text, batch.seq)
     rows = batch.agents[0]
     try:
-        environments = _environments(session, list(rows.environments))
+        given = list(rows.environments)
+        environments = _environments(session, given)
         count = len(environments)
         rewards = list(rows.rewards) or [0.0] * count
         _must_have(len(rewards), count, "rewards")
@@ -96,7 +104,7 @@ def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
         session,
         batch.seq,
         environments,
-        [session.slots[environment] for environment in environments],
+        session.places[given] if given else session.places,
         rewards,
         terminated,
         truncated,
@@ -109,13 +117,15 @@ def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
 
 def _environments(session: Session, given: list[int]) -> list[int]:
     known = len(session.slots)
-    environments = given or list(range(known))
+    environments = given or session.everyone
     if given and (max(given) >= known or len(set(given)) != len(given)):
         text = (
             f"environments {given[:20]}: name each at most once, from 0 to {known - 1}, as many "
             "as the hello said"
         )
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
+    if 1 not in session.waiting:
+        return environments
     for environment in environments:
         if session.waiting[environment]:
             raise SessionError(

@@ -104,8 +104,8 @@ class Attachment:
 
     Attributes:
         device_bytes: says how much memory this process has of its device; heartbeats tell it.
-        held_up_by: says, in words, whose code the main loop is in, from its frame; those of a loop
-            that makes no progress tell it.
+        held_up_by: says, in words, whose code a busy thread is in, from its frame; those of a
+            thread that makes no progress tell it.
     """
 
     def __init__(
@@ -135,8 +135,7 @@ class Attachment:
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
-        self._busy_since: float | None = None  # on the clock of `_awake`
-        self._main_loop = 0  # its thread
+        self._busy_since: dict[int, float] = {}  # by thread; on the clock of `_awake`
         self._stood_still = 0.0  # seconds, with the whole process
         self._begun: set[int] = set()  # commands without their last answer
         hello = attach_pb2.Hello(
@@ -220,13 +219,13 @@ class Attachment:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """The main loop is at work: heartbeats say for how long, and a hang shows itself."""
-        self._main_loop = threading.get_ident()
-        self._busy_since = self._awake()
+        """This thread is at work: heartbeats say for how long, and a hang shows itself."""
+        thread = threading.get_ident()
+        self._busy_since[thread] = self._awake()
         try:
             yield
         finally:
-            self._busy_since = None
+            del self._busy_since[thread]
 
     def close(self) -> None:
         with self._outgoing:
@@ -293,20 +292,22 @@ class Attachment:
             # A heart that beats late was stopped with all the rest (after Ctrl-Z, say): no hang.
             self._stood_still += max(0.0, now - due)
             due = now + interval
-            since = self._busy_since
-            stuck = 0.0 if since is None else max(0.0, self._awake() - since)
+            # The thread that is at it longest; the copy is of one moment.
+            busy = [(since, thread) for thread, since in self._busy_since.copy().items()]
+            since, thread = min(busy, default=(self._awake(), 0))
+            stuck = max(0.0, self._awake() - since)
             heartbeat = attach_pb2.Heartbeat(
                 seconds_since_progress=stuck,
                 resident_bytes=resident_bytes(),
                 device_bytes=self.device_bytes(),
             )
             if stuck > 2 * interval:
-                self._say_where(heartbeat)
+                self._say_where(heartbeat, thread)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
 
-    def _say_where(self, heartbeat: attach_pb2.Heartbeat) -> None:
-        frame = sys._current_frames().get(self._main_loop)
+    def _say_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
+        frame = sys._current_frames().get(thread)
         if frame is not None:
             heartbeat.held_up_by = self.held_up_by(frame)
             heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))

@@ -25,6 +25,8 @@ _COMMON_OPTIONS = [
     # A cut network shows itself within 30 s on an idle stream.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # So does a peer that answers no more, behind something that still takes its bytes.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -1,0 +1,83 @@
+"""Connections that are dead and do not say so: nothing comes through, and nothing closes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, steps_of
+from network import Network
+
+from juggler.client import connect, connection
+from juggler.envrunner.gateway import environments, transport
+
+#: Found within a second, in place of half a minute.
+_SOON = {
+    "grpc.keepalive_time_ms": 500,
+    "grpc.keepalive_timeout_ms": 500,
+    "grpc.http2.ping_timeout_ms": 500,
+}
+_FREQUENT = {"grpc.http2.min_ping_interval_without_data_ms": 100}
+
+
+@pytest.fixture(autouse=True)
+def found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = {**dict(transport.OPTIONS), **_SOON, **_FREQUENT}
+    monkeypatch.setattr(transport, "OPTIONS", list(served.items()))
+    dialed = {**dict(connection._OPTIONS), **_SOON}
+    monkeypatch.setattr(connection, "_OPTIONS", list(dialed.items()))
+
+
+def test_a_session_waits_for_who_is_cut_off_and_then_its_episode_is_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environments, "STALL_SECONDS", 30.0)  # else its row is handed in before
+    with Network() as network, GatewayWorld(rows=1, steps=8, resume_seconds=1.0) as world:
+        world.ask()
+        through = network.link(world.address)
+        with RawSimulator(through) as simulator, RawSimulator(world.address) as other:
+            simulator.greet()
+            other.greet()
+            for seq in range(1, 5):
+                simulator.step(steps_of(seq, ((seq, seq, seq),), rewards=[seq]))
+            network.cut()
+            cut_at = time.monotonic()
+            eventually(lambda: world.count("sessions_lost") == 1)
+            waited = time.monotonic() - cut_at
+            assert 1.4 < waited < 10, "a second until it is found, and then the wait"
+            assert other.step(steps_of(1)).WhichOneof("message") in ("actions", "notice")
+            assert world.count("sessions") == 1
+            world.wait_for(1)
+            network.heal()
+        batch, ended = world.batches[0]
+        assert batch.live_steps == 3
+        assert batch.truncated[0].tolist() == [False, False, True] + [False] * 5
+        assert ended == [(9.0, 3)]
+        assert world.count("episodes_cut") == 1
+
+
+def test_who_comes_back_in_time_goes_on_where_it_was() -> None:
+    with Network() as network, GatewayWorld(rows=1, steps=100, resume_seconds=20) as world:
+        world.ask()
+        session = connect(network.link(world.address), THREE, TWO_WAYS)
+        session.step(np.zeros(3))
+        session.step(np.zeros(3), 1.0)
+        network.cut()
+        actions: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: actions.append(session.step(np.ones(3), 2.0)), name="simulator"
+        )
+        thread.start()
+        time.sleep(2.0)  # both ends have found out by now
+        assert not actions
+        network.heal()
+        thread.join(20)
+        assert actions
+        session.step(np.ones(3), 3.0)
+        assert world.count("sessions_resumed") >= 1
+        assert world.count("sessions_lost") == 0
+        assert world.count("steps") == 3, "what was sent again is not counted again"
+        session.close()

@@ -1,0 +1,75 @@
+"""A policy that never answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway_world import GatewayWorld, RawSimulator, TinyPolicy, steps_of
+
+from juggler.envrunner.gateway.acting import policy_in
+from juggler.runtime.actors.attachment import Attachment, new_incarnation
+from juggler.runtime.actors.hub import Hub, HubSettings, Left
+from juggler.runtime.actors.mailbox import Mailbox
+
+
+class Loops(TinyPolicy):
+    """Never comes out of its forward pass until it is told to."""
+
+    over = threading.Event()
+
+    def forward_exploration(self, batch: Any) -> Any:
+        while batch["observations"].any() and not self.over.is_set():
+            time.sleep(0.01)
+        return super().forward_exploration(batch)
+
+
+@contextmanager
+def attached(directory: Path, events: Mailbox[Any]) -> Iterator[Attachment]:
+    settings = HubSettings(
+        run_id="run", roles=("envrunner",), heartbeat_seconds=0.05, hang_seconds=0.3
+    )
+    hub = Hub(settings, events)
+    (address,) = hub.start([f"unix:{directory}/hub"])
+    attachment = Attachment(address, "envrunner", -1, new_incarnation(), Mailbox())
+    attachment.held_up_by = policy_in
+    try:
+        yield attachment
+    finally:
+        attachment.close()
+        hub.close()
+
+
+def test_inference_that_never_returns_is_found_by_the_deadline_of_hangs(tmp_path: Path) -> None:
+    events: Mailbox[Any] = Mailbox()
+    with (
+        attached(tmp_path, events) as attachment,
+        GatewayWorld(Loops, rows=1, busy=attachment.busy) as world,
+        RawSimulator(world.address) as simulator,
+    ):
+        world.ask()
+        simulator.greet()
+        simulator.step(steps_of(1))
+        simulator.send(steps=steps_of(2, ((1.0, 1.0, 1.0),)))
+        deadline = time.monotonic() + 10
+        left: list[Left] = []
+        while not left and time.monotonic() < deadline:
+            left += [event for event in events.gather(0.1) if isinstance(event, Left)]
+        Loops.over.set()
+        assert simulator.hear().actions.seq == 2
+    assert left[0].reason.startswith("hung in inference by Loops: no progress for")
+    assert "forward_exploration" in left[0].stack
+
+
+def test_a_gateway_that_waits_for_simulators_is_not_busy(tmp_path: Path) -> None:
+    events: Mailbox[Any] = Mailbox()
+    with attached(tmp_path, events) as attachment, GatewayWorld(busy=attachment.busy) as world:
+        world.ask()
+        with world.connect() as session:
+            session.step([0.0, 0.0, 0.0])
+            time.sleep(0.6)
+        assert not any(isinstance(event, Left) for event in events.gather())
