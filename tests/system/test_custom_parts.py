@@ -56,9 +56,9 @@ def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-def test_a_worker_that_has_not_got_a_part_says_which(place: Place) -> None:
+def test_a_part_that_is_not_here_is_named(place: Place) -> None:
     run = place.run("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run")
-    assert run.status == 1
+    assert run.status == 2
     assert "encoder 'custom_encoder:Waves' cannot be imported" in run.output
     assert "put its directory on PYTHONPATH" in run.output
     place.assert_nothing_is_left()
