@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 
-from place import Place, assert_books_balance, metrics, summary
+from place import Place, assert_books_balance, eventually, metrics, summary
 
 LINE_KEYS = {
     "wall_time",
@@ -96,17 +96,23 @@ def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
 
 
 def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-seconds", 8, "--evaluation-seconds", 1]
-    run = place.run("train", "cartpole", "--stop-return", 501, *options)
-    assert run.status == 0, run.output
-    returns = [line["evaluation_return_mean"] for line in metrics(place.path / "run")]
-    assert any(value is not None and value > 9 for value in returns), returns
+    options = ["--run-dir", "run", "--stop-return", 501, "--evaluation-seconds", 1]
+    run = place.start("train", "cartpole", *options)
+    directory = place.path / "run"
+
+    def evaluated() -> bool:
+        lines = metrics(directory) if (directory / "metrics.jsonl").exists() else []
+        return any((line["evaluation_return_mean"] or 0) > 9 for line in lines)
+
+    eventually(evaluated, 90, lambda: run.output)
+    run.interrupt()
+    assert run.wait(30) == 0, run.output
     played = place.run("evaluate", "run", "--episodes", 5)
     assert played.status == 0, played.output
     assert "5 episodes: return" in played.output
     drawn = place.run("plot", "run")
     assert drawn.status == 0, drawn.output
-    assert (place.path / "run" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert (directory / "plot.png").read_bytes().startswith(b"\x89PNG")
     place.assert_nothing_is_left()
 
 
