@@ -19,7 +19,8 @@ from fakes import LIVE_STEPS, FakeWorker, receipt_for
 from juggler.driver.core import events
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.state import CoreSettings
-from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.episodes.version import Version

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from juggler.driver.core.group import worker_order
-from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.connectors.mergeable_state import State, from_bytes, merge, to_bytes
 from juggler.runtime.connectors.moments import Moments, is_moments
 from juggler.runtime.wire.trees import Tree

@@ -29,7 +29,8 @@ from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
-from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Reported, Worker
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Reported, Worker
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint

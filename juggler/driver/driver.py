@@ -29,7 +29,8 @@ from juggler.driver.status import StatusReader
 from juggler.driver.watching import Doors, StatusAsked, Watching
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
-from juggler.runtime.actors.hub import Hub, HubEvent, HubSettings
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import HubEvent
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.supervisor import Exited

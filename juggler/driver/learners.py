@@ -15,7 +15,7 @@ from juggler.driver.replies import read_update_kept
 from juggler.driver.restoring import restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
-from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2

@@ -10,7 +10,8 @@ from juggler.driver.roster import Roster
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.histogram import DURATIONS, Histogram
-from juggler.runtime.actors.hub import Hub, Worker
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 

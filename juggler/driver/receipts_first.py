@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from juggler.learner.program import LEARNER
-from juggler.runtime.actors.hub import HubEvent, Left, Replied
+from juggler.runtime.actors.hub_events import HubEvent, Left, Replied
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.wire.v1 import training_pb2
 

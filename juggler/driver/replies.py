@@ -12,7 +12,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
-from juggler.runtime.actors.hub import Left
+from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2

@@ -12,7 +12,7 @@ from juggler.driver.config import RunConfig
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.algorithms import find_algorithm
 from juggler.learner.program import LEARNER
-from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2

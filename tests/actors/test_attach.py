@@ -15,7 +15,8 @@ from juggler.runtime.actors.attachment import (
     Detached,
 )
 from juggler.runtime.actors.endpoints import EndpointError, dial
-from juggler.runtime.actors.hub import ATTACH_METHOD, Joined, Left, Replied, Reported
+from juggler.runtime.actors.hub import ATTACH_METHOD
+from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.wire.v1 import attach_pb2
 

@@ -13,7 +13,8 @@ from hub_world import World
 from juggler.runtime.actors import attachment as attachment_module
 from juggler.runtime.actors.attachment import AttachError, describe
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial
-from juggler.runtime.actors.hub import ATTACH_METHOD, Joined, Left, Replied
+from juggler.runtime.actors.hub import ATTACH_METHOD
+from juggler.runtime.actors.hub_events import Joined, Left, Replied
 from juggler.runtime.wire.v1 import attach_pb2
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
 from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND, Rate, Refused, read_hello
-from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, Joined, Left
+from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
+from juggler.runtime.actors.hub_events import Joined, Left
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.wire.v1 import attach_pb2
 

@@ -7,7 +7,7 @@ import pytest
 from hub_world import World
 
 from juggler.runtime.actors.attachment import Detached
-from juggler.runtime.actors.hub import Joined, Left, Replied
+from juggler.runtime.actors.hub_events import Joined, Left, Replied
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import CommandLoop
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

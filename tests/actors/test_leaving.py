@@ -9,7 +9,8 @@ from pathlib import Path
 PROGRAM = """
 import sys, threading, time
 from juggler.runtime.actors import worker
-from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
 
 worker._LEAVE_SECONDS = 0.5

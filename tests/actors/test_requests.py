@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hub_world import World
 
-from juggler.runtime.actors.hub import Joined, Left, Replied
+from juggler.runtime.actors.hub_events import Joined, Left, Replied
 from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.wire.v1 import attach_pb2
 

@@ -18,7 +18,8 @@ from juggler.runtime.actors.endpoints import (
     make_server,
     wait_until_ready,
 )
-from juggler.runtime.actors.hub import Hub, HubSettings, Joined
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.tls import Tls
 

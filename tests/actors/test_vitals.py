@@ -9,7 +9,7 @@ import pytest
 from hub_world import World
 
 from juggler.runtime.actors.histogram import Histogram
-from juggler.runtime.actors.hub import Joined, Replied
+from juggler.runtime.actors.hub_events import Joined, Replied
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.wire.v1 import attach_pb2

@@ -14,7 +14,8 @@ from juggler.driver.conversation import Conversation
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.snapshots import SnapshotWriter
-from juggler.runtime.actors.hub import Hub, Joined, Left, Replied, Reported, Worker
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 

@@ -10,7 +10,7 @@ import pytest
 from conversation_world import ConversationWorld
 
 from juggler.driver.connector_state import ConnectorState
-from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.wire.v1 import training_pb2

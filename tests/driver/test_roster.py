@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.roster import Roster
-from juggler.runtime.actors.hub import Worker
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import training_pb2

@@ -21,7 +21,7 @@ from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.prometheus import families, serve_metrics
 from juggler.driver.status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.hub import Left
+from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.vitals import Vitals
 from juggler.runtime.wire.v1 import status_pb2, training_pb2
 

@@ -10,7 +10,7 @@ from google.protobuf import any_pb2
 
 from juggler.driver.learner_group.shard_link import Job, ShardLink
 from juggler.driver.learner_group.update import LearnerGroupError, ShardLost
-from juggler.runtime.actors.hub import Left, Worker
+from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2, shards_pb2, training_pb2

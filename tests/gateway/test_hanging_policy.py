@@ -13,7 +13,8 @@ from gateway_world import GatewayWorld, RawSimulator, TinyPolicy, steps_of
 
 from juggler.envrunner.gateway.acting import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
-from juggler.runtime.actors.hub import Hub, HubSettings, Left
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.mailbox import Mailbox
 
 

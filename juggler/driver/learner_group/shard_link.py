@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from juggler.driver.learner_group.update import LearnerGroupError, ShardLost, UpdateHandle
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.hub import Left, Worker
+from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.stream import EpisodeSender

@@ -16,7 +16,7 @@ from google.protobuf import any_pb2
 from juggler.driver.learner_group.shard_link import Job, ShardLink
 from juggler.driver.learner_group.shard_processes import ShardProcesses
 from juggler.driver.learner_group.update import LearnerGroupError
-from juggler.runtime.actors.hub import HubEvent, Joined, Left, Replied
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2

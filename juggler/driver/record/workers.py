@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from juggler.runtime.actors.hub import Left, Worker
+from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
 

@@ -10,7 +10,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.histogram import Histogram
-from juggler.runtime.actors.hub import Hub, HubEvent, Joined, Left, Replied, Worker
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.wire.v1 import attach_pb2
 
 
