@@ -7,6 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import gymnasium
 import pytest
 from place import Place
 
@@ -129,6 +130,8 @@ def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
         pytest.skip("envpool is here")
     # The forkserver begins to import torch meanwhile, and would outlive this test.
     monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
+    for name in [each for each in gymnasium.registry if each.startswith("ALE/")]:
+        monkeypatch.delitem(gymnasium.registry, name)  # another test may have imported ale_py
     assert _status("train", *arguments) == 2
     said = capsys.readouterr().err
     assert words in said, said

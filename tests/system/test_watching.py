@@ -204,7 +204,7 @@ def test_status_over_tcp_wants_the_token(place: Place) -> None:
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("nowhere", "is not an address"),
+        ("nowhere", "is neither a directory nor an address HOST:PORT"),
         (".", "neither HOST:PORT nor the directory of a run"),
         ("127.0.0.1:1", "no status from 127.0.0.1:1"),
     ],
