@@ -26,6 +26,7 @@ from juggler.driver.watching import STATUS_METHOD
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "system"))
 from commands import machine, table
 from network import Network, free_address

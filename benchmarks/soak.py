@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "system"))
 from network import Network, free_address
 from place import Command, Place, assert_books_balance, eventually, metrics, summary, trained_steps

@@ -38,8 +38,11 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 #: What the end of a run may take, together under the 5 s that people wait after a Ctrl-C.
 _LAST_UPDATES_SECONDS = 1.0
-_LAST_CHECKPOINT_SECONDS = 1.5
+_SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
 _WORKERS_LEAVE_SECONDS = 0.5
+#: But a large state takes longer, and is worth it: containers are given a minute to end.
+_LAST_CHECKPOINT_SECONDS = 40.0
+_LOOK_SECONDS = 0.2
 
 _LINE_SECONDS = 1.0
 #: For learners of a group: less than they wait for one of theirs that hangs (COLLECTIVE_SECONDS).
@@ -284,18 +287,32 @@ class Driver:
 
     def _wind_down(self) -> None:
         """Let updates end, make the last checkpoint, and send everybody home."""
-        workers, snapshots = self._workers, self._snapshots
+        workers = self._workers
         self._watching.ready(False)
         workers.happened(StopRequested())
         self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
-        self._drain(_LAST_CHECKPOINT_SECONDS / 2, lambda: not snapshots.under_way)
+        self._wait_for_snapshot()
         if workers.updates and not self._has_saved() and workers.checkpointing.begin():
-            self._drain(_LAST_CHECKPOINT_SECONDS, lambda: not snapshots.under_way)
+            self._wait_for_snapshot()
         self._see_what_failed()
         workers.happened(Finish())
         self._last_line = self._write_line()
         workers.outbox.dismiss_all()
         self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
+
+    def _wait_for_snapshot(self) -> None:
+        self._drain(_SILENCE_SECONDS, self._no_snapshot_comes)
+        if not self._no_snapshot_comes():
+            text = "waiting for the last checkpoint; a second Ctrl-C leaves without it"
+            self._progress.message(text, "info")
+            self._drain(_LAST_CHECKPOINT_SECONDS, self._no_snapshot_comes)
+
+    def _no_snapshot_comes(self) -> bool:
+        """None is under way, or the learners that it should come from say nothing more."""
+        if not self._snapshots.under_way or self._snapshots.writing:
+            return not self._snapshots.under_way
+        learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
+        return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
     def _has_saved(self) -> bool:
         """Whether a synchronous run has a checkpoint of its last update: taken between two rounds,
@@ -320,7 +337,7 @@ class Driver:
     def _drain(self, seconds: float, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while not done() and (left := deadline - time.monotonic()) > 0:
-            for event in self._mailbox.gather(left):
+            for event in self._mailbox.gather(min(left, _LOOK_SECONDS)):
                 self._on(event)
 
     def _close_books(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class SnapshotWriter:
 
     Attributes:
         under_way: a snapshot was asked for and is not on the disk yet.
+        writing: all of it is here.
         newest: the newest checkpoint that this run wrote.
     """
 
@@ -50,7 +51,7 @@ class SnapshotWriter:
     ) -> None:
         self.under_way = False
         self.newest = newest
-        self._writing = False
+        self.writing = False
         self._events = events
         self._directory = directory
         self._config = config
@@ -82,7 +83,7 @@ class SnapshotWriter:
         Raises:
             ValueError: the learner sent something else.
         """
-        if self._writing:
+        if self.writing:
             raise ValueError("more of a state that was whole")
         if self._counters is None:
             wall_time = time.monotonic() - self._started
@@ -106,7 +107,7 @@ class SnapshotWriter:
             config=self._config.flat(),
             spaces=spaces.to_json(),
         )
-        self._writing = True
+        self.writing = True
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
 
     def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
@@ -119,12 +120,12 @@ class SnapshotWriter:
             return None, [str(error)]
 
     def done(self, written: SnapshotWritten) -> None:
-        self.under_way = self._writing = False
+        self.under_way = self.writing = False
         self.newest = written.path or self.newest
 
     def abandon(self) -> None:
         """Whoever was asked sends no more. What is whole is written all the same."""
-        self.under_way = self._writing
+        self.under_way = self.writing
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:

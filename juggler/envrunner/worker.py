@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -189,7 +190,9 @@ class EnvRunner:
         self._spent({"waiting": started - self._idle_since})
         _, sender = self._senders.get(request.learner, ("", None))
         receipt = training_pb2.Receipt(batch_id=request.batch_id, learner=request.learner)
-        if sender is None or not self._act_on(Version.of(request.at_least)):
+        # Who waits for weights of a learner that is gone meanwhile would wait in vain.
+        others = partial(self._loop.waits, training_pb2.Learners)
+        if sender is None or not self._act_on(Version.of(request.at_least), others):
             receipt.dropped = "learner_lost"
             receipt.explanation = f"no learner {request.learner}"
             self._attachment.reply(command_id, receipt)
@@ -230,7 +233,7 @@ class EnvRunner:
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._env is not None
-        if not self._act_on(Version(0, 0)):
+        if not self._act_on(Version(0, 0), self._loop.over):
             raise RuntimeError("no weights to evaluate: this run has no learner")
         self._learn_from_others(command.connector_state)
         returns, lengths = evaluate(
@@ -269,14 +272,15 @@ class EnvRunner:
                 tls=self._contact.tls,
             )
 
-    def _act_on(self, at_least: Version) -> bool:
-        """Swap to the newest weights. False where there is no learner, or the run is over."""
+    def _act_on(self, at_least: Version, over: Callable[[], object]) -> bool:
+        """Swap to the newest weights. False where there is no learner, or `over` says something
+        before they are there."""
         if self._subscription is None:
             return False
         deadline = time.monotonic() + FIRST_WEIGHTS_SECONDS
         weights = self._subscription.newest
         while weights is None or weights.version < at_least:
-            if self._loop.over():
+            if over():
                 return False
             try:
                 weights = self._subscription.wait_for(at_least, timeout=0.5)

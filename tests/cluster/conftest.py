@@ -7,7 +7,7 @@ from cluster import Cluster
 from engine import Engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     made = Engine()
     try:
@@ -18,7 +18,7 @@ def engine() -> Iterator[Engine]:
         made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(engine: Engine) -> Iterator[Cluster]:
     made = Cluster(engine)
     made.compose("-f", "certs.yaml", "run", "--rm", "certs")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_with_a_compiled_pass_learns_by_it(place: Place) -> None:
-    limits = ("--stop-return", 200, "--stop-steps", 1_000_000)
+    limits = ("--stop-return", 100, "--stop-steps", 1_000_000)
     run = place.run("train", "cartpole", "--compile", *limits, "--run-dir", "run")
     assert run.status == 0, run.output
     # What was compiled stays in the temporary directory for the next run, and no process does.
@@ -21,7 +21,7 @@ def test_a_run_with_a_compiled_pass_learns_by_it(place: Place) -> None:
 
 
 def test_cartpole_is_learned_in_bfloat16(place: Place) -> None:
-    limits = ("--stop-return", 200, "--stop-steps", 1_000_000)
+    limits = ("--stop-return", 100, "--stop-steps", 1_000_000)
     options = ("--precision", "bfloat16", *limits)
     run = place.run("train", "cartpole", *options, "--run-dir", "run")
     assert run.status == 0, run.output

@@ -87,6 +87,19 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
 
 
+@pytest.mark.slow
+def test_a_large_last_checkpoint_is_waited_for(place: Place) -> None:
+    large = ["--model", '{"hidden_sizes": [5000, 3000]}', *SMALL]  # 360 MB with optimizer state
+    run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *large)
+    eventually(lambda: trained_steps(place.path / "run") > 0, 120, lambda: run.output)
+    run.interrupt()
+    assert run.wait(60) == 0, run.output
+    end = summary(place.path / "run")
+    assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
 def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run")
     run.wait_for("training CartPole-v1")

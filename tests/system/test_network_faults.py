@@ -107,7 +107,9 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         cut = status(directory)
         assert {worker["state"] for worker in cut["workers"]} == {"left"}, cut
         for worker in cut["workers"]:
-            assert worker["last_error"] == "no heartbeat for 10 s", cut
+            # gRPC's pings are as patient as the driver.
+            found = worker["last_error"]
+            assert found in ("no heartbeat for 10 s", "the connection ended without a farewell")
         network.heal()
         eventually(lambda: _all_ready(directory, restarts=5), 60, said)
         everybody_trains(20)
