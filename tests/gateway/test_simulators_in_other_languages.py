@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,17 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def address(place: Path) -> Iterator[str]:
-    """Where the run of the page takes simulators; it must solve its task."""
+@contextmanager
+def learning(command: str, place: Path) -> Iterator[str]:
+    """Where a run of the page takes simulators; it must solve its task."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = place / "examples" / "simulators" / "balance.toml"
     config.write_text(config.read_text().replace("127.0.0.1:5005", address))
-    (command,) = commands("juggler train")
-    arguments = [*command.split()[1:], "--run-dir", "run", "--stop-steps", "1000000"]
+    (found,) = commands(command)
+    arguments = found.replace("127.0.0.1:5005", address).split()[1:]
+    arguments += ["--run-dir", "run", "--stop-steps", "1000000"]
     output = place / "output"
     with output.open("w") as file:
         run = subprocess.Popen(
@@ -82,18 +84,21 @@ def follow(lines: list[str], place: Path, address: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_simulator_in_javascript_is_learned_from(place: Path, address: str) -> None:
+def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
     assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
-    assert "ENDED: the gateway leaves" in follow(commands("npm"), place, address)
+    with learning("juggler train examples", place) as address:
+        assert "ENDED: the gateway leaves" in follow(commands("npm"), place, address)
 
 
 @pytest.mark.slow
-def test_a_simulator_in_cpp_is_learned_from(place: Path, address: str) -> None:
-    install, *build = commands("apt-get")
+def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
+    install, *build, simulate = commands("apt-get")
     tools = ("cmake", "g++", "pkg-config", "grpc_cpp_plugin", "protoc")
     missing = [tool for tool in tools if not shutil.which(tool)]
     assert not missing, f"{missing} missing: {install}"
-    assert "ENDED: the gateway leaves" in follow(build, place, address)
+    follow(build, place, "")
+    with learning("juggler train cartpole", place) as address:
+        assert "ENDED: the gateway leaves" in follow([simulate], place, address)
 
 
 def test_the_simulators_in_python_play() -> None:

@@ -1,8 +1,7 @@
 // A simulator in C++: simulator HOST:PORT [EPISODES]
 //
 // It steps 16 environments together and lets a gateway of Juggler act in them. Take it as a
-// template: only `Ball` is about the task, which is to keep a ball on a board that can be tilted
-// to the left (action 0) or to the right (action 1).
+// template: only `CartPole` is about the task.
 
 #include <grpcpp/grpcpp.h>
 
@@ -22,27 +21,34 @@ namespace sim = juggler::simulator::v1;
 namespace wire = juggler::v1;
 
 constexpr int kEnvironments = 16;
-constexpr int kLongest = 200;  // steps of an episode
+constexpr int kLongest = 500;  // steps of an episode
 
 // -- the task ------------------------------------------------------------------------------------
 
 std::mt19937 rng(std::random_device{}());
 
-float Uniform(float low, float high) {
-  return std::uniform_real_distribution<float>(low, high)(rng);
-}
+float AboutZero() { return std::uniform_real_distribution<float>(-0.05f, 0.05f)(rng); }
 
-struct Ball {
-  float x = Uniform(-0.1f, 0.1f);
-  float v = Uniform(-0.1f, 0.1f);
+// A pole stands on a cart that is pushed to the left (action 0) or to the right (action 1), as in
+// Gymnasium's CartPole-v1: Barto, Sutton and Anderson, 1983. Metres, radians, seconds, newtons.
+struct CartPole {
+  float x = AboutZero(), speed = AboutZero(), angle = AboutZero(), turn = AboutZero();
   int steps = 0;
 
   void Step(int64_t action) {
-    v += (action == 1 ? 0.05f : -0.05f) + 0.02f * x + Uniform(-0.01f, 0.01f);
-    x += 0.2f * v;
+    const float pole = 0.1f, all = 1.1f, half = 0.5f, gravity = 9.8f, tick = 0.02f;
+    const float sine = std::sin(angle), cosine = std::cos(angle);
+    const float push = ((action == 1 ? 10.0f : -10.0f) + pole * half * turn * turn * sine) / all;
+    const float turning = (gravity * sine - cosine * push) /
+                          (half * (4.0f / 3.0f - pole * cosine * cosine / all));
+    const float acceleration = push - pole * half * turning * cosine / all;
+    x += tick * speed;
+    speed += tick * acceleration;
+    angle += tick * turn;
+    turn += tick * turning;
     steps += 1;
   }
-  bool terminated() const { return std::fabs(x) > 1; }  // it fell off
+  bool terminated() const { return std::fabs(x) > 2.4f || std::fabs(angle) > 0.2094395f; }
   bool truncated() const { return !terminated() && steps == kLongest; }
 };
 
@@ -60,29 +66,30 @@ int64_t ReadInt64(const std::string& data, size_t index) {
   return static_cast<int64_t>(bits);
 }
 
-void Describe(const std::vector<Ball>& balls, sim::NamedTensor* tensor) {
+void Describe(const std::vector<CartPole>& poles, sim::NamedTensor* tensor) {
   tensor->set_dtype(wire::DTYPE_FLOAT32);
-  tensor->add_shape(balls.size());
-  tensor->add_shape(2);
-  for (const Ball& ball : balls) {
-    AppendFloat(tensor->mutable_data(), ball.x);
-    AppendFloat(tensor->mutable_data(), ball.v);
+  tensor->add_shape(poles.size());
+  tensor->add_shape(4);
+  for (const CartPole& pole : poles) {
+    for (float value : {pole.x, pole.speed, pole.angle, pole.turn}) {
+      AppendFloat(tensor->mutable_data(), value);
+    }
   }
 }
 
-// Two numbers without bounds, and one of two actions.
+// Four numbers without bounds, and one of two actions.
 sim::FromSimulator MakeHello() {
   sim::FromSimulator message;
   sim::Hello* hello = message.mutable_hello();
   hello->set_protocol_min(1);
   hello->set_protocol_max(1);
-  hello->set_client("balance (C++)");
+  hello->set_client("CartPole (C++)");
   hello->set_mode(sim::REMOTE_INFERENCE);
   hello->set_environments(kEnvironments);
   sim::Agent* agent = hello->add_agents();
-  agent->set_id("tilter");
+  agent->set_id("cart");
   wire::BoxSpace* box = agent->mutable_observation_space()->mutable_box();
-  box->add_shape(2);
+  box->add_shape(4);
   box->set_dtype(wire::DTYPE_FLOAT32);
   box->add_low(-std::numeric_limits<double>::infinity());
   box->add_high(std::numeric_limits<double>::infinity());
@@ -110,7 +117,7 @@ int main(int argc, char** argv) {
   auto stream = stub->Session(&context);
   stream->Write(MakeHello());
 
-  std::vector<Ball> balls(kEnvironments);
+  std::vector<CartPole> poles(kEnvironments);
   sim::FromSimulator message;
   sim::ToSimulator answer;
   uint64_t seq = 0;
@@ -131,22 +138,22 @@ int main(int argc, char** argv) {
     sim::Rows* rows = message.mutable_steps()->add_agents();
     if (answer.has_actions()) {  // else it is the welcome, and nothing came before
       const std::string& actions = answer.actions().agents(0).actions(0).data();
-      std::vector<Ball> cut;
+      std::vector<CartPole> cut;
       for (int i = 0; i < kEnvironments; ++i) {
-        Ball& ball = balls[i];
-        ball.Step(ReadInt64(actions, i));
+        CartPole& pole = poles[i];
+        pole.Step(ReadInt64(actions, i));
         rows->add_rewards(1);
-        rows->add_terminated(ball.terminated());
-        rows->add_truncated(ball.truncated());
-        if (ball.truncated()) {  // the gateway wants to know how it looked in the end
+        rows->add_terminated(pole.terminated());
+        rows->add_truncated(pole.truncated());
+        if (pole.truncated()) {  // the gateway wants to know how it looked in the end
           rows->add_final_rows(i);
-          cut.push_back(ball);
+          cut.push_back(pole);
         }
-        if (ball.terminated() || ball.truncated()) {
+        if (pole.terminated() || pole.truncated()) {
           if (++played % 100 == 0) {
-            std::cout << "episode " << played << ": " << ball.steps << " steps" << std::endl;
+            std::cout << "episode " << played << ": " << pole.steps << " steps" << std::endl;
           }
-          ball = Ball();
+          pole = CartPole();
         }
       }
       if (!cut.empty()) Describe(cut, rows->add_final_observations());
@@ -159,7 +166,7 @@ int main(int argc, char** argv) {
       stream->WritesDone();
       continue;
     }
-    Describe(balls, rows->add_observations());
+    Describe(poles, rows->add_observations());
     message.mutable_steps()->set_seq(++seq);
     stream->Write(message);
   }
