@@ -49,7 +49,12 @@ def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(
         back = re.search(r"of update (\d+), and with (\d+) steps trained on that", driver.output)
         assert back is not None, said()
         update, reached = int(back[1]), trained_steps(directory)
-        eventually(lambda: trained_steps(directory) > reached + 5000, 30, said)
+        eventually(lambda: trained_steps(directory) > reached + 5000, 60, said)
+
+        def all_are_back() -> bool:
+            return {worker["state"] for worker in status(directory)["workers"]} == {"ready"}
+
+        eventually(all_are_back, 60, said)  # one that waits for a driver would not hear of the end
         driver.process.terminate()
         for command in (driver, *workers):
             assert command.wait(10) == 0, said()

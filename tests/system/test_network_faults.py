@@ -100,7 +100,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         broken = eventually(lambda: _all_ready(directory, restarts=2), 60, said)
         everybody_trains(20)
         errors = [worker["last_error"] for worker in broken["workers"]]
-        assert errors.count("the connection ended without a farewell") == 2, broken
+        assert sum(each.startswith("the connection ") for each in errors) == 2, broken
 
         network.cut()
         time.sleep(_CUT_SECONDS)
@@ -109,7 +109,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         for worker in cut["workers"]:
             # gRPC's pings are as patient as the driver.
             found = worker["last_error"]
-            assert found in ("no heartbeat for 10 s", "the connection ended without a farewell")
+            assert found.startswith(("no heartbeat for 10 s", "the connection ")), cut
         network.heal()
         eventually(lambda: _all_ready(directory, restarts=5), 60, said)
         everybody_trains(20)
