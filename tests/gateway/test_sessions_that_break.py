@@ -42,8 +42,12 @@ def test_an_answer_that_was_due_comes_on_the_new_stream() -> None:
             simulator.send(steps=steps_of(1))
             eventually(lambda: world.count("sessions_resumed") == 1)
             world.ask()
-            assert simulator.hear().actions.seq == 1
-            assert simulator.step(steps_of(2)).actions.seq == 2
+            first = simulator.hear()
+            assert first.actions.seq == 1
+            second = simulator.step(steps_of(2))
+            if second == first:  # it was on its way when the same batch arrived again
+                second = simulator.hear()
+            assert second.actions.seq == 2
 
 
 def test_the_client_goes_on_over_another_connection_by_itself() -> None:
