@@ -42,7 +42,8 @@ _SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say someth
 _WORKERS_LEAVE_SECONDS = 0.5
 #: But a large state takes longer, and is worth it: containers are given a minute to end.
 _LAST_CHECKPOINT_SECONDS = 40.0
-_LOOK_SECONDS = 0.2
+_TELL_SECONDS = 2.0  # until people are told that it is waited for
+_LOOK_SECONDS = 0.2  # silence is no event
 
 _LINE_SECONDS = 1.0
 #: For learners of a group: less than they wait for one of theirs that hangs (COLLECTIVE_SECONDS).
@@ -291,25 +292,26 @@ class Driver:
         self._watching.ready(False)
         workers.happened(StopRequested())
         self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
-        self._wait_for_snapshot()
+        deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
+        self._wait_for_snapshot(deadline)
         if workers.updates and not self._has_saved() and workers.checkpointing.begin():
-            self._wait_for_snapshot()
+            self._wait_for_snapshot(deadline)
         self._see_what_failed()
         workers.happened(Finish())
         self._last_line = self._write_line()
         workers.outbox.dismiss_all()
         self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
 
-    def _wait_for_snapshot(self) -> None:
-        self._drain(_SILENCE_SECONDS, self._no_snapshot_comes)
+    def _wait_for_snapshot(self, deadline: float) -> None:
+        self._drain(_TELL_SECONDS, self._no_snapshot_comes)
         if not self._no_snapshot_comes():
             text = "waiting for the last checkpoint; a second Ctrl-C leaves without it"
             self._progress.message(text, "info")
-            self._drain(_LAST_CHECKPOINT_SECONDS, self._no_snapshot_comes)
+            self._drain(deadline - time.monotonic(), self._no_snapshot_comes)
 
     def _no_snapshot_comes(self) -> bool:
         """None is under way, or the learners that it should come from say nothing more."""
-        if not self._snapshots.under_way or self._snapshots.writing:
+        if self._snapshots.writing or not self._snapshots.under_way:
             return not self._snapshots.under_way
         learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)

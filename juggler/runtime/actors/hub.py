@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
-from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
+from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.vitals import Service, Vitals
