@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from juggler.client.connection import Connection
 from juggler.client.model import Model, Path
 from juggler.client.recording import RecordingSession, as_version
-from juggler.client.spaces import Values, as_first, one_of, tensor_of
+from juggler.client.spaces import Values, as_first, one_of, rows_of, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
@@ -186,7 +186,7 @@ class LocalSession(RecordingSession):
         """The last observations [R, ...] of episodes that ended, those seen now elsewhere."""
         arrays = _copies(seen)
         for row in np.flatnonzero(np.broadcast_to(ended, len(next(iter(arrays.values()))))):
-            for path, array in self._observations.arrays(_one_row(finals, int(row))).items():
+            for path, array in self._observations.arrays(as_first(rows_of(finals, row))).items():
                 arrays[path][row] = array[0]
         return arrays
 
@@ -241,12 +241,3 @@ def _stacked(rows: list[_Row]) -> list[pb.NamedTensor]:
 def _copies(arrays: _Arrays) -> _Arrays:
     """Simulators may write the next observation into the same memory."""
     return {path: array.copy() for path, array in arrays.items()}
-
-
-def _one_row(values: Any, row: int) -> Any:
-    """The row of values [R, ...], as values [1, ...]."""
-    if isinstance(values, dict):
-        return {key: _one_row(each, row) for key, each in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_one_row(each, row) for each in values)
-    return np.asarray(values[row])[None]

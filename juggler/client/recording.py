@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from juggler.client.any_session import AnySession
 from juggler.client.connection import Connection, GatewayError
 from juggler.client.spaces import Values, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -15,11 +16,10 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 Version = tuple[int, int]
 
 
-class RecordingSession:
-    """Hands in episodes; a context, which waits at its end until all of them are taken.
+class RecordingSession(AnySession):
+    """Hands in episodes; as a context, it waits at its end until all of them are taken.
 
     Attributes:
-        welcome: what the gateway said at the beginning, a `Welcome` of simulator.proto.
         newest: generation and update of the newest weights that the gateway has told of.
         steps_recorded: steps that were taken.
         steps_stale: steps of recordings that were, wholly or from some step on, too old.
@@ -32,14 +32,10 @@ class RecordingSession:
         actions: Values,
         environments: int | None,
     ) -> None:
-        self._connection = connection
-        self._observations, self._actions = observations, actions
-        self._count = environments
-        self._seq = 0
+        super().__init__(connection, observations, actions, environments)
         self._unanswered: dict[int, pb.FromSimulator] = {}  # recordings, by seq
         self._request: pb.FromSimulator | None = None  # for a policy
         self._policy = bytearray()  # what of it has come
-        self.welcome = connection.welcome
         self.newest: Version = (0, 0)
         self.steps_recorded = self.steps_stale = 0
 
@@ -97,12 +93,6 @@ class RecordingSession:
         """Wait until all that was handed in is taken."""
         while self._unanswered:
             self._hear()
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         try:

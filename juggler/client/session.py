@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+from juggler.client.any_session import AnySession
 from juggler.client.connection import Connection
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
@@ -122,28 +123,14 @@ def connect(
     return RecordingSession(*parts) if mode == "logged" else Session(*parts)
 
 
-class Session:
-    """Ask for actions, step by step; a context. Where the connection breaks, the session goes on
-    over another one, if there is one within `welcome.resume_seconds`.
+class Session(AnySession):
+    """Ask for actions, step by step.
 
     Attributes:
-        welcome: what the gateway said at the beginning, a `Welcome` of simulator.proto.
         version: generation and update of the weights that acted last.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        observations: Values,
-        actions: Values,
-        environments: int | None,
-    ) -> None:
-        self._connection = connection
-        self._observations, self._actions = observations, actions
-        self._count = environments
-        self._seq = 0
-        self.welcome = connection.welcome
-        self.version = (0, 0)
+    version = (0, 0)
 
     def step(
         self,
@@ -193,16 +180,6 @@ class Session:
             rows.paused.append(True)
         actions = self._exchange(rows)
         return None if paused else one_of(self._actions.from_tensors(actions))
-
-    def close(self) -> None:
-        """Episodes that are running end as truncated."""
-        self._connection.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _rows(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, finals: Any

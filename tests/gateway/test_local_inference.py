@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gateway_world import THREE, TWO_WAYS, GatewayWorld, TinyMemory, TinyPolicy, eventually
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from test_recorded_steps import Played, Wandering, assert_recorded
+from playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
 from juggler.client.model import Model
@@ -36,34 +35,6 @@ class InPlace(Wandering):
     def _shown(self) -> Any:
         self._memory[:] = super()._shown()
         return self._memory
-
-
-def act(world: GatewayWorld, steps: int, **options: Any) -> list[Played]:
-    """One environment, for so many steps and to the end of the episode."""
-    env, played = InPlace(), [Played()]
-    observation, _ = env.reset(seed=steps)
-    with world.connect(mode="local", **options) as session:
-        action = session.step(observation)
-        while steps > 0 or played[-1].observations:
-            episode = played[-1]
-            episode.observations.append(observation.copy())
-            episode.actions.append(action)
-            observation, reward, terminated, truncated, _ = env.step(action)
-            episode.rewards.append(reward)
-            steps -= 1
-            if not (terminated or truncated):
-                action = session.step(observation, reward)
-                continue
-            episode.observations.append(observation.copy())
-            episode.terminated, episode.truncated = terminated, truncated
-            played.append(Played())
-            final = observation.copy()
-            observation, _ = env.reset()
-            if steps > 0:
-                action = session.step(observation, reward, terminated, truncated, final)
-            else:
-                assert session.step(final, reward, terminated, truncated) is None
-    return played[:-1]
 
 
 def test_each_step_that_came_is_in_a_batch_or_counted_as_dropped(world: GatewayWorld) -> None:
@@ -92,7 +63,7 @@ def test_batches_hold_what_was_done_with_the_probabilities_it_was_done_with(
     world.use(0.4, Version(1, 5))
     world.ask(100)
     before, counted = len(world.batches), world.count("steps_recorded")
-    played = act(world, 60)
+    played = play(world, 60, 60, kind=InPlace, mode="local")
     steps = sum(len(episode.rewards) for episode in played)
     assert world.count("steps_recorded") - counted == steps
     eventually(lambda: live(world, before) == steps)
@@ -115,30 +86,13 @@ def test_many_environments_act_together(world: GatewayWorld) -> None:
     world.use(0.4, Version(1, 6))
     world.ask(100)
     before = len(world.batches)
-    env = SyncVectorEnv([Wandering] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    observations, _ = env.reset(seed=[1, 2, 3])
-    running, played = [Played([row.copy()]) for row in observations], []
     with world.connect(environments=3, mode="local") as session:
-        actions = session.step(observations)
-        for _ in range(41):
-            observations, rewards, terminated, truncated, infos = env.step(actions)
-            finals = infos.get("final_obs")
-            for i, episode in enumerate(running):
-                episode.actions.append(actions[i])
-                episode.rewards.append(rewards[i])
-                over = terminated[i] or truncated[i]
-                episode.observations.append((finals if over else observations)[i].copy())
-                if over:
-                    episode.terminated, episode.truncated = terminated[i], truncated[i]
-                    played.append(episode)
-                    running[i] = Played([observations[i].copy()])
-            actions = session.step(observations, rewards, terminated, truncated, finals)
-            assert actions.shape == (3,)
+        played = play_together(session, 3, 41)
     assert session.steps_recorded == 3 * 41
     eventually(lambda: live(world, before) == 3 * 41)
-    for episode in running:
-        episode.truncated = True  # where their simulator left
-    assert_recorded([batch for batch, _ in world.batches[before:]], played + running)
+    for episode in played:  # those that ran in the end are cut off where their simulator left
+        episode.truncated = not episode.terminated
+    assert_recorded([batch for batch, _ in world.batches[before:]], played)
 
 
 def test_newer_weights_are_told_of_fetched_and_named_with_what_they_did(
