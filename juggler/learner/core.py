@@ -34,6 +34,9 @@ class UnitAux(NamedTuple):
     #: What the algorithm decides by, 0-d means over live steps: learners of a group agree on them
     #: as on the gradient.
     means: Metrics
+    #: In a unit of several modules the part of each in the gradient [P]: its weight in a mean over
+    #: learners is the module's own.
+    gradients: dict[str, Tensor] = {}
 
 
 #: By unit.

@@ -1,4 +1,4 @@
-"""Two ways to the gradient of a unit's losses."""
+"""Two ways to the gradient of a loss."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from juggler.learner.core import UnitAux
 
-#: Parameters [P] -> the sum [] of a unit's losses, and all else about them.
-Losses = Callable[[Tensor], tuple[Tensor, UnitAux]]
+#: Parameters [P] of a unit -> the loss [] of one of its modules, and all else about it.
+LossOf = Callable[[Tensor], tuple[Tensor, UnitAux]]
 
 
-def gradient_of(losses: Losses, parameters: Tensor) -> tuple[Tensor, UnitAux]:
-    """Of losses at parameters [P] -> [P], and what else they return."""
+def gradient_of(loss_of: LossOf, parameters: Tensor) -> tuple[Tensor, UnitAux]:
+    """Of a loss at parameters [P] -> [P], and what else it returns."""
     parameters = parameters.detach().requires_grad_()  # [P]
-    total, aux = losses(parameters)
-    (found,) = torch.autograd.grad(total, parameters)  # [P]
+    loss, aux = loss_of(parameters)
+    (found,) = torch.autograd.grad(loss, parameters)  # [P]
     return found, aux
 
 
-def functional_gradient_of(losses: Losses, parameters: Tensor) -> tuple[Tensor, UnitAux]:
+def functional_gradient_of(loss_of: LossOf, parameters: Tensor) -> tuple[Tensor, UnitAux]:
     """The same, slower, as `torch.func.vmap` can map it."""
-    found, aux = torch.func.grad(losses, has_aux=True)(parameters)  # [P]
+    found, aux = torch.func.grad(loss_of, has_aux=True)(parameters)  # [P]
     return found, aux

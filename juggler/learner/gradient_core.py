@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
@@ -175,12 +174,7 @@ class GradientCore(LearnerCore[State], ABC):
             if not parts:
                 continue
             calls = self._pass.compiled_calls
-            if self.config.micro_batches == 1:
-                losses = partial(self._losses, unit, state[unit_id], parts)
-                found = self._gradient(losses, state[unit_id]["parameters"])
-            else:
-                found = self._accumulated(unit, state[unit_id], parts)
-            grads[unit_id], aux[unit_id] = found
+            grads[unit_id], aux[unit_id] = self._found(unit, state[unit_id], parts)
             if self.config.compile:
                 calls = self._pass.compiled_calls - calls
                 for module_id, live_steps in aux[unit_id].live_steps.items():
@@ -193,59 +187,75 @@ class GradientCore(LearnerCore[State], ABC):
         aux: Aux = {}
         for unit_id, own in state.items():
             modules = self._units[unit_id].modules
-            if len(modules) > 1:
-                raise ValueError(
-                    f"modules {', '.join(modules)} share parameters: a group of several learners "
-                    "cannot train those; set num_learners = 1"
-                )
-            steps = torch.zeros_like(own["steps"])  # []
+            none = torch.zeros_like(own["steps"])  # []
             zero = own["parameters"].new_zeros(())  # []
             grads[unit_id] = torch.zeros_like(own["parameters"])  # [P]
-            means = {key: dict.fromkeys(self.mean_names, zero) for key in modules}
-            aux[unit_id] = UnitAux(dict.fromkeys(modules, steps), {}, own["buffers"], means)
+            aux[unit_id] = UnitAux(
+                live_steps=dict.fromkeys(modules, none),
+                metrics={},
+                buffers=own["buffers"],
+                means={key: dict.fromkeys(self.mean_names, zero) for key in modules},
+                gradients=dict.fromkeys(modules, grads[unit_id]) if len(modules) > 1 else {},
+            )
         return grads, aux
 
-    def _accumulated(self, unit: Unit, state: UnitState, parts: Sample) -> tuple[Tensor, UnitAux]:
-        """The gradient of `_losses` and all else, in micro-batches of each module by itself: their
-        losses are means over live steps of their own."""
-        gradient = torch.zeros_like(state["parameters"])  # [P]
+    def _found(self, unit: Unit, state: UnitState, parts: Sample) -> tuple[Tensor, UnitAux]:
+        """The gradient [P] of a unit's losses, and all else: module by module, as their losses are
+        means over live steps of their own."""
         aux = UnitAux({}, {}, state["buffers"], {})
+        gradients = {}
         for module_id, columns in parts.items():
-            means = MeanOverParts()
-            for part in micro_batches(columns, self.config.micro_batches):
-                so_far: UnitState = {**state, "buffers": aux.buffers}
-                losses = partial(self._losses, unit, so_far, {module_id: part})
-                found, its = self._gradient(losses, state["parameters"])
-                tree = {"gradient": found, "metrics": its.metrics, "means": its.means}
-                means.add(tree, its.live_steps[module_id])
-                aux = aux._replace(buffers=its.buffers)
-            mean = means.mean()
-            gradient = gradient + mean["gradient"]  # [P]
-            aux.live_steps[module_id] = means.live_steps
-            aux.metrics.update(mean["metrics"])
-            aux.means.update(mean["means"])
-        return gradient, aux
+            so_far: UnitState = {**state, "buffers": aux.buffers}
+            gradients[module_id], its = self._of_module(unit, so_far, module_id, columns)
+            aux = UnitAux(
+                {**aux.live_steps, **its.live_steps},
+                {**aux.metrics, **its.metrics},
+                its.buffers,
+                {**aux.means, **its.means},
+                gradients if len(unit.modules) > 1 else {},
+            )
+        return reduce(torch.add, gradients.values()), aux  # [P]
+
+    def _of_module(
+        self, unit: Unit, state: UnitState, module_id: str, columns: Columns
+    ) -> tuple[Tensor, UnitAux]:
+        """The gradient [P] of one module's loss, and all else."""
+        if self.config.micro_batches == 1:
+            loss = partial(self._loss, unit, state, module_id, columns)
+            return self._gradient(loss, state["parameters"])
+        mean = MeanOverParts()
+        for part in micro_batches(columns, self.config.micro_batches):
+            loss = partial(self._loss, unit, state, module_id, part)
+            gradient, its = self._gradient(loss, state["parameters"])
+            tree = {"gradient": gradient, "metrics": its.metrics, "means": its.means}
+            mean.add(tree, its.live_steps[module_id])
+            state = {**state, "buffers": its.buffers}
+        found = mean.mean()
+        live_steps = {module_id: mean.live_steps}
+        aux = UnitAux(live_steps, found["metrics"], state["buffers"], found["means"])
+        return found["gradient"], aux
 
     def _must_know(self, module_ids: Iterable[str]) -> None:
         if unknown := set(module_ids) - self.modules.keys():
             known = sorted(self.modules)
             raise ValueError(f"sample for modules {sorted(unknown)}; there are {known}")
 
-    def _losses(
-        self, unit: Unit, state: UnitState, parts: Sample, parameters: Tensor
+    def _loss(
+        self,
+        unit: Unit,
+        state: UnitState,
+        module_id: str,
+        columns: Columns,
+        parameters: Tensor,
     ) -> tuple[Tensor, UnitAux]:
-        """The sum [] of the losses of a unit's modules with parameters [P], and all else."""
+        """The loss [] of one module with its unit's parameters [P], and all else."""
         buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
-        losses = {
-            module_id: self.loss(Forward(unit, module_id, parameters, buffers), columns, state)
-            for module_id, columns in parts.items()
-        }
-        total = reduce(operator.add, (loss.total for loss in losses.values()))  # []
-        return total, UnitAux(
-            {module_id: loss.live_steps for module_id, loss in losses.items()},
-            {module_id: loss.metrics for module_id, loss in losses.items()},
+        loss = self.loss(Forward(unit, module_id, parameters, buffers), columns, state)
+        return loss.total, UnitAux(
+            {module_id: loss.live_steps},
+            {module_id: loss.metrics},
             buffers,
-            {module_id: loss.means for module_id, loss in losses.items()},
+            {module_id: loss.means},
         )
 
     @torch.no_grad()

@@ -28,9 +28,7 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         columns: [N, ...], or [K] or [S] with indices of rows, as `collate` makes them.
         count: of parts; as many as there are rows, where these are fewer.
     """
-    indexed = {
-        name: rows for rows, names in _INDEXED.items() if rows in columns for name in names
-    }
+    indexed = {name: rows for rows, names in _INDEXED.items() if rows in columns for name in names}
     whole = {name: column for name, column in columns.items() if name not in indexed}
     n = len(columns[c.LIVE])
     count = min(count, n)
