@@ -87,14 +87,15 @@ class LocalDesk:
             self._announce(newest)
 
     def _give_policy(self, player: Player, session: Session) -> None:
-        if session.stream is None:
+        stream = session.stream
+        if stream is None:
             return  # whoever comes back asks again
         if player.publisher.failure:
             text = f"the policy cannot be handed out: {player.publisher.failure}"
             return self._reception.fail(session, SessionError(Code.NOT_EXPORTED, text))
         session.wants_news = True
         for chunk in player.publisher.chunks(player.version):
-            session.stream.send(chunk.SerializeToString())
+            stream.send(chunk.SerializeToString())
 
     def _announce(self, newest: pb.PolicyVersion) -> None:
         news = pb.ToSimulator(new_policy=pb.NewPolicy(policy="default", version=newest))

@@ -206,12 +206,13 @@ class Player:
             chosen, self.waiting = list(self.waiting), deque()
             return chosen, np.ones(sum(len(steps.acting) for steps in chosen), np.bool_)
         later: deque[Steps] = deque()
-        rows = 0
+        rows = standing = 0
         while self.waiting and (not rows or rows < most_rows):
             steps = self.waiting.popleft()
             new = int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
             if new and wanted <= 0 and not steps.session.real_time:
                 later.append(steps)
+                standing += len(steps.acting) - new
                 continue
             if new and wanted <= 0:
                 recording += (self.environments.of["row"][steps.acting] >= 0).tolist()
@@ -220,6 +221,10 @@ class Player:
                 wanted -= new
             chosen.append(steps)
             rows += len(steps.acting)
+        if not chosen and wanted + standing > 0:
+            # Rows stand still whose environments wait for others of their batch to get one.
+            chosen.append(later.popleft())
+            recording = [True] * len(chosen[0].acting)
         later.extend(self.waiting)
         self.waiting = later
         return chosen, np.array(recording, np.bool_)

@@ -167,10 +167,10 @@ class Reception:
         self._counts["sessions_failed"] += 1
 
     def last_word(self, session: Session, error: SessionError) -> None:
-        if session.stream is not None:
-            session.stream.send(error.message().SerializeToString())
-            session.stream.close()
-            session.stream = None
+        stream, session.stream = session.stream, None
+        if stream is not None:
+            stream.send(error.message().SerializeToString())
+            stream.close()
 
     def close(self, session: Session) -> None:
         if session.id not in self.sessions.by_id:

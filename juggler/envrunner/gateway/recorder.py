@@ -128,7 +128,7 @@ class Recorder:
         begun = 0
         place, rows = recording.place, self._environments.rows
         if recording.starts and not recording.taken:
-            self._begin_episode(place)
+            self._end_without_word(place)
         while recording.left:
             count = recording.left
             if self._is_stale(recording):
@@ -148,13 +148,18 @@ class Recorder:
         version = recording.version
         return version is not None and self.newest.update - version.update > self.max_staleness
 
-    def _begin_episode(self, place: int) -> None:
-        """One that is running is over, without an end."""
+    def _end_without_word(self, place: int) -> None:
+        """An episode that is running there is over, as another one begins."""
         if self._episodes.pop(place, None) is not None:
             self._environments.counts["episodes_cut"] += 1
             self._environments.cut(place)
             self._filling.pop(place, None)
-        self._episodes[place] = _Episode(self._environments.new_episode())
+
+    def _episode(self, place: int) -> _Episode:
+        """The one that is running there, or one that begins."""
+        if place not in self._episodes:
+            self._episodes[place] = _Episode(self._environments.new_episode())
+        return self._episodes[place]
 
     def _drop(self, recording: Recording) -> None:
         """All that is left of it. A row cannot go on behind the hole."""
@@ -170,7 +175,7 @@ class Recorder:
         """Its next steps, into the row of their environment."""
         place, begin = recording.place, recording.taken
         of, rows = self._environments.of, self._environments.rows
-        episode, version = self._episodes[place], recording.version or self.newest
+        episode, version = self._episode(place), recording.version or self.newest
         states = self._follow(recording, count)
         if place not in self._filling:
             of["row"][place], of["step"][place] = rows.begin(states, 1, recorded=True)[0], 0
@@ -219,7 +224,7 @@ class Recorder:
     def _count(self, recording: Recording, count: int) -> None:
         """Its next steps have become of something."""
         place, begin = recording.place, recording.taken
-        episode = self._episodes[place]
+        episode = self._episode(place)
         episode.length += count
         episode.total += float(recording.rewards[begin : begin + count].sum())
         recording.taken += count

@@ -184,7 +184,7 @@ class Reader:
                     raise SessionError(
                         Code.WRONG_SHAPE, f"{text}, which its space or its mask does not have"
                     )
-            elif isinstance(space, spaces.MultiBinary) and (array > 1).any():
+            elif isinstance(space, spaces.MultiBinary) and (array & ~1).any():
                 text = f"the actions{where} have other numbers than 0 and 1"
                 raise SessionError(Code.WRONG_SHAPE, text)
 

@@ -237,7 +237,7 @@ class Transport:
         if self._leaving or not event.success:
             return
         self._expect()
-        method = event.call_details.method.decode()
+        method = event.call_details.method.decode("utf-8", "replace")
         if (refusal := why_not_admitted(event.invocation_metadata, self._token)) is not None:
             self._finish(event.call, _status(_Status.unauthenticated, refusal))
         elif method == f"/{SERVICE}/Session":
