@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _RETRY_SECONDS = 0.2
+_GOODBYE_SECONDS = 5.0  # for the gateway to take note
 #: What another attempt may get over.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
@@ -118,11 +121,12 @@ class Connection:
         self._outgoing.put(pb.FromSimulator(goodbye=pb.Goodbye()))
         self._outgoing.put(None)
         try:
-            for _ in self._answers:
-                pass
+            with _within(_GOODBYE_SECONDS, self._answers):
+                for _ in self._answers:
+                    pass
         except (grpc.RpcError, ValueError):
-            pass  # it is gone already
-        self._channel.close()
+            pass  # it is gone already, or hangs
+        self._hang_up()
 
     def _next(self) -> pb.ToSimulator:
         try:
@@ -143,18 +147,26 @@ class Connection:
 
     def _dial(self, deadline: float) -> pb.Welcome:
         """Open a stream, as often as it takes."""
-        while True:
-            try:
-                return self._open()
-            except grpc.RpcError as error:
-                broken = isinstance(error, _Ended) or _code(error) in _BROKEN
-                if not broken or time.monotonic() > deadline:
-                    raise _told(error, self._address) from error
-            time.sleep(_RETRY_SECONDS)
+        try:
+            while True:
+                try:
+                    return self._open(deadline)
+                except grpc.RpcError as error:
+                    broken = isinstance(error, _Ended) or _code(error) in _BROKEN
+                    if not broken or time.monotonic() > deadline:
+                        raise _told(error, self._address) from error
+                time.sleep(_RETRY_SECONDS)
+        except BaseException:
+            self._hang_up()
+            raise
 
-    def _open(self) -> pb.Welcome:
+    def _hang_up(self) -> None:
         if self._channel is not None:
+            self._outgoing.put(None)  # a thread of gRPC's would wait for more
             self._channel.close()
+
+    def _open(self, deadline: float) -> pb.Welcome:
+        self._hang_up()
         self._channel = _channel(self._address, self._tls)
         self._outgoing: queue.SimpleQueue[pb.FromSimulator | None] = queue.SimpleQueue()
         self._outgoing.put(pb.FromSimulator(hello=self._hello))
@@ -165,7 +177,14 @@ class Connection:
         )
         outgoing: Iterator[pb.FromSimulator | None] = iter(self._outgoing.get, None)
         self._answers = method(outgoing, metadata=self._metadata)
-        answer = self._next()
+        try:
+            with _within(deadline - time.monotonic(), self._answers):
+                answer = self._next()
+        except grpc.RpcError as error:
+            if _code(error) is grpc.StatusCode.CANCELLED and time.monotonic() >= deadline:
+                text = f"the gateway at {self._address} takes calls and does not answer them"
+                raise GatewayError("DEADLINE_EXCEEDED", text, True) from None
+            raise
         if answer.WhichOneof("message") != "welcome":
             raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
         return answer.welcome
@@ -173,6 +192,18 @@ class Connection:
 
 class _Ended(grpc.RpcError):
     """The gateway ended the stream without a word."""
+
+
+@contextmanager
+def _within(seconds: float, call: Any) -> Iterator[None]:
+    """A call that takes longer is cancelled."""
+    overdue = threading.Timer(max(0.0, seconds), call.cancel)
+    overdue.daemon = True
+    overdue.start()
+    try:
+        yield
+    finally:
+        overdue.cancel()
 
 
 def _code(error: Any) -> Any:

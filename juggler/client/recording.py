@@ -121,7 +121,7 @@ class RecordingSession(AnySession):
                 self._recorded(answer.recorded)
             case "new_policy":
                 self._told(answer.new_policy.version)
-            case "policy":
+            case "policy" if self._request is not None:  # it may come twice
                 return self._piece(answer.policy)
         return None
 

@@ -116,11 +116,16 @@ def connect(
         real_time=real_time,
         agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
     )
+    values = Values(observations), Values(actions)
     connection = Connection(address, hello, token, tls, timeout)
-    parts = connection, Values(observations), Values(actions), environments
-    if mode == "local":
-        return LocalSession(*parts, pull=pull, seed=seed)
-    return RecordingSession(*parts) if mode == "logged" else Session(*parts)
+    parts = connection, *values, environments
+    try:
+        if mode == "local":
+            return LocalSession(*parts, pull=pull, seed=seed)
+        return RecordingSession(*parts) if mode == "logged" else Session(*parts)
+    except BaseException:
+        connection.close()
+        raise
 
 
 class Session(AnySession):

@@ -128,3 +128,13 @@ def test_a_sender_that_sent_nothing_can_be_closed(learner: LearnerEnd, senders: 
     senders.open(learner.address).close()
     assert senders.settled == []
     assert learner.opened == 0
+
+
+def test_what_comes_after_a_sender_was_closed_is_lost(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    sender = senders.open(learner.address)
+    sender.close()
+    sender.send(header(1), tree(1))
+    assert senders.wait_for(1)[1][0] == "learner_lost"
+    assert senders.settled_more_than_once() == []

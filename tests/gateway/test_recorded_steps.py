@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gateway_world import GatewayWorld, TinyMemory, TinyPolicy, eventually
+from gateway_world import (
+    GatewayWorld,
+    RawSimulator,
+    TinyMemory,
+    TinyPolicy,
+    eventually,
+    steps_of,
+)
 from playing import Played, Wandering, assert_recorded, in_threads, play, play_together
 
 from juggler.runtime.episodes.version import Version
@@ -140,6 +147,28 @@ def test_environments_of_one_session_need_not_be_in_step() -> None:
         world.wait_for(1)
         batch, _ = world.batches[0]
         assert batch.rewards.tolist() == [[1, 2], [3, 4], [7, 8]]
+
+
+def test_environments_of_one_session_do_not_wait_for_each_other_for_ever() -> None:
+    with GatewayWorld(rows=2, steps=4) as world:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(environments=2)
+            both = np.zeros((2, 3))
+            simulator.step(steps_of(1, both))
+            over = {"rewards": [1, 2], "terminated": [False, True], "paused": [False, True]}
+            simulator.step(steps_of(2, both, **over))
+            # One row of the two that are wanted is ready, and the other one goes on beside an
+            # environment that is wanted no more.
+            for seq in (3, 4):
+                answer = simulator.step(steps_of(seq, both, rewards=[seq, 0]))
+                assert answer.WhichOneof("message") == "actions"
+            simulator.send(steps=steps_of(5, both, rewards=[5, 0]))
+            world.wait_for(1)
+            eventually(lambda: world.count("steps_waiting") == 1)
+            assert len(world.batches) == 1, "nobody asks for another one"
+        batch, _ = world.batches[0]
+        assert batch.rewards.tolist() == [[2, 0, 0, 0], [1, 3, 4, 5]]
 
 
 def test_steps_carry_the_weights_that_acted_and_old_rows_are_handed_in_short() -> None:

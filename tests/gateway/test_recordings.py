@@ -73,6 +73,19 @@ def test_a_row_to_which_nothing_comes_is_handed_in_short() -> None:
         assert not batch.truncated.any()
 
 
+def test_an_episode_that_waits_cuts_none() -> None:
+    with GatewayWorld(rows=1, steps=8) as world:
+        world.use(1.0, Version(1, 0))
+        with world.connect(mode="logged") as session:
+            for _ in range(3):  # each message has all that wait looked at
+                session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
+            eventually(lambda: world.count("recorded_steps_waiting") == 15)
+            world.ask(2)
+            session.flush()
+        assert world.count("episodes") == 3
+        assert world.count("episodes_cut") == 0
+
+
 class Stacked(TinyPolicy):
     """Sees the last of two frames."""
 

@@ -16,7 +16,7 @@ from juggler.envrunner.gateway.desk import Desk
 from juggler.envrunner.gateway.reception import DeskSettings
 from juggler.envrunner.gateway.transport import Transport
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
@@ -248,6 +248,37 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
         assert world.count("sessions") == 1, "it may come back"
 
 
+def test_who_reads_no_policy_is_let_go_of_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "MOST_UNREAD", 1 << 20)
+    with GatewayWorld(rows=1) as world:
+        world.use(1.0, Version(1, 0))
+        assert world.player is not None
+        monkeypatch.setattr(world.player, "publisher", LargePolicy())
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(mode=pb.LOCAL_INFERENCE)
+            simulator.send(policy=pb.PolicyRequest())
+            with pytest.raises(grpc.RpcError) as ended:
+                all(iter(simulator.hear, None))
+            assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        world.ask()
+        with world.connect() as session:
+            assert session.step(np.zeros(3)) in (0, 1)
+
+
+class LargePolicy:
+    """Stands for a `Publisher` of what no stream takes at once."""
+
+    ready, failure = True, ""
+
+    def begin(self, done: object) -> None:
+        pass
+
+    def chunks(self, version: Version) -> list[pb.ToSimulator]:
+        return [pb.ToSimulator(policy=pb.PolicyChunk(data=bytes(1 << 19)))] * 8
+
+
 def test_an_address_that_is_taken_is_told_and_leaves_nothing_behind() -> None:
     with GatewayWorld() as world:
         desk = Desk(Transport(""), world, DeskSettings(1, 0.0, "", 1), lambda error: None)
@@ -293,15 +324,19 @@ def test_observations_outside_a_counted_space_do_not_reach_the_policy() -> None:
 
 
 def test_a_space_that_nobody_can_learn_in_leaves_the_gateway_waiting_for_another() -> None:
+    three_masks = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(3)})
     with GatewayWorld(rows=1) as world:
-        with RawSimulator(world.address) as simulator:
-            agent = pb.Agent(
-                observation_space=space_to_message(spaces.Text(3)),
-                action_space=space_to_message(TWO_WAYS),
-            )
-            code, text = refused(simulator.greet(agents=[agent]))
-            assert code == "WRONG_SPACES"
-            assert "give their characters as numbers" in text
+        for observations, actions, said in (
+            (spaces.Text(3), TWO_WAYS, "give their characters as numbers"),
+            (THREE, spaces.Text(3), "give their characters as numbers"),
+            (THREE, spaces.Dict({}), "has nothing in it"),
+            (three_masks, TWO_WAYS, "has shape [3], not [2]"),
+        ):
+            with RawSimulator(world.address) as simulator:
+                agents = spaces_of(observations, actions)
+                code, text = refused(simulator.greet(agents=agents))
+                assert code == "WRONG_SPACES"
+                assert said in text
         world.ask()
         with world.connect() as session:
             assert session.step(np.zeros(3)) in (0, 1)

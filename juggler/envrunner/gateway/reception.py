@@ -10,7 +10,7 @@ from gymnasium import Space
 
 from juggler.envrunner.gateway.answers import Answers
 from juggler.envrunner.gateway.errors import Code, SessionError
-from juggler.envrunner.gateway.layout import Layout
+from juggler.envrunner.gateway.layout import Layout, ValueChecks
 from juggler.envrunner.gateway.player import Player
 from juggler.envrunner.gateway.sessions import (
     PROTOCOL_MAX,
@@ -126,7 +126,7 @@ class Reception:
             try:
                 observation_space = space_from_message(agent.observation_space)
                 action_space = space_from_message(agent.action_space)
-                _must_fit(observation_space, self._settings.fragment_steps)
+                _must_fit(observation_space, action_space, self._settings.fragment_steps)
                 self.player = self._work.prepare(observation_space, action_space)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
@@ -181,8 +181,13 @@ class Reception:
         session.stream = None
 
 
-def _must_fit(observation_space: Space[Any], steps: int) -> None:
-    """That rows of such observations can be held in memory."""
+def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
+    """That masks are those of the actions, and rows of such observations can be held in memory."""
+    Layout(action_space)
+    try:
+        ValueChecks(observation_space, action_space)
+    except ValueError as error:
+        raise SessionError(Code.WRONG_SPACES, str(error)) from error
     row_bytes = steps * sum(leaf.row_bytes for leaf in Layout(observation_space).leaves)
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"

@@ -184,7 +184,8 @@ class GatewayRunner(EnvRunner):
         player = self._player
         if player is None:
             return
-        weights = None if self._subscription is None else self._subscription.newest
+        subscription = self._subscription  # the first thread may take it away
+        weights = None if subscription is None else subscription.newest
         if weights is not None and (not self._has_weights or weights.version > player.version):
             player.use(weights.tree[DEFAULT_MODULE], weights.version)
             self._has_weights = True

@@ -117,18 +117,25 @@ class EpisodeSender:
         self._channel = dial(address, tls)
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
+        self._closed = False
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
         """Copies the tree before it returns; never waits for the network."""
         chunks = list(encode_frame(header, tree))
         with self._lock:
-            if self._stream is None or self._stream.broken:
+            if not self._closed and (self._stream is None or self._stream.broken):
                 self._stream = _Stream(self._channel, self._metadata, self._settled)
-            stream = self._stream
-        stream.put(header.batch_id, chunks)
+            stream = None if self._closed else self._stream
+        if stream is None:
+            self._settled(header.batch_id, "learner_lost", "the stream to the learner is closed")
+        else:
+            stream.put(header.batch_id, chunks)
 
     def close(self) -> None:
-        """What is not acknowledged by now counts as lost."""
+        """What is not acknowledged by now counts as lost. May be called while another thread
+        sends."""
+        with self._lock:
+            self._closed = True
         if self._stream is not None:
             self._stream.end()
         self._channel.close()
