@@ -147,14 +147,18 @@ class Connection:
 
     def _dial(self, deadline: float) -> pb.Welcome:
         """Open a stream, as often as it takes."""
+        told = None
         try:
             while True:
                 try:
                     return self._open(deadline)
                 except grpc.RpcError as error:
                     broken = isinstance(error, _Ended) or _code(error) in _BROKEN
-                    if not broken or time.monotonic() > deadline:
-                        raise _told(error, self._address) from error
+                    # An attempt that was cut off says less than the one before it.
+                    if told is None or _code(error) is not grpc.StatusCode.CANCELLED:
+                        told = _told(error, self._address)
+                    if not broken or time.monotonic() >= deadline:
+                        raise told from error
                 time.sleep(_RETRY_SECONDS)
         except BaseException:
             self._hang_up()
@@ -177,14 +181,8 @@ class Connection:
         )
         outgoing: Iterator[pb.FromSimulator | None] = iter(self._outgoing.get, None)
         self._answers = method(outgoing, metadata=self._metadata)
-        try:
-            with _within(deadline - time.monotonic(), self._answers):
-                answer = self._next()
-        except grpc.RpcError as error:
-            if _code(error) is grpc.StatusCode.CANCELLED and time.monotonic() >= deadline:
-                text = f"the gateway at {self._address} takes calls and does not answer them"
-                raise GatewayError("DEADLINE_EXCEEDED", text, True) from None
-            raise
+        with _within(deadline - time.monotonic(), self._answers):
+            answer = self._next()
         if answer.WhichOneof("message") != "welcome":
             raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
         return answer.welcome
@@ -213,6 +211,9 @@ def _code(error: Any) -> Any:
 def _told(error: Any, address: str) -> GatewayError:
     if isinstance(error, _Ended):
         return GatewayError("UNAVAILABLE", f"the gateway at {address} ended the stream", True)
+    if error.code() is grpc.StatusCode.CANCELLED:
+        text = f"the gateway at {address} does not answer. Is the address right, or does it hang?"
+        return GatewayError("DEADLINE_EXCEEDED", text, True)
     text = f"the gateway at {address}: {error.details()}"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         text += ". Does it run, is the address right, and do both sides use TLS or neither?"
