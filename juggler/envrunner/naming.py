@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.extras import check_extra
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.modules.by_name import is_there
+from juggler.runtime.modules.by_name import is_there, no_module
 
 Env = gymnasium.Env[Any, Any]
 VectorEnvironment = VectorEnv[Any, Any, Any]
@@ -54,7 +54,7 @@ def check_name(name: str) -> None:
         raise ValueError(_unknown(name, []))
     if not is_there(module_name):
         check_extra(name)
-        raise ValueError(_no_module(name, module_name.partition(".")[0]))
+        raise ValueError(no_module(name, "env", module_name.partition(".")[0]))
 
 
 def is_name(name: str) -> bool:
@@ -94,13 +94,6 @@ def _imported(name: str, module: str) -> object:
         if error.name is None or not (module + ".").startswith(error.name + "."):
             # The module is there; something that it imports is not.
             raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
-        raise ValueError(_no_module(name, error.name)) from None
+        raise ValueError(no_module(name, "env", error.name)) from None
     except Exception as error:
         raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
-
-
-def _no_module(name: str, module: str) -> str:
-    return (
-        f"env {name!r}: there is no Python module {module!r} here; install it, or put its "
-        "directory on PYTHONPATH, wherever this run has envrunners"
-    )

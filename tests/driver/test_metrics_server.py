@@ -110,6 +110,18 @@ def test_a_certificate_that_is_renewed_is_the_one_that_the_next_scrape_sees(tmp_
             scrape(url, context=before)
 
 
+def test_a_certificate_that_is_damaged_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tls = made(tmp_path)
+    with metrics(tls=tls) as address:
+        context = scraper(tls)
+        (tmp_path / "cert.pem").write_text("no certificate")
+        with pytest.raises((URLError, ConnectionError)):
+            scrape(f"https://{address}/metrics", context=context)
+    assert f"on /metrics: {tmp_path}/cert.pem or" in capfd.readouterr().err
+
+
 def test_one_who_says_nothing_holds_up_nobody(tls: Tls) -> None:
     with metrics(tls=tls) as address:
         host, _, port = address.partition(":")

@@ -14,6 +14,7 @@ from playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
 from juggler.client.model import Model
+from juggler.envrunner.gateway import publisher
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version
 
@@ -189,6 +190,17 @@ def test_a_policy_that_cannot_be_exported_is_refused_with_the_reason(
     with GatewayWorld() as world:
         world.use(0.4, Version(1, 0))
         with pytest.raises(GatewayError, match=r"NOT_EXPORTED: .* pip install 'juggler\[onnx\]'"):
+            world.connect(mode="local")
+
+
+def test_an_export_that_fails_in_whatever_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(publisher, "to_onnx", fails)
+    with GatewayWorld() as world:
+        world.use(0.4, Version(1, 0))
+        with pytest.raises(GatewayError, match=r"NOT_EXPORTED: .* RuntimeError: no such operation"):
             world.connect(mode="local")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -46,11 +47,18 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         request.settimeout(_CLIENT_SECONDS)
         if self._tls is None:
             return super().finish_request(request, client_address)
-        with self._tls.server_context().wrap_socket(request, server_side=True) as secure:
+        try:
+            context = self._tls.server_context()
+        except (ValueError, OSError) as error:
+            print(f"juggler driver: cannot answer on /metrics: {error}", file=sys.stderr)
+            return None
+        with context.wrap_socket(request, server_side=True) as secure:
             super().finish_request(secure, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who hangs up, or has no certificate, is told so by TLS; it is no failure of the run."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _QuietHandler(WSGIRequestHandler):

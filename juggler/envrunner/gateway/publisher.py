@@ -56,8 +56,8 @@ class Publisher:
         self._begun = True
         try:
             graph = self._policy.graph(*self._spaces)
-        except (ValueError, NotImplementedError) as error:
-            self.failure = str(error)
+        except Exception as error:  # of others' modules and connectors
+            self.failure = _said(error)
             return
         arguments = graph, done
         threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
@@ -107,8 +107,8 @@ class Publisher:
             for name in self._names:
                 model.graph.initializer.remove(mine[name])
             self._without_weights = model
-        except (ValueError, NotImplementedError) as error:
-            self.failure = str(error)
+        except Exception as error:  # of others' modules and connectors
+            self.failure = _said(error)
         finally:
             done()
 
@@ -122,3 +122,9 @@ class Publisher:
             model.graph.initializer.append(numpy_helper.from_array(constants[name], name))
         whole: bytes = model.SerializeToString()
         return whole
+
+
+def _said(error: Exception) -> str:
+    """An error that is told in words, or what kind it is too. Never empty."""
+    told = isinstance(error, ValueError | NotImplementedError) and str(error)
+    return told or f"{type(error).__name__}: {error}"

@@ -68,7 +68,7 @@ class Tls:
         """The same directory as it is now; this one where it is damaged, or being changed."""
         try:
             return read_tls(self.directory) or self
-        except ValueError:
+        except (ValueError, OSError):  # a file may go while it is looked at
             return self
 
 

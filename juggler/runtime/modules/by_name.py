@@ -32,7 +32,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (package + ".").startswith(error.name + "."):
             raise  # The package is there; something that it imports is not.
-        raise ValueError(_not_there(name, what, error.name)) from error
+        raise ValueError(no_module(name, what, error.name)) from error
     called = getattr(imported, attribute, None)
     if called is None:
         near = closest(attribute, vars(imported))
@@ -61,10 +61,11 @@ def check_there(name: str, what: str) -> None:
     """
     package = name.partition(":")[0]
     if not is_there(package):
-        raise ValueError(_not_there(name, what, package.partition(".")[0]))
+        raise ValueError(no_module(name, what, package.partition(".")[0]))
 
 
-def _not_there(name: str, what: str, module: str) -> str:
+def no_module(name: str, what: str, module: str) -> str:
+    """For people: a name leads to a module that is not here."""
     return (
         f"{what} {name!r} cannot be imported: there is no Python module {module!r} here; "
         "install it, or put its directory on PYTHONPATH, wherever this run has workers"
@@ -83,4 +84,6 @@ def must_be_given_again(key: str, name: str | None, given: object) -> None:
     """
     if name is not None and name.startswith(SCRIPT) and not callable(given):
         mine = name.removeprefix(SCRIPT)
-        raise ValueError(f"this run's {key} is {mine}, of a script: pass {key}={mine} again, in Python")
+        raise ValueError(
+            f"this run's {key} is {mine}, of a script: pass {key}={mine} again, in Python"
+        )

@@ -106,9 +106,7 @@ class WeightsPublisher:
             yield from offered.chunks(self._digests)
             del offered  # its memory serves for the next one
 
-    def _other_than(
-        self, sent: Version | None, context: grpc.ServicerContext
-    ) -> _Offered | None:
+    def _other_than(self, sent: Version | None, context: grpc.ServicerContext) -> _Offered | None:
         """Waits for another version than the one sent last; None when the stream is to end."""
         with self._condition:
             while self._newest is None or self._newest.version == sent:
