@@ -87,6 +87,25 @@ def test_episodes_of_who_does_not_come_back_end_as_truncated_and_are_counted() -
             assert answer.error.code == pb.Error.UNKNOWN_SESSION
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_an_episode_that_ended_before_its_session_did_ends_once(end: str) -> None:
+    with GatewayWorld(rows=1, steps=8) as world:
+        world.ask()
+        with world.connect() as session:
+            session.step(np.zeros(3))
+            session.step(np.ones(3))
+            # The next episode has begun, and nobody knows what its first action led to.
+            session.step(np.full(3, 5), 1.0, **{end: True}, final_observation=np.full(3, 2))
+        world.wait_for(1)
+        batch, ended = world.batches[0]
+        assert ended == [(1.0, 2)]
+        assert world.count("episodes_cut") == 0
+        assert batch.live_steps == 2
+        assert batch.terminated.nonzero()[1].tolist() == [1] * (end == "terminated")
+        assert batch.truncated.nonzero()[1].tolist() == [1] * (end == "truncated")
+        assert batch.final_observations.tolist() == [[2.0] * 3] * (end == "truncated")
+
+
 def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
     with GatewayWorld(rows=1, steps=100) as world:
         world.ask()

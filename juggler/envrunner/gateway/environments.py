@@ -97,10 +97,12 @@ class Environments:
     def cut(self, place: int) -> None:
         """Its row is complete, and the episode that it ends with is truncated there."""
         row, step = int(self.of["row"][place]), int(self.of["step"][place])
+        columns = self.rows.columns
         if row >= 0 and step:
-            after = take(self.rows.columns["observations"], (row, step))
-            if not self.of["first"][place]:
-                self.rows.columns["truncated"][row, step - 1] = True
+            after = take(columns["observations"], (row, step))
+            # Else the next one has begun there, and none of its steps is over.
+            if not any(columns[name][row, step - 1] for name in ("terminated", "truncated")):
+                columns["truncated"][row, step - 1] = True
                 self.rows.ended_with(row, step - 1, after)
             self.rows.finish(row, step, after)
         elif row >= 0:
