@@ -174,7 +174,7 @@ class Session(AnySession):
         """
         if self._count is not None:
             rows = self._rows(observation, reward, terminated, truncated, final_observation)
-            rows.environments.extend(environments or ())
+            rows.environments.extend(() if environments is None else environments)
             return self._actions.from_tensors(self._exchange(rows))
         ended, paused = bool(terminated or truncated), False
         if ended and final_observation is None:

@@ -142,11 +142,27 @@ def test_environments_of_one_session_need_not_be_in_step() -> None:
             for step in range(1, 5):
                 ones = np.full((1, 3), step)
                 assert session.step(ones, [step], environments=[1]).shape == (1,)
-            session.step(np.full((2, 3), 7), [7, 7], environments=[2, 0])
+            session.step(np.full((2, 3), 7), [7, 7], environments=np.array([2, 0]))
             session.step(np.full((2, 3), 8), [8, 8], environments=[2, 0])
         world.wait_for(1)
         batch, _ = world.batches[0]
         assert batch.rewards.tolist() == [[1, 2], [3, 4], [7, 8]]
+
+
+def test_a_step_that_took_too_long_is_counted_once() -> None:
+    with GatewayWorld(rows=1, steps=4) as world:
+        world.ask(2)
+        with world.connect() as session:
+            world.use(1.0, Version(1, 0))
+            session.step(np.zeros(3))
+            world.use(1.0, Version(1, 9))
+            for _ in range(5):
+                session.step(np.ones(3))
+            world.wait_for(1)
+        assert world.count("steps") == 5
+        assert world.count("steps_stale") == 1
+        assert world.count("steps_unrecorded") == 0
+        assert world.batches[0][0].live_steps == 4
 
 
 def test_environments_of_one_session_do_not_wait_for_each_other_for_ever() -> None:

@@ -140,9 +140,9 @@ class Environments:
         of["length"][slots] += 1
         of["return"][slots] += rewards
         of["acted"][slots] = False
+        self.counts["steps_unrecorded"] += int(np.count_nonzero(of["row"][slots] < 0))
         self._let_go_of_old(slots)
         recorded = of["row"][slots] >= 0  # [B]
-        self.counts["steps_unrecorded"] += int(np.count_nonzero(~recorded))
         held = slots[recorded]
         columns["rewards"][of["row"][held], of["step"][held]] = rewards[recorded]
         self._take_ends(arrivals)
