@@ -10,11 +10,11 @@ from place import REPOSITORY, Place
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_nothing_grows_while_workers_come_and_go(place: Place) -> None:
-    soak = [str(REPOSITORY / "benchmarks" / "soak.py"), "--minutes", "0.9"]
+    soak = [str(REPOSITORY / "benchmarks" / "soak.py"), "--minutes", "2"]
     run = place.start_program([sys.executable, *soak])
-    assert run.wait(220) == 0, run.output
+    assert run.wait(280) == 0, run.output
     found = json.loads(run.output.splitlines()[-1])
     faults = {
         "SIGKILL envrunner 1",
@@ -23,7 +23,7 @@ def test_nothing_grows_while_workers_come_and_go(place: Place) -> None:
         "SIGSTOP learner 1",
     }
     assert set(found["faults"]) == faults
-    assert found["restarts"] >= 4, "the last may be too late to be noticed"
+    assert found["restarts"] >= 8, "the last may be too late to be noticed"
     assert found["books_balance"]
     lasting = {"driver", "learner 0", "envrunner 0"}
     assert lasting <= set(found["processes"])
@@ -32,6 +32,6 @@ def test_nothing_grows_while_workers_come_and_go(place: Place) -> None:
         for key in ("descriptors", "threads"):
             # A worker that is there takes some of them that one that is not does not.
             assert growth[key]["last_third"] <= growth[key]["first_third"] + 3, (name, growth)
-        # Allocators have not settled within a minute, so that only a flood shows: 20 minutes of the
-        # script say more.
+        # Allocators have not settled within two minutes, so that only a flood shows: 20 minutes of
+        # the script say more.
         assert growth["rss"]["last_third"] <= growth["rss"]["first_third"] + 40, (name, growth)
