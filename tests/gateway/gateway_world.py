@@ -66,6 +66,7 @@ class GatewayWorld:
 
     Attributes:
         batches: that were made so far, with the episodes that ended.
+        learned: by connectors, with each of them.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GatewayWorld:
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
+        self.learned: list[dict[str, Any]] = []
         self.failure: BaseException | None = None
         self.player: Player | None = None
         self._module, self._connectors = module, connectors or {}
@@ -184,7 +186,8 @@ class GatewayWorld:
             and len(self.player.environments.rows.complete) >= self.rows
         ):
             self._asked -= 1
-            batch, ended, _ = self.player.batch(self.rows)
+            batch, ended, delta = self.player.batch(self.rows)
+            self.learned.append(delta)
             self.batches.append((EpisodeBatch.from_tree(batch.to_tree()), ended))
 
     def _failed(self, error: BaseException) -> None:

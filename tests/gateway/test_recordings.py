@@ -86,6 +86,20 @@ def test_an_episode_that_waits_cuts_none() -> None:
         assert world.count("episodes_cut") == 0
 
 
+def test_connectors_learn_from_every_observation_once() -> None:
+    connectors = {"env_to_module": ["mean_std_filter"]}
+    with GatewayWorld(rows=1, steps=5, connectors=connectors) as world:
+        world.use(1.0, Version(1, 0))
+        world.ask(1)
+        with world.connect(mode="logged") as session:
+            session.record(FIVE[:4], [0] * 3, [1] * 3, [-1] * 3)
+            session.record(FIVE[3:], [0] * 2, [1] * 2, [-1] * 2, starts=False, terminated=True)
+        world.wait_for(1)
+        moments = world.learned[0]["mean_std_filter"]
+        assert moments["count"] == len(FIVE)
+        np.testing.assert_allclose(moments["mean"], FIVE.mean(0))
+
+
 class Stacked(TinyPolicy):
     """Sees the last of two frames."""
 

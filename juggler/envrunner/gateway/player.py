@@ -89,7 +89,9 @@ class Player:
         self._policy, self._connectors = policy, connectors
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps)
-        self.recorder = Recorder(self.environments, policy, connectors, max_staleness)
+        self.recorder = Recorder(
+            self.environments, policy, connectors, max_staleness, self._watch
+        )
         self.reader = Reader(
             observation_space, policy.action_space, policy.blank_inputs is not None
         )
@@ -145,8 +147,7 @@ class Player:
         slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
         observations = self._connectors(shown)  # [B, ...]
         self.environments.take_results(arrivals, slots, observations)
-        if self._connectors.rewrites:
-            self._watch(shown)
+        self._watch(shown)
         begin = 0
         for steps in arrivals:
             steps.observations, steps.begin = observations, begin
@@ -158,6 +159,9 @@ class Player:
             self.waiting.append(steps)
 
     def _watch(self, shown: Tree) -> None:
+        """What connectors learn from what simulators show [B, ...]."""
+        if not self._connectors.rewrites:
+            return
         self._connectors.watch(shown)
         rows = len(next(iter(_arrays(shown))))
         delta = self._connectors.take_delta(np.ones((rows, 1), np.bool_))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ class Recorder:
         policy: learns from them, and remembers what came before in each environment.
         connectors: between the simulators and the policy.
         max_staleness: updates that weights may be behind the newest when their steps become a row.
+        watch: told of what simulators show [B, ...].
 
     Attributes:
         waiting: that nothing has become of yet, the oldest first.
@@ -48,6 +50,7 @@ class Recorder:
         policy: GatheredPolicy,
         connectors: EnvToModule,
         max_staleness: int,
+        watch: Callable[[Tree], None],
     ) -> None:
         self.waiting: deque[Recording] = deque()
         self.newest = Version(0, 0)
@@ -55,6 +58,7 @@ class Recorder:
         self._environments, self._policy = environments, policy
         self._connectors = connectors
         self.max_staleness = max_staleness
+        self._watch = watch
         self._episodes: dict[int, _Episode] = {}  # that are running, by place
         self._filling: dict[int, float] = {}  # places with a row, and when something came for it
         self._stale = 0
@@ -64,6 +68,8 @@ class Recorder:
         return sum(recording.left for recording in self.waiting)
 
     def arrive(self, recording: Recording) -> None:
+        seen = 0 if recording.starts else 1  # the first one is the last of the recording before
+        self._watch(steps_of(recording.observations, seen, len(recording.rewards) + 1))
         recording.observations = self._connectors(recording.observations)  # [L + 1, ...]
         self.waiting.append(recording)
         self.bytes_waiting += recording.bytes
