@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ _OPTIONS = [
 ]
 _RETRY_SECONDS = 0.2
 _GOODBYE_SECONDS = 5.0  # for the gateway to take note
+_LINE_SECONDS = 5.0
+_LOG = logging.getLogger(__name__)
 #: What another attempt may get over.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
@@ -61,6 +65,7 @@ class Connection:
 
     Raises:
         GatewayError: it does not answer, or does not take this simulator.
+        ValueError: the address is none.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class Connection:
         tls: str | None = None,
         timeout: float = 60.0,
     ) -> None:
+        if not re.fullmatch(r"unix:.+|.+:\d+", address):
+            raise ValueError(f"{address!r} is no address: must be HOST:PORT, as in 127.0.0.1:5005")
         self._address, self._hello = address, hello
         token = os.environ.get("JUGGLER_TOKEN", "") if token is None else token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -147,7 +154,7 @@ class Connection:
 
     def _dial(self, deadline: float) -> pb.Welcome:
         """Open a stream, as often as it takes."""
-        told = None
+        told, said = None, time.monotonic()
         try:
             while True:
                 try:
@@ -157,8 +164,12 @@ class Connection:
                     # An attempt that was cut off says less than the one before it.
                     if told is None or _code(error) is not grpc.StatusCode.CANCELLED:
                         told = _told(error, self._address)
-                    if not broken or time.monotonic() >= deadline:
+                    now = time.monotonic()
+                    if not broken or now >= deadline:
                         raise told from error
+                if now - said > _LINE_SECONDS:
+                    said = now
+                    _LOG.warning("still trying, for another %.0f s: %s", deadline - now, told)
                 time.sleep(_RETRY_SECONDS)
         except BaseException:
             self._hang_up()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from juggler.client.connection import Connection
 from juggler.client.model import Model, Path
 from juggler.client.recording import RecordingSession, as_version
-from juggler.client.spaces import Values, as_first, one_of, rows_of, tensor_of
+from juggler.client.spaces import Values, as_first, for_each, one_of, rows_of, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
@@ -104,7 +104,7 @@ class LocalSession(RecordingSession):
             ended = bool(terminated or truncated)
             finals = None if final_observation is None else as_first(final_observation)
             last = seen if finals is None else _copies(self._observations.arrays(finals))
-            self._take([0], [reward], [terminated], [truncated], last)
+            self._take([0], *_columns(1, reward, terminated, truncated), last)
             self._next_fragment([0], seen)
             if ended and finals is None:
                 return None
@@ -116,8 +116,8 @@ class LocalSession(RecordingSession):
             raise ValueError("an episode was truncated: give its final_observation, too")
         if final_observation is not None:
             last = self._finals(seen, final_observation, np.logical_or(terminated, truncated))
-        columns = [np.broadcast_to(each, len(places)) for each in (reward, terminated, truncated)]
-        self._take(places.tolist(), columns[0], columns[1], columns[2], last)
+        columns = _columns(len(places), reward, terminated, truncated)
+        self._take(places.tolist(), *columns, last)
         self._next_fragment(places.tolist(), seen)
         return self._act(places, seen)
 
@@ -229,6 +229,14 @@ class LocalSession(RecordingSession):
             steps.actions[count:],
             steps.action_logp[count:],
         )
+
+
+def _columns(count: int, reward: Any, terminated: Any, truncated: Any) -> tuple[Any, Any, Any]:
+    return (
+        for_each("reward", reward, count, np.float32),  # [R]
+        for_each("terminated", terminated, count, np.bool_),  # [R]
+        for_each("truncated", truncated, count, np.bool_),  # [R]
+    )
 
 
 def _stacked(rows: list[_Row]) -> list[pb.NamedTensor]:

@@ -11,7 +11,7 @@ from juggler.client.any_session import AnySession
 from juggler.client.connection import Connection
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
-from juggler.client.spaces import Values, as_first, as_message, one_of, rows_of
+from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _PROTOCOL = 1
@@ -102,10 +102,12 @@ def connect(
 
     Raises:
         GatewayError: nobody is there, or the simulator is not taken.
-        ValueError: there is no such mode.
+        ValueError: there is no such mode, address or number of environments.
     """
     if mode not in _MODES:
         raise ValueError(f"mode = {mode!r}: must be one of {', '.join(_MODES)}")
+    if environments is not None and environments < 1:
+        raise ValueError(f"environments = {environments}: must be at least 1, or None for one")
     observations, actions = as_message(observation_space), as_message(action_space)
     hello = pb.Hello(
         protocol_min=_PROTOCOL,
@@ -173,31 +175,35 @@ class Session(AnySession):
             ValueError: something does not fit the spaces.
         """
         if self._count is not None:
-            rows = self._rows(observation, reward, terminated, truncated, final_observation)
+            count = self._count if environments is None else len(environments)
+            rows = self._rows(count, observation, reward, terminated, truncated, final_observation)
             rows.environments.extend(() if environments is None else environments)
             return self._actions.from_tensors(self._exchange(rows))
         ended, paused = bool(terminated or truncated), False
         if ended and final_observation is None:
             final_observation, paused = observation, True
         finals = as_first(final_observation) if ended else None
-        rows = self._rows(as_first(observation), [reward], [terminated], [truncated], finals)
+        rows = self._rows(1, as_first(observation), reward, terminated, truncated, finals)
         if paused:
             rows.paused.append(True)
         actions = self._exchange(rows)
         return None if paused else one_of(self._actions.from_tensors(actions))
 
     def _rows(
-        self, observation: Any, reward: Any, terminated: Any, truncated: Any, finals: Any
+        self,
+        count: int,
+        observation: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        finals: Any,
     ) -> pb.Rows:
         rows = pb.Rows(observations=self._observations.tensors(observation))
-        if np.ndim(reward):
-            rows.rewards.extend(np.asarray(reward, np.float32).tolist())
-        ended = np.zeros(0, np.bool_)
+        rows.rewards.extend(for_each("reward", reward, count, np.float32).tolist())
         if np.any(terminated):
-            ended = np.asarray(terminated, np.bool_)
-            rows.terminated.extend(ended.tolist())
+            rows.terminated.extend(for_each("terminated", terminated, count, np.bool_).tolist())
         if np.any(truncated):
-            cut = np.asarray(truncated, np.bool_)
+            cut = for_each("truncated", truncated, count, np.bool_)  # [R]
             rows.truncated.extend(cut.tolist())
             if finals is None:
                 raise ValueError("an episode was truncated: give its final_observation, too")

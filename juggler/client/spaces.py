@@ -40,12 +40,22 @@ def box(
         low: the least values, one or as many as `shape` has. Of integers it must be finite.
         high: the greatest.
         dtype: of NumPy.
+
+    Raises:
+        ValueError: there are no such arrays.
     """
+    if np.ndim(shape) != 1 or any(length < 0 for length in shape):
+        raise ValueError(f"shape = {shape!r}: must be a list of lengths, as in [4] or [84, 84, 3]")
+    number = _NUMBERS.get(np.dtype(dtype).newbyteorder("<"))
+    if number is None:
+        raise ValueError(f"dtype = {np.dtype(dtype)}: must be bool, an integer or a float")
     space = Space()
     space.box.shape.extend(shape)
-    space.box.dtype = _NUMBERS[np.dtype(dtype).newbyteorder("<")]
+    space.box.dtype = number
     whole = np.dtype(dtype).kind != "f"
     for name, bound in (("low", low), ("high", high)):
+        if whole and not np.isfinite(bound).all():
+            raise ValueError(f"{name} = {bound}: a box of {np.dtype(dtype)} needs finite bounds")
         values = np.ravel(bound).tolist()
         getattr(space.box, f"int_{name}" if whole else name).extend(values)
     return space
@@ -156,6 +166,25 @@ class Values:
         return _value(self._space, arrays, ())
 
 
+def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
+    """What is given for each of R environments, or for all of them -> [R].
+
+    Args:
+        name: of it, for people.
+        given: [R], or one.
+        count: R.
+        dtype: of the result.
+
+    Raises:
+        ValueError: it is of another shape.
+    """
+    values = np.asarray(given, dtype)
+    if values.shape not in ((), (count,)):
+        whose = "one number" if count == 1 else f"one for each of {count} environments"
+        raise ValueError(f"{name} has shape {list(values.shape)}: give {whose}")
+    return np.broadcast_to(values, count)
+
+
 def one_of(values: Any) -> Any:
     """The first of values [1, ...]; of Discrete spaces an int."""
     if isinstance(values, dict):
@@ -202,9 +231,15 @@ def _leaves(space: Space, path: tuple[str, ...]) -> Any:
 
 
 def _at(values: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        values = values[int(key)] if isinstance(values, tuple) else values[key]
-    return values
+    found = values
+    try:
+        for key in path:
+            found = found[int(key)] if isinstance(found, tuple) else found[key]
+    except (LookupError, TypeError):
+        raise ValueError(
+            f"values have nothing at {'/'.join(path)}, which their space has"
+        ) from None
+    return found
 
 
 def tensor_of(path: tuple[str, ...], array: NDArray[Any]) -> pb.NamedTensor:
@@ -215,14 +250,14 @@ def tensor_of(path: tuple[str, ...], array: NDArray[Any]) -> pb.NamedTensor:
 def _fitted(
     path: tuple[str, ...], dtype: np.dtype[Any], array: NDArray[Any], shape: tuple[int, ...]
 ) -> NDArray[Any]:
+    where = f" at {'/'.join(path)}" if path else ""
     if array.shape[1:] != shape:
-        where = f" at {'/'.join(path)}" if path else ""
         raise ValueError(
             f"values{where} have shape {list(array.shape[1:])}, and their space says {list(shape)}"
         )
     if array.dtype != dtype:
         if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise ValueError(f"values of {array.dtype}, where their space says {dtype}")
+            raise ValueError(f"values{where} are {array.dtype}, where their space says {dtype}")
         array = array.astype(dtype)
     return array
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.client import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
-from juggler.client.spaces import Values, as_message
+from juggler.client import (
+    GatewayError,
+    box,
+    connect,
+    connection,
+    dict_of,
+    discrete,
+    multi_binary,
+    multi_discrete,
+    tuple_of,
+)
+from juggler.client.spaces import Values, as_message, for_each
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 
 TWO = np.array([1.0, 2.0], np.float32)
@@ -67,7 +78,48 @@ def test_values_survive_the_way_there_and_back() -> None:
 def test_values_that_do_not_fit_are_told_before_they_are_sent() -> None:
     with pytest.raises(ValueError, match=r"have shape \[3\], and their space says \[2\]"):
         Values(box([2])).tensors(np.zeros((1, 3)))
-    with pytest.raises(ValueError, match="values of float64, where their space says int64"):
+    with pytest.raises(ValueError, match="values are float64, where their space says int64"):
         Values(discrete(2)).tensors(np.array([0.5]))
+    with pytest.raises(ValueError, match="values have nothing at b/x, which their space has"):
+        Values(dict_of({"a": discrete(2), "b": dict_of({"x": discrete(2)})})).tensors({"a": [0]})
     with pytest.raises(TypeError, match="is no space: make one with"):
         as_message([2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((4,), "shape = 4: must be a list of lengths"),
+        (([-2],), "shape = .-2.: must be a list of lengths"),
+        (([2], 0, 1, complex), "dtype = complex128: must be bool, an integer or a float"),
+        (([2], 0, np.inf, np.int32), "high = inf: a box of int32 needs finite bounds"),
+    ],
+)
+def test_a_box_that_cannot_be_says_what_is_wrong_with_it(
+    arguments: tuple[Any, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        box(*arguments)
+
+
+def test_what_is_no_address_or_number_of_environments_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match="'here' is no address: must be HOST:PORT"):
+        connect("here", box([2]), discrete(2))
+    with pytest.raises(ValueError, match="environments = 0: must be at least 1"):
+        connect("127.0.0.1:9", box([2]), discrete(2), environments=0)
+
+
+def test_what_is_said_of_environments_is_one_for_all_or_one_for_each() -> None:
+    np.testing.assert_array_equal(for_each("reward", 0.5, 2, np.float32), [0.5, 0.5])
+    np.testing.assert_array_equal(for_each("reward", [0.5, 1], 2, np.float32), [0.5, 1])
+    with pytest.raises(ValueError, match=r"reward has shape \[3\]: give one for each of 2 env"):
+        for_each("reward", [1, 2, 3], 2, np.float32)
+
+
+def test_who_waits_for_a_gateway_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "_LINE_SECONDS", 0.1)
+    with pytest.raises(GatewayError, match="Does it run"):
+        connect("127.0.0.1:9", box([2]), discrete(2), timeout=0.5)
+    assert "still trying, for another 0 s: UNAVAILABLE: the gateway at 127.0.0.1:9" in caplog.text
