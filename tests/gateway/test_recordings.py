@@ -157,6 +157,7 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
         (recording(rewards=[]), "WRONG_SHAPE", "without rewards"),
         (recording(rewards=[float("nan")] * 5), "NOT_FINITE", "rewards [0] is nan"),
         (recording(action_logp=[float("-inf")] * 5), "NOT_FINITE", "action_logp [0] is -inf"),
+        (recording(action_logp=[-1, 0.9, 0, 0, 0]), "NO_LOG_PROBABILITIES", "[1] is 0.89"),
         (recording(action_logp=[]), "NO_LOG_PROBABILITIES", "nothing can be learned"),
         (recording(action_logp=[-1.0]), "NO_LOG_PROBABILITIES", "1 action_logp for 5 steps"),
         (recording(environment=1), "UNKNOWN_ENVIRONMENT", "announced 0 to 0"),

@@ -19,6 +19,8 @@ from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+_ROUNDED = 1e-3  # what others' arithmetic may make of a log-probability of 0
+
 if TYPE_CHECKING:
     from juggler.envrunner.gateway.sessions import Session
 
@@ -87,6 +89,7 @@ class Reader:
         self._checks = ValueChecks(observation_space, action_space)
         self._leaves = space_leaves(action_space)
         self._masked = holds_masks(observation_space)
+        self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
     def read(self, session: Session, message: pb.Recording) -> Recording:
         """
@@ -164,6 +167,13 @@ class Reader:
             )
         action_logp = np.array(given, np.float32)  # [L]
         _must_be_finite(action_logp, "action_logp")
+        if self._counts and action_logp.max() > _ROUNDED:
+            step = int(action_logp.argmax())
+            raise SessionError(
+                Code.NO_LOG_PROBABILITIES,
+                f"action_logp [{step}] is {action_logp[step]}: no choice among so many has a "
+                "log-probability above 0. Send logarithms of probabilities",
+            )
         return action_logp
 
     def _check_actions(self, observations: Tree, actions: Tree) -> None:
