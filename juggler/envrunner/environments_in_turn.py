@@ -16,6 +16,11 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import flatten, path_name
 
+_RETURNED = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
+
 
 class EnvironmentsInTurn(SyncVectorEnv):
     """Gymnasium's SyncVectorEnv with a tenth less to do in every step.
@@ -63,10 +68,11 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 self._env_obs[i], info = self.envs[i].reset(
                     seed=None if seeds is None else seeds[i], options=options or None
                 )
+                kept = _kept(info)
             except Exception as error:
                 raise self._failure(i, "reset", error) from None
             self._over[i] = False
-            infos = self._add_info(infos, _kept(info), i)
+            infos = self._add_info(infos, kept, i)
         return self._together("reset"), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -117,6 +123,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
         return self._observations
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
+        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if raised_here and "unpack" in str(error) or isinstance(error, _NoInfo):
+            why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
+            return EnvironmentFailed(self.name_of(index), call, why)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
     def name_of(self, index: int) -> str:
@@ -124,7 +134,13 @@ class EnvironmentsInTurn(SyncVectorEnv):
         return f"environment {index} ({self._name})"
 
 
+class _NoInfo(TypeError):
+    """What should be the info is none, as where an observation of two numbers came alone."""
+
+
 def _kept(info: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise _NoInfo(f"its info is of type {type(info).__name__}")
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 

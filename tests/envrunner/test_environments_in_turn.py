@@ -152,8 +152,45 @@ def test_an_observation_of_the_wrong_length_is_named_with_its_environment(call: 
     ours = EnvironmentsInTurn([Scripted, Long], AutoresetMode.SAME_STEP, "long")
     words = rf"environment 1 \(long\) failed in {call}: its observation is float32 of shape \[4\]"
     with pytest.raises(EnvironmentFailed, match=words):
-        ours.reset(seed=0)
-        ours.step(np.zeros(2, int))
+        begin(ours)
+
+
+def begin(env: EnvironmentsInTurn) -> None:
+    env.reset(seed=0)
+    env.step(np.zeros(2, int))
+
+
+class WithoutInfo(Scripted):
+    """As in the days of Gym."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = super().reset(**kwargs)
+        return observation[:2] if self.call == "reset" else (observation, info)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            "reset",
+            r"return \(observation, info\), as Gymnasium has it \(its info is of type float32",
+        ),
+        ("step", r"return \(.*, truncated, info\), as Gymnasium has it \(not enough values"),
+    ],
+)
+def test_what_an_environment_must_return_is_said_to_who_forgets_some(call: str, words: str) -> None:
+    functions = [Scripted, functools.partial(WithoutInfo, call)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "gym")
+    with pytest.raises(EnvironmentFailed, match=rf"1 \(gym\) failed in {call}: it must {words}"):
+        begin(ours)
 
 
 def steps(env: EnvironmentsInTurn, count: int) -> None:
