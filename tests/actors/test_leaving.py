@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,24 @@ def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
     done = _leave(tmp_path, "leaves")
     assert done.returncode == 0, done.stderr
     assert "the driver ended the stream: enough" in done.stderr
+
+
+def test_one_that_waits_for_its_driver_is_interrupted_at_once() -> None:
+    program = """
+from juggler.runtime.actors.worker import Contact, attach_and_run
+attach_and_run(Contact("127.0.0.1:9"), "worker", None)
+"""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A job of a shell that has none may have been told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert worker.stderr is not None
+    with worker:
+        assert worker.stderr.readline() == "juggler worker: dials the driver at 127.0.0.1:9\n"
+        worker.send_signal(signal.SIGINT)
+        rest = worker.stderr.read()
+    assert rest == "juggler worker: interrupted before a driver had answered\n"
+    assert worker.returncode == 1

@@ -73,6 +73,11 @@ class LostTheDriver(SystemExit):
         self.incarnation = incarnation
 
 
+class _GivenUp(BaseException):
+    """Somebody ended this worker before it was one. No Exception, since any code may run then."""
+
+
+_SIGNALS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _STOP = attach_pb2.Stop.DESCRIPTOR.full_name
 _LEAVE_SECONDS = 30.0
 
@@ -132,9 +137,11 @@ def attach_and_run(
     log = contact.log or WorkerLog(role)
     if not contact.local:
         # A local worker is stopped by its driver; one on its own by whoever sends it a signal.
-        for number, reason in ((signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")):
-            _stop_on(number, reason, inbox)
+        for number, reason in _SIGNALS.items():
+            _give_up_on(number, reason)
     try:
+        if not contact.local:
+            log.info(f"dials the driver at {contact.address}")
         attachment = Attachment(
             contact.address,
             role,
@@ -150,11 +157,13 @@ def attach_and_run(
             local=contact.local,
             timeout=contact.timeout,
         )
-    except (AttachError, EndpointError) as error:
+    except (AttachError, EndpointError, _GivenUp) as error:
         log.error(str(error))
         sys.exit(1)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
     if not contact.local:
+        for number, reason in _SIGNALS.items():
+            _stop_on(number, reason, inbox)
         log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
     body = make(attachment, inbox)
@@ -174,6 +183,13 @@ def attach_and_run(
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
         raise LostTheDriver(attachment.incarnation)
+
+
+def _give_up_on(number: signal.Signals, reason: str) -> None:
+    def handle(*_: object) -> None:
+        raise _GivenUp(f"{reason} before a driver had answered")
+
+    signal.signal(number, handle)
 
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
