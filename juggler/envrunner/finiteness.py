@@ -23,7 +23,10 @@ class NonFinite(Exception):
             observations.
         live_steps: of the batch, all of which are lost.
         why: what is known beside that; may be empty.
+        traceback: none: the message says where it was.
     """
+
+    traceback = ""
 
     def __init__(
         self, environment: int, step: int, column: str, live_steps: int, why: str = ""

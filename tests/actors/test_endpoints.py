@@ -3,6 +3,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from juggler.runtime.actors.attachment import describe
 from juggler.runtime.actors.endpoints import (
     EndpointError,
     bind,
@@ -10,6 +11,7 @@ from juggler.runtime.actors.endpoints import (
     make_server,
     split_address,
 )
+from juggler.runtime.wire.v1.attach_pb2 import Failure
 
 
 def test_a_port_in_use_is_named_and_not_shared() -> None:
@@ -60,3 +62,9 @@ def test_a_unix_socket_is_for_its_owner_alone(tmp_path: object) -> None:
 
     assert stat.S_IMODE(os.stat(f"{tmp_path}/a.sock").st_mode) == 0o600
     server.stop(0).wait()
+
+
+def test_its_error_is_told_without_a_traceback() -> None:
+    with pytest.raises(EndpointError) as refused:
+        bind(make_server(2), "0.0.0.0:0")
+    assert describe(refused.value) == Failure(message=str(refused.value))

@@ -50,7 +50,13 @@ CHANNEL_OPTIONS = [
 
 
 class EndpointError(RuntimeError):
-    """An address cannot be bound or reached; the message says which, why, and what to do."""
+    """An address cannot be bound or reached; the message says which, why, and what to do.
+
+    Attributes:
+        traceback: none: the message says it all.
+    """
+
+    traceback = ""
 
 
 def split_address(address: str) -> tuple[str, int]:
