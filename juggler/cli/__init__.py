@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused."""
+    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused,
+    130 where it was interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -43,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # Names such as my_module:MyEnvironment are looked for where the command is given, too.
     sys.path.insert(0, os.getcwd())
-    command = importlib.import_module(COMMANDS[name][0])
-    status: int = command.run(arguments[1:])
+    try:
+        command = importlib.import_module(COMMANDS[name][0])
+        status: int = command.run(arguments[1:])
+    except KeyboardInterrupt:  # of a run: the second one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more finds nothing left to end
+        print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
+        return 130
     return status
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -150,10 +149,6 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except (CheckpointError, RunDirectoryError, EndpointError, PlotError, RunFailed) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one finds nothing left to end
-        print(f"juggler {command}: interrupted twice, left at once", file=sys.stderr)
-        return 130
     except Exception as error:
         if not explains_itself(error):
             raise

@@ -262,3 +262,28 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (done.stdout.splitlines(), done.returncode) == (["once", "in the worker"], 0), done
+
+
+def test_an_interrupt_right_after_it_was_started_does_not_end_the_forkserver() -> None:
+    program = """
+import os, signal, time
+from multiprocessing import forkserver
+from juggler.runtime.actors.processes import cool_down, warm_up
+
+signal.signal(signal.SIGINT, lambda *_: None)
+warm_up()
+pid = forkserver._forkserver._forkserver_pid
+os.killpg(0, signal.SIGINT)  # as a terminal does
+while open(f"/proc/{pid}/cmdline").read(8) != "juggler:":  # it has its title once it ignores them
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    time.sleep(0.01)
+cool_down()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -6,6 +6,7 @@ workers, which die with the forkserver, would outlive it too.
 """
 
 import os
+import signal
 
 from juggler.runtime.actors.processes import die_with_parent, ignore_stop_signals, set_title
 
@@ -13,4 +14,5 @@ die_with_parent()
 if os.getppid() == 1:
     os._exit(1)
 ignore_stop_signals()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by who started it
 set_title("forkserver")

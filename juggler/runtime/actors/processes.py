@@ -56,11 +56,18 @@ def warm_up() -> None:
     It dies with the thread that calls this.
     """
     from multiprocessing import forkserver as module
+    from multiprocessing import resource_tracker
 
     forkserver()
     claim_multiprocessings()
     with _start_lock:
-        module.ensure_running()
+        resource_tracker.ensure_running()  # which lets interrupts through where it starts
+        # One that came before the forkserver can ignore it would end it, with a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            module.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def cool_down() -> None:
