@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ _OPTIONS = [
 ]
 _RETRY_SECONDS = 0.2
 _GOODBYE_SECONDS = 5.0  # for the gateway to take note
-_LINE_SECONDS = 5.0
+_LINE_SECONDS = 10.0
 _LOG = logging.getLogger(__name__)
 #: What another attempt may get over.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
@@ -114,10 +114,11 @@ class Connection:
         while True:
             try:
                 return self._next()
-            except grpc.RpcError as error:
-                self._resume(error)
-                for message in unanswered:
-                    self.send(message)
+            except grpc.RpcError as caught:
+                broken = caught
+            self._resume(broken)
+            for message in unanswered:
+                self.send(message)
 
     def break_off(self) -> None:
         """Lose the connection, as a cut network would."""
@@ -142,14 +143,16 @@ class Connection:
             raise _Ended from None
         if answer is None:
             raise _Ended
-        if answer.WhichOneof("message") == "error":
+        if answer.HasField("notice"):
+            _LOG.info("%s", answer.notice.text)
+        if answer.HasField("error"):
             error = answer.error
             raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
         return answer
 
     def _resume(self, error: grpc.RpcError) -> None:
         if not isinstance(error, _Ended) and _code(error) not in _BROKEN:
-            raise _told(error, self._address) from error
+            raise _told(error, self._address) from None
         self.welcome = self._dial(time.monotonic() + self.welcome.resume_seconds)
 
     def _dial(self, deadline: float) -> pb.Welcome:
@@ -166,7 +169,7 @@ class Connection:
                         told = _told(error, self._address)
                     now = time.monotonic()
                     if not broken or now >= deadline:
-                        raise told from error
+                        raise told from None
                 if now - said > _LINE_SECONDS:
                     said = now
                     _LOG.warning("still trying, for another %.0f s: %s", deadline - now, told)

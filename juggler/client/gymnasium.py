@@ -34,12 +34,13 @@ def play(
 
     Raises:
         GatewayError: the session failed; not where the run has ended.
+        ModuleNotFoundError: the environment is named, and Gymnasium is not installed.
     """
     from juggler.client.connection import GatewayError
 
     made = isinstance(env, str)
     if made:
-        env = importlib.import_module("gymnasium").make(env, **(env_kwargs or {}))
+        env = _gymnasium().make(env, **(env_kwargs or {}))
     returns: list[float] = []
     try:
         spaces = env.observation_space, env.action_space
@@ -65,3 +66,11 @@ def play(
         if made:
             env.close()
     return returns
+
+
+def _gymnasium() -> Any:
+    try:
+        return importlib.import_module("gymnasium")
+    except ModuleNotFoundError as error:
+        text = "environments by name need the package gymnasium: pip install gymnasium"
+        raise ModuleNotFoundError(text) from error

@@ -169,8 +169,9 @@ class Sessions:
         if session is None:
             raise SessionError(
                 Code.UNKNOWN_SESSION,
-                "the resume token belongs to no session: it was closed, or waited for more than "
-                f"{self.resume_seconds:.0f} s. Begin a new one without a token",
+                "the resume token belongs to no session: it was closed, waited for more than "
+                f"{self.resume_seconds:.0f} s, or was another gateway's that was here before. "
+                "Begin a new one without a token",
                 retryable=True,
             )
         if hello.environments != len(session.slots) or hello.mode != session.mode:
