@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import grpc.experimental
 
-from juggler.runtime.actors.tls import Tls, why_no_handshake
+from juggler.runtime.actors.credentials import TOKEN_VARIABLE
+from juggler.runtime.actors.tls import TLS_VARIABLE, Tls, why_no_handshake
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 
 PROTOCOL_VERSION = 1
@@ -129,9 +130,11 @@ def _must_be_protected(address: str, token: str, tls: Tls | None) -> None:
     if tls is not None and token:
         return
     if tls is None:
-        lacking, remedy = "nothing is encrypted", "--tls DIR, which `juggler certs DIR` makes"
+        lacking = "nothing is encrypted"
+        remedy = f"--tls DIR, which `juggler certs DIR` makes, or set {TLS_VARIABLE}"
     else:
-        lacking, remedy = "there is no token", f"--token-file FILE, or put it into {tls.directory}"
+        lacking = "there is no token"
+        remedy = f"--token-file FILE, or set {TOKEN_VARIABLE}, or put it into {tls.directory}"
     raise EndpointError(
         f"refusing to listen on {address}: other machines could reach it, and {lacking}. "
         f"Pass {remedy}; or --insecure on a network that you trust; or bind to 127.0.0.1"
