@@ -23,7 +23,7 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 def _commands(inbox: Mailbox[Any], count: int) -> list[Command]:
     items: list[Any] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while len(items) < count and time.monotonic() < deadline:
         items += inbox.gather(timeout=1.0)
     assert len(items) == count, items
@@ -110,9 +110,9 @@ def test_a_farewell_says_why_the_worker_left(world: World) -> None:
 
 
 def test_a_worker_that_vanishes_is_noticed_at_once(world: World) -> None:
-    world.start()
+    world.start(silence_seconds=1000)
     world.attach().close()
-    left = world.wait_for(Left, seconds=5)
+    left = world.wait_for(Left)
     assert left.failure is None
 
 
@@ -120,10 +120,10 @@ def test_a_worker_without_a_heartbeat_is_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("juggler.runtime.actors.attachment.Attachment._beat", lambda self: None)
-    world.start(heartbeat_seconds=0.05, silence_seconds=0.3)
+    world.start(heartbeat_seconds=0.05, silence_of={"worker": 0.3})
     inbox: Mailbox[Any] = Mailbox()
     world.attach(inbox=inbox)
-    assert "no heartbeat" in world.wait_for(Left, seconds=10).reason
+    assert "no heartbeat" in world.wait_for(Left).reason
     (last,) = _commands(inbox, 1)
     assert last.reason == f"{LOST_THE_DRIVER}: no heartbeat for 0 s", "if it lives, it comes back"
 
@@ -133,30 +133,32 @@ def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) 
     attachment = world.attach()
     attachment.held_up_by = lambda frame: "somebody's step"
     with attachment.busy():
-        left = world.wait_for(Left, seconds=10)
-    assert left.reason == "hung in somebody's step: no progress for 0 s"
-    assert "left = world.wait_for(Left, seconds=10)" in left.stack
+        left = world.wait_for(Left)
+    assert left.reason.startswith("hung in somebody's step: no progress for ")
+    assert "left = world.wait_for(Left)" in left.stack
 
 
 def test_another_thread_that_hangs_is_found_although_the_main_loop_goes_on(world: World) -> None:
     world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
     attachment = world.attach()
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
 
     def hang() -> None:
         with attachment.busy():
-            over.wait(10)
+            begun.set()
+            over.wait(60)
 
     thread = threading.Thread(target=hang)
     thread.start()
+    assert begun.wait(30)
     for _ in range(20):
         with attachment.busy():
             time.sleep(0.01)
-    left = world.wait_for(Left, seconds=10)
+    left = world.wait_for(Left)
     over.set()
     thread.join()
     assert left.reason.startswith("hung: no progress for")
-    assert "over.wait(10)" in left.stack
+    assert "over.wait(60)" in left.stack
 
 
 def test_an_idle_worker_does_not_count_as_hung(world: World) -> None:
@@ -277,7 +279,7 @@ def test_attaching_and_leaving_leaves_no_threads_behind(world: World) -> None:
     world.attach().farewell("bye")
     world.wait_for(Left)
     world.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         left = [t.name for t in threading.enumerate() if t.name.startswith(("attach", "hub"))]
         if not left:

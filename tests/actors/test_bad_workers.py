@@ -122,9 +122,9 @@ def test_who_is_let_in_and_then_says_what_it_must_not_is_told_why(
 
 
 def test_who_says_no_hello_is_told_why(world: World) -> None:
-    world.start(token="secret", silence_seconds=0.5, heartbeat_seconds=0.1)
+    world.start(token="secret", silence_seconds=2.0, silence_of={"other": 60.0})
     with an_honest_worker(world):
-        assert conversation(world.address) == (False, "no hello within 0 s")
+        assert conversation(world.address) == (False, "no hello within 2 s")
 
 
 def test_a_worker_is_local_only_where_it_came_over_a_unix_socket(world: World) -> None:

@@ -14,7 +14,7 @@ from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
 
-worker._LEAVE_SECONDS = 0.5
+worker._LEAVE_SECONDS = 1.5
 events = Mailbox()
 hub = Hub(HubSettings(run_id="run", roles=("worker",)), events)
 (address,) = hub.start(["127.0.0.1:0"])
@@ -36,7 +36,7 @@ class Body:
 
 threading.Thread(target=let_go).start()
 worker.attach_and_run(worker.Contact(address), "worker", Body)
-time.sleep(1)  # it may do other things then
+time.sleep(2)  # it may do other things then
 hub.close()
 """
 

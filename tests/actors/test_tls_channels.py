@@ -16,12 +16,13 @@ from juggler.runtime.actors.endpoints import (
     bind,
     dial,
     make_server,
+    split_address,
     wait_until_ready,
 )
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.tls import Tls
+from juggler.runtime.actors.tls import Tls, why_no_handshake
 
 
 @pytest.fixture
@@ -62,6 +63,8 @@ def test_certificates_that_are_renewed_are_shown_to_the_next_connection(
     for name in ("ca.pem", "key.pem"):  # one after the other, as people copy them
         Path(tls.directory, name).write_bytes(Path(another.directory, name).read_bytes())
         _dial(address, tls)
+        host, port = split_address(address)
+        assert why_no_handshake(address, host, port, tls, "driver") == "", "as after a slow one"
     shutil.copy(tmp_path / "another" / "cert.pem", tls.directory)
     _dial(address, another)
     _dial(address, tls)  # what this host dials with is new, too

@@ -71,6 +71,14 @@ class Tls:
         except (ValueError, OSError):  # a file may go while it is looked at
             return self
 
+    def is_in_directory(self) -> bool:
+        """Whether the files are what was read: not while they are being changed."""
+        given = {AUTHORITY: self.authority, CERTIFICATE: self.certificate, KEY: self.key}
+        try:
+            return all(Path(self.directory, n).read_bytes() == given[n] for n in given)
+        except OSError:
+            return False
+
 
 class _Renewal:
     """Gives a server what it is to show, for each connection: None where that has not changed."""
@@ -119,6 +127,8 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: s
         tls: of this host; None where it dials without.
         who: listens there, for people.
     """
+    if tls is not None and not tls.renewed().is_in_directory():
+        return ""  # a handshake with those files would be another one than the channel's
     try:
         raw = socket.create_connection((host, port), timeout=_PROBE_SECONDS)
     except OSError:
