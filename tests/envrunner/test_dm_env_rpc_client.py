@@ -366,15 +366,15 @@ def test_sequences_that_end_at_once_do_not_go_on_forever(connect: Any, arena: Ar
 
 
 def test_a_hanging_simulator_is_told_at_its_deadline(connect: Any, arena: Arena) -> None:
-    env = connect(count=2, deadline=0.5)
+    env = connect(count=2, deadline=2.0)
     env.reset()
     wait = threading.Event()
     arena.change = lambda response, step: (wait.wait(20), response)[1]
     before = time.monotonic()
-    with pytest.raises(EnvironmentFailed, match=r"no reply to step within 0.5 s.*step_deadline_s"):
+    with pytest.raises(EnvironmentFailed, match=r"no reply to step within 2 s.*step_deadline_s"):
         env.step(act(2))
     env.close()
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15
     wait.set()
 
 

@@ -110,15 +110,15 @@ def test_a_process_that_dies_is_named_with_its_exit_code(call) -> None:
 
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
-    env = processes_of(Scripted, functools.partial(Failing, call, "hang"), deadline=0.5)
-    with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*within 0.5 s") as caught:
+    env = processes_of(Scripted, functools.partial(Failing, call, "hang"), deadline=2.5)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*within 2.5 s") as caught:
         reset_and_step(env)
     assert caught.value.call == call
     started = time.monotonic()
     env.close(timeout=0.1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     assert_ended(env)
-    assert [process.exitcode for process in env.processes] == [0, -signal.SIGKILL]
+    assert env.processes[1].exitcode == -signal.SIGKILL
 
 
 def test_an_observation_of_the_wrong_shape_is_reported_with_a_traceback() -> None:
@@ -173,7 +173,7 @@ def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> No
     assert not any(ended(descriptor, 0) for descriptor in descriptors)
     runner.kill()
     runner.wait()
-    assert all(ended(descriptor, 10) for descriptor in descriptors)
+    assert all(ended(descriptor, 30) for descriptor in descriptors)
     runner.stdout.close()
     for descriptor in descriptors:
         os.close(descriptor)

@@ -28,7 +28,10 @@ class _Attachment:
         self.replies.append((command_id, body))
 
 
-def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled() -> None:
+def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "_ACKNOWLEDGED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
     runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))
@@ -56,6 +59,7 @@ def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "_ACKNOWLEDGED_SECONDS", 0.1)
+    monkeypatch.setattr(worker, "_CLOSED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
     runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))

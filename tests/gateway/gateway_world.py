@@ -29,7 +29,7 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-PATIENCE = 20.0
+PATIENCE = 30.0
 THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 TWO_WAYS = spaces.Discrete(2)
 
@@ -226,6 +226,13 @@ class RawSimulator:
         self._outgoing.put(message)
 
     def hear(self) -> pb.ToSimulator:
+        """The next message, but for what gateways say to those who wait for a second."""
+        answer = self.hear_anything()
+        while answer.notice.kind == pb.Notice.WAITING:
+            answer = self.hear_anything()
+        return answer
+
+    def hear_anything(self) -> pb.ToSimulator:
         return next(self._answers)
 
     def greet(self, **changes: Any) -> pb.ToSimulator:

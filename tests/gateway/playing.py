@@ -138,7 +138,7 @@ def in_threads(count: int, what: Any) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     return [results[i] for i in range(count)]
 
 

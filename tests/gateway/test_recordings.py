@@ -13,7 +13,7 @@ from juggler.client import GatewayError
 from juggler.client.spaces import Values
 from juggler.driver.config import RunConfig
 from juggler.driver.roster import Roster
-from juggler.envrunner.gateway import local_desk
+from juggler.envrunner.gateway import local_desk, recorder
 from juggler.envrunner.gateway.runner import _why_not_logged
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
@@ -60,7 +60,8 @@ def test_an_episode_that_somebody_leaves_is_truncated_there() -> None:
         assert world.count("episodes_cut") == 1
 
 
-def test_a_row_to_which_nothing_comes_is_handed_in_short() -> None:
+def test_a_row_to_which_nothing_comes_is_handed_in_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "STALL_SECONDS", 0.3)
     with GatewayWorld(rows=1, steps=8) as world:
         world.use(1.0, Version(1, 0))
         world.ask(1)

@@ -11,6 +11,7 @@ import pytest
 from gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 
 from juggler.client import GatewayError
+from juggler.envrunner.gateway import environments
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -117,7 +118,9 @@ def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
             assert new.step(steps_of(2)).actions.seq == 2
 
 
-def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches() -> None:
+def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Both have half of the rows that are wanted; the slow one never fills its own."""
     with GatewayWorld(rows=2, steps=4) as world:
         world.ask(100)
@@ -125,12 +128,14 @@ def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches() -> None
             slow.step(np.full(3, -1))
             slow.step(np.full(3, -2), 1.0)
             started = time.monotonic()
-            for _ in range(400):
+            for _ in range(401):  # to the end of a row: nothing of it is handed in short
                 fast.step(np.ones(3), 1.0)
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 30, "half of the time in which nobody stalls"
             world.wait_for(40)
             # What the slow one has done is handed in after a while, as far as it goes.
+            monkeypatch.setattr(environments, "STALL_SECONDS", 0.5)
             eventually(lambda: world.count("rows_cut") == 1)
+            monkeypatch.setattr(environments, "STALL_SECONDS", 60.0)
             for _ in range(12):
                 fast.step(np.ones(3), 1.0)
             short = [
@@ -154,8 +159,8 @@ def test_a_slow_simulator_holds_up_neither_fast_ones_nor_their_batches() -> None
 def test_steps_wait_until_somebody_asks_and_simulators_are_told_so() -> None:
     with GatewayWorld(rows=1, steps=4) as world, RawSimulator(world.address) as simulator:
         simulator.greet()
-        answer = simulator.step(steps_of(1))
-        assert answer.notice.kind == pb.Notice.WAITING
+        simulator.send(steps=steps_of(1))
+        assert simulator.hear_anything().notice.kind == pb.Notice.WAITING
         world.ask()
         assert simulator.hear().actions.seq == 1
 
@@ -175,7 +180,7 @@ def test_who_cannot_wait_acts_all_the_same_and_is_not_learned_from_meanwhile() -
 
 
 def test_steps_of_several_sessions_are_inferred_together() -> None:
-    with GatewayWorld(rows=8, steps=100, max_wait=0.5) as world:
+    with GatewayWorld(rows=8, steps=100, max_wait=20.0) as world:
         world.ask()
         sessions: list[Any] = [world.connect() for _ in range(8)]
 

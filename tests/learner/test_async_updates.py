@@ -85,6 +85,10 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
     asking = threading.Thread(target=ask)
     asking.start()
     assert learner.begun.acquire(timeout=20)
+    deadline = time.monotonic() + 20
+    while len(handles) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     asking.join(timeout=0.2)
     assert asking.is_alive()
     assert len(handles) == 2
@@ -194,17 +198,18 @@ def test_what_the_algorithm_does_not_serve_is_said_at_once(make_batch: MakeBatch
 
 
 def test_an_asynchronous_update_returns_before_it_is_made(make_batch: MakeBatch) -> None:
+    returned = threading.Event()
+
     class Slow(Learner):
         def preprocess_episodes(self, episodes: Any) -> Any:
-            time.sleep(0.3)
+            assert returned.wait(20)
             return episodes
 
     learner = make_learner(Slow)
-    started = time.perf_counter()
     handle = learner.update_from_episodes([make_batch()], async_update=True)
-    assert time.perf_counter() - started < 0.2
+    assert not handle.done()
+    returned.set()
     handle.result()
-    assert time.perf_counter() - started >= 0.3
     learner.close()
 
 

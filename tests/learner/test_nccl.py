@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_sum_once_there_is_another_group_to_form(device: Fake
     started = time.monotonic()
     with pytest.raises(PeerLost, match="there is another group to form"):
         made(group, lambda: time.monotonic() > started + 0.1).sum(torch.ones(2))
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 6, "less than the longest sum"
     assert group.aborted == 1
 
 

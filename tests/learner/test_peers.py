@@ -67,7 +67,7 @@ def test_nobody_waits_once_there_is_another_group_to_form() -> None:
     started = time.monotonic()
     with pytest.raises(PeerLost):
         Peers(point.address, 1, 0, 2, "127.0.0.1", lambda: time.monotonic() > started + 0.2)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 6, "less than others wait"
 
 
 def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
