@@ -103,7 +103,7 @@ class Place:
     def assert_nothing_is_left(self) -> None:
         eventually(
             lambda: not self.processes(),
-            2.0,
+            10.0,
             lambda: f"left behind: {[(p.pid, p.cmdline()) for p in self.processes()]}",
         )
         assert list(self._temporary.iterdir()) == []
@@ -172,7 +172,17 @@ def eventually(
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    """The whole lines so far: a run may be writing one, or none yet."""
+    try:
+        text = (run_dir / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def env_runners(run_dir: Path) -> int:
+    """How many the newest line of metrics has."""
+    return int(metrics(run_dir)[-1]["num_env_runners"]) if metrics(run_dir) else 0
 
 
 def summary(run_dir: Path) -> dict[str, Any]:
@@ -181,7 +191,8 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_books_balance(run_dir: Path) -> None:
-    """sampled = trained + dropped + in flight, in every line."""
+    """sampled = trained + dropped + in flight, in every line of a run that has ended."""
+    assert (run_dir / "metrics.jsonl").read_text().endswith("\n")
     lines = [*metrics(run_dir), summary(run_dir)]
     for line in lines:
         dropped = sum(line["env_steps_dropped"].values())
@@ -192,10 +203,7 @@ def assert_books_balance(run_dir: Path) -> None:
 
 def trained_steps(run_dir: Path) -> int:
     """So far, while the run goes on."""
-    try:
-        lines = metrics(run_dir)
-    except (OSError, json.JSONDecodeError):
-        return 0
+    lines = metrics(run_dir)
     return int(lines[-1]["env_steps_trained"]) if lines else 0
 
 

@@ -101,8 +101,7 @@ def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place
     directory = place.path / "run"
 
     def evaluated() -> bool:
-        lines = metrics(directory) if (directory / "metrics.jsonl").exists() else []
-        return any((line["evaluation_return_mean"] or 0) > 9 for line in lines)
+        return any((line["evaluation_return_mean"] or 0) > 9 for line in metrics(directory))
 
     eventually(evaluated, 90, lambda: run.output)
     run.interrupt()

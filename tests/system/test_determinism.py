@@ -174,7 +174,7 @@ def test_a_run_that_was_killed_behind_a_checkpoint_equals_one_that_was_not(place
     run = started(place, "connectors", "killed")
     eventually(lambda: checkpoint(place, "killed", 8).exists(), 60, lambda: run.output)
     run.process.send_signal(signal.SIGKILL)
-    run.wait(10)
+    run.wait(30)
     eventually(lambda: not place.processes(), 20)
     newest = max(int(path.name) for path in (place.path / "killed/checkpoints").glob("0*"))
     steps = (newest + 8) * 144  # of updates; the last of them may have a few more or less

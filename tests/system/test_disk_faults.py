@@ -35,7 +35,7 @@ class Watched:
             now = status(self.directory)
             return now if now["steps"]["trained"] > reached else None
 
-        found: dict[str, Any] = eventually(further, 20, lambda: self.run.output)
+        found: dict[str, Any] = eventually(further, 60, lambda: self.run.output)
         return found
 
     def checkpoints(self) -> list[Path]:
@@ -43,7 +43,7 @@ class Watched:
 
     def makes_a_checkpoint(self) -> None:
         before = set(self.checkpoints())
-        eventually(lambda: set(self.checkpoints()) - before, 20, lambda: self.run.output)
+        eventually(lambda: set(self.checkpoints()) - before, 60, lambda: self.run.output)
 
 
 def _said(found: dict[str, Any], text: str) -> bool:
@@ -69,7 +69,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
 
     disk.protect(directory)
     told = len(run.output)
-    eventually(lambda: "cannot be written" in run.output[told:], 20, lambda: run.output)
+    eventually(lambda: "cannot be written" in run.output[told:], 60, lambda: run.output)
     assert _said(watched.trains_on(), "cannot be written")
     disk.unprotect(directory)
     watched.makes_a_checkpoint()
@@ -81,7 +81,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     assert _said(watched.trains_on(), "was deleted or moved")
 
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert_books_balance(directory)
     assert summary(directory)["env_steps_trained"] > full["steps"]["trained"]
     assert "Traceback" not in run.output
@@ -111,6 +111,6 @@ def test_a_learner_goes_on_from_the_checkpoint_before_a_damaged_one(place: Place
     assert f"checkpoint {newest}: state.safetensors is truncated" in run.output
     watched.trains_on()
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert_books_balance(watched.directory)
     place.assert_nothing_is_left()

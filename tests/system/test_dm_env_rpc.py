@@ -47,7 +47,7 @@ class Robot(gymnasium.Env):
 def serve(place: Place, env: str = "CartPole-v1", *options: object) -> tuple[Command, str]:
     """A server, and what `--env` takes to dial it."""
     server = place.start("serve-gym", env, *options)
-    server.wait_for("serving", seconds=30)
+    server.wait_for("serving", seconds=60)
     found = re.search(r"dm_env_rpc://\S+", server.output)
     assert found is not None, server.output
     return server, found[0]
@@ -55,7 +55,7 @@ def serve(place: Place, env: str = "CartPole-v1", *options: object) -> tuple[Com
 
 def stop(server: Command) -> None:
     server.process.send_signal(signal.SIGTERM)
-    assert server.wait(10) == 0, server.output
+    assert server.wait(30) == 0, server.output
 
 
 def test_the_package_plays_with_what_is_served(place: Place) -> None:
@@ -107,15 +107,15 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     run = place.start("train", *SMALL, *ONE_RUNNER, "--env", address)
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     server.process.kill()
-    server.wait(5)
-    run.wait_for("the stream to the simulator broke", seconds=20)
+    server.wait(30)
+    run.wait_for("the stream to the simulator broke", seconds=60)
     assert f"environment 0 ({address}) failed in step" in run.output
-    run.wait_for("no simulator at", seconds=20)
+    run.wait_for("no simulator at", seconds=60)
     server, _ = serve(place, "CartPole-v1", "--bind", address.removeprefix("dm_env_rpc://"))
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached + 600, 60, lambda: run.output)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert_books_balance(directory)
     assert summary(directory)["restarts"] >= 1
     stop(server)

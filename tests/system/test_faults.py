@@ -77,8 +77,8 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     before = time.monotonic()
     os.killpg(run.process.pid, number)
-    assert run.wait(10) == 0, run.output
-    assert time.monotonic() - before < 5
+    assert run.wait(30) == 0, run.output
+    assert time.monotonic() - before < 10, "5 where nothing else keeps the machine busy"
     place.assert_nothing_is_left()
     assert_books_balance(directory)
     end = summary(directory)
@@ -104,7 +104,7 @@ def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place
     run = place.start("train", "cartpole", "--run-dir", "run")
     run.wait_for("training CartPole-v1")
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
     place.assert_nothing_is_left()
 
@@ -115,24 +115,27 @@ def test_two_signals_end_a_run_at_once(place: Place) -> None:
     for worker in ("envrunner 0", "learner 0"):
         place.worker(worker).suspend()  # nobody answers any more
     run.interrupt()
-    time.sleep(0.7)
-    run.interrupt()
-    assert run.wait(5) == 130, run.output
+    for _ in range(2):  # the first may be handled late, so that the second counts as the same
+        time.sleep(1.0)
+        if run.status is None:
+            run.interrupt()
+    assert run.wait(30) == 130, run.output
     place.assert_nothing_is_left()
 
 
 def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place) -> None:
     directory = place.path / "run"
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
-    for _ in range(2):
+    for number in (1, 2):
         reached = trained_steps(directory)
         eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)  # noqa: B023
         place.worker("envrunner 0").kill()
-        run.wait_for("killed by SIGKILL. Starting it again")
+        told = "killed by SIGKILL. Starting it again"
+        eventually(lambda: run.output.count(told) == number, 60, lambda: run.output)  # noqa: B023
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert_books_balance(directory)
     end = summary(directory)
     own = end["learner_steps"]["learner-0"]
@@ -153,7 +156,7 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     place.assert_nothing_is_left()
     assert_books_balance(directory)
     end = summary(directory)
@@ -221,7 +224,7 @@ def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> Non
 
 @pytest.mark.slow
 def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> None:
-    options = ["--num-env-runners", 1, "--hang-seconds", 2, "--stop-steps", 600]
+    options = ["--num-env-runners", 1, "--hang-seconds", 4, "--stop-steps", 600]
     run = place.run("train", *_robot(place, "hang", at=100), *options)
     assert run.status == 0, run.output
     assert "envrunner-0 left: hung in step of environment 0 (Robot): no progress for" in run.output
@@ -268,7 +271,7 @@ def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
     assert len(place.processes()) >= 4  # driver, forkserver, learner, envrunner
     run.process.kill()
-    run.wait(5)
-    eventually(lambda: not place.processes(), 5, lambda: str(place.processes()))
+    run.wait(30)
+    eventually(lambda: not place.processes(), 30, lambda: str(place.processes()))
     left = {path.name.rpartition("-")[0] for path in (place.path / "tmp").iterdir()}
     assert left == {f"juggler-{run.process.pid}"}, "what the next one that starts removes"

@@ -36,7 +36,7 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     third.wait_for("going on from update ")
     assert third.wait(110) == 0, third.output
     for each in workers:
-        assert each.wait(10) == 0, each.output
+        assert each.wait(30) == 0, each.output
     assert summary(directory)["reason_for_stop"] == "stop_steps"
     assert_books_balance(directory)
 

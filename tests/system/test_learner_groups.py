@@ -55,11 +55,11 @@ def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *HALVES)
     goes_on(directory, 60)
     place.worker(f"learner {rank}").kill()
-    run.wait_for(f"learner group 2: learner-{1 - rank} on fake:{1 - rank}", 15)
-    run.wait_for("learner group 3: ", 30)
-    goes_on(directory, 15)
+    run.wait_for(f"learner group 2: learner-{1 - rank} on fake:{1 - rank}", 30)
+    run.wait_for("learner group 3: ", 60)
+    goes_on(directory, 30)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     place.assert_nothing_is_left()
     assert_learners_agree(directory)
     end = summary(directory)
@@ -81,10 +81,10 @@ def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: i
     stopped = time.monotonic()
     run.wait_for("learner group 2: ", 15)
     goes_on(directory, 15 - (time.monotonic() - stopped))
-    run.wait_for("learner group 3: ", 30)
-    goes_on(directory, 15)
+    run.wait_for("learner group 3: ", 60)
+    goes_on(directory, 30)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     place.assert_nothing_is_left()
     assert_learners_agree(directory)
     assert f"learner-{rank} left: no heartbeat for 6 s" in run.output
@@ -118,11 +118,13 @@ def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: 
         place.worker(role).kill()
         killed += 1
     assert killed >= 20
-    goes_on(directory, 30)
+
+    def best() -> float:
+        return max(line["episode_return_mean"] or 0.0 for line in metrics(directory))
+
+    eventually(lambda: best() >= 475, 90, lambda: f"{best()}\n{run.output}")
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     place.assert_nothing_is_left()
     assert_learners_agree(directory)
     assert summary(directory)["restarts"] == killed
-    returns = [line["episode_return_mean"] or 0.0 for line in metrics(directory)]
-    assert max(returns) >= 475

@@ -12,8 +12,8 @@ from network import Network, free_address
 from place import (
     Place,
     assert_books_balance,
+    env_runners,
     eventually,
-    metrics,
     status,
     summary,
     trained_steps,
@@ -55,11 +55,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
             return "\n".join(command.output for command in (driver, *workers))
 
         def everybody_trains(seconds: float) -> None:
-            def all_here() -> bool:
-                lines = metrics(directory)
-                return bool(lines) and lines[-1]["num_env_runners"] == 2
-
-            eventually(all_here, seconds, said)
+            eventually(lambda: env_runners(directory) == 2, seconds, said)
             reached = trained_steps(directory)
             eventually(lambda: trained_steps(directory) > reached + 1000, seconds, said)
 
@@ -100,7 +96,8 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         broken = eventually(lambda: _all_ready(directory, restarts=2), 60, said)
         everybody_trains(20)
         errors = [worker["last_error"] for worker in broken["workers"]]
-        assert sum(each.startswith("the connection ") for each in errors) == 2, broken
+        of_connections = sum(each.startswith("the connection ") for each in errors)
+        assert of_connections in (1, 2), broken  # it may have been the same worker's twice
 
         network.cut()
         time.sleep(_CUT_SECONDS)
@@ -115,9 +112,9 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         everybody_trains(20)
 
         driver.process.terminate()
-        assert driver.wait(10) == 0, said()
+        assert driver.wait(30) == 0, said()
         for worker in workers:
-            assert worker.wait(10) == 0, said()
+            assert worker.wait(30) == 0, said()
     assert_books_balance(directory)
     end = summary(directory)
     own = end["learner_steps"]["learner-0"]

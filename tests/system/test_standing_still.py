@@ -31,8 +31,8 @@ def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> 
     run.wait_for("training CartPole-v1")
     before = time.monotonic()
     run.interrupt()
-    assert run.wait(10) == 0, run.output
-    assert time.monotonic() - before < 5
+    assert run.wait(30) == 0, run.output
+    assert time.monotonic() - before < 10, "5 where nothing else keeps the machine busy"
     assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
     place.assert_nothing_is_left()
 
@@ -43,11 +43,11 @@ def test_a_run_goes_on_after_its_forkserver_was_killed_with_all_its_workers(plac
     server = _forkserver(place)
     assert server is not None
     server.kill()  # and its workers with it
-    run.wait_for("the learners' weights are lost: learner-0 goes on from new weights", 20)
+    run.wait_for("the learners' weights are lost: learner-0 goes on from new weights", 60)
     reached = trained_steps(place.path / "run")
     eventually(lambda: trained_steps(place.path / "run") > reached, 30, lambda: run.output)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
 
@@ -60,7 +60,7 @@ def test_impatience_does_not_cut_the_clean_up_short(place: Place) -> None:
     for _ in range(5):
         run.interrupt()
         time.sleep(0.3)
-    assert run.wait(10) in (1, 130), run.output
+    assert run.wait(30) in (1, 130), run.output
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
 
@@ -79,14 +79,14 @@ def test_a_second_learner_is_told_that_there_is_one(place: Place) -> None:
     reached = trained_steps(place.path / "run")
     eventually(lambda: trained_steps(place.path / "run") > reached, 30, lambda: driver.output)
     driver.process.terminate()
-    assert driver.wait(10) == 0, driver.output
-    assert learner.wait(10) == 0, learner.output
+    assert driver.wait(30) == 0, driver.output
+    assert learner.wait(30) == 0, learner.output
     place.assert_nothing_is_left()
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
-    run = _start(place, "--hang-seconds", 3)
+    run = _start(place, "--hang-seconds", 8)
     directory = place.path / "run"
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     os.killpg(run.process.pid, signal.SIGSTOP)
@@ -96,6 +96,6 @@ def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
     eventually(lambda: trained_steps(directory) > reached, 30, lambda: run.output)
     time.sleep(2)
     run.interrupt()
-    assert run.wait(10) == 0, run.output
+    assert run.wait(30) == 0, run.output
     assert summary(directory)["restarts"] == 0
     place.assert_nothing_is_left()

@@ -24,7 +24,7 @@ def note(self, worker_id, steps, version):
 
 WorkerRecords.sampled = note
 juggler.train(
-    "cartpole", run_dir="run", stop_return=150, stop_seconds=60, checkpoint_seconds=1000,
+    "cartpole", run_dir="run", stop_return=150, stop_seconds=90, checkpoint_seconds=1000,
     weights_interval=3, weights_dtype="bfloat16", max_staleness=12, progress="off",
 )
 print(json.dumps(sorted(stamped)))
@@ -34,7 +34,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 
 def test_a_run_learns_from_what_every_third_version_of_rounded_weights_does(place: Place) -> None:
     run = place.start_program([sys.executable, str(place.write("script.py", SCRIPT))])
-    assert run.wait(100) == 0, run.output
+    assert run.wait(110) == 0, run.output
     stamped, many_open_files = map(json.loads, run.output.lower().splitlines())
     directory = place.path / "run"
     end = summary(directory)
