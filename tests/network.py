@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import random
+import secrets
 import socket
 import struct
 import threading
@@ -166,6 +167,9 @@ class Network:
 
 
 def free_address() -> str:
-    """ "127.0.0.1:port" that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    """ "127.0.0.1:port" that nobody listens at, nor soon will: one of those ports that the kernel
+    gives to whoever asks for any might be another's by the time that it is used."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"

@@ -119,8 +119,12 @@ class Engine:
         if lacking:
             environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             for command in (["update"], ["install", "-y", "--no-install-recommends", *lacking]):
+                patient = ["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=120"]
                 subprocess.run(
-                    ["apt-get", "-q", *command], check=True, env=environment, capture_output=True
+                    ["apt-get", "-q", *patient, *command],
+                    check=True,
+                    env=environment,
+                    capture_output=True,
                 )
 
     def _ask(

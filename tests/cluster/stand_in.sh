@@ -14,7 +14,7 @@ no-index = true
 find-links = $wheels" > "$directory/pip.conf"
 # Nothing of this outlives a test, so dpkg need not wait for the disk.
 TMPDIR=$directory mmdebstrap --quiet --variant=essential --include=libstdc++6,passwd,python3-venv \
-    --aptopt='Apt::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
+    --aptopt='Acquire::Retries "3"' --aptopt='Apt::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
     --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --customize-hook='ln -s /usr/bin/python3 "$1/usr/local/bin/python"' \

@@ -6,12 +6,12 @@ The tests share a cluster and go on from one another. `-s` shows how long everyt
 from __future__ import annotations
 
 import json
-import socket
 import time
 
 import pytest
 from cluster import Cluster
 from engine import IMAGE
+from network import free_address
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,8 +65,7 @@ def test_a_cluster_trains_cartpole_to_solved_and_ends(cluster: Cluster) -> None:
 def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
     cluster: Cluster,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_address().rpartition(":")[2]
     cluster.configure(
         "jh",
         "--stop-steps 50000",

@@ -12,6 +12,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+from network import free_address
 
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
@@ -30,8 +31,7 @@ def status() -> status_pb2.RunStatus:
 @contextmanager
 def metrics(**options: Any) -> Iterator[str]:
     """Served; where."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     close = serve_metrics(address, status, **options)
     try:
         yield address

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from gateway_world import GatewayWorld, eventually
+from network import free_address
 
 from juggler.runtime.episodes.version import Version
 
@@ -46,9 +46,7 @@ def place(tmp_path: Path) -> Path:
 @contextmanager
 def learning(command: str, place: Path) -> Iterator[str]:
     """Where a run of the page takes simulators; it must solve its task."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     config = place / "examples" / "simulators" / "balance.toml"
     config.write_text(config.read_text().replace("127.0.0.1:5005", address))
     (found,) = commands(command)

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from dm_env_rpc.v1 import connection, dm_env_rpc_pb2, error, tensor_utils
+from network import free_address
 from place import Command, Place, assert_books_balance, eventually, summary, trained_steps
 
 from juggler.runtime.actors.certificates import make_certificates
@@ -103,7 +104,8 @@ def test_a_run_trains_on_what_is_served_with_tls_and_a_token(place: Place) -> No
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place) -> None:
     directory = place.path / "run"
-    server, address = serve(place)
+    bound = ["--bind", free_address()]
+    server, address = serve(place, "CartPole-v1", *bound)
     run = place.start("train", *SMALL, *ONE_RUNNER, "--env", address)
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     server.process.kill()
@@ -111,7 +113,7 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     run.wait_for("the stream to the simulator broke", seconds=60)
     assert f"environment 0 ({address}) failed in step" in run.output
     run.wait_for("no simulator at", seconds=60)
-    server, _ = serve(place, "CartPole-v1", "--bind", address.removeprefix("dm_env_rpc://"))
+    server, _ = serve(place, "CartPole-v1", *bound)
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached + 600, 60, lambda: run.output)
     run.interrupt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from network import free_address
 from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
 
 
@@ -12,9 +13,9 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     token = place.write("token", "a secret\n")
     secret = ["--token-file", token]
     start = ["driver", "cartpole", "--run-dir", "run", "--go-on", *secret]
-    first = place.start(*start, "--bind", "127.0.0.1:0", "--stop-return", 501)
-    first.wait_for("waiting for workers at")
-    address = first.output.split("waiting for workers at ")[1].split()[0]
+    address = free_address()
+    first = place.start(*start, "--bind", address, "--stop-return", 501)
+    first.wait_for(f"waiting for workers at {address}")
     workers = [place.start(role, "--driver", address, *secret) for role in ("learner", "envrunner")]
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: first.output)
     assert not list(directory.glob("checkpoints/0*"))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from network import free_address
 from place import (
     Place,
     assert_books_balance,
@@ -143,11 +144,9 @@ def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: 
 def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, *EVERY_SECOND]
-    driver = place.start(
-        "driver", "cartpole", "--run-dir", "run", "--bind", "127.0.0.1:0", *options
-    )
+    address = free_address()
+    driver = place.start("driver", "cartpole", "--run-dir", "run", "--bind", address, *options)
     driver.wait_for("waiting for workers at")
-    address = _address(driver.output)
     workers = [
         place.start(role, "--driver", address) for role in ("learner", "envrunner", "envrunner")
     ]

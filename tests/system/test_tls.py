@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from network import free_address
 from place import (
     REPOSITORY,
     Command,
@@ -26,14 +27,6 @@ def _address(driver: Command) -> str:
     driver.wait_for("waiting for workers at")
     line = next(line for line in driver.output.splitlines() if "waiting for workers at" in line)
     return line.split()[-1]
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _certs(place: Place, name: str = "tls") -> Path:
@@ -72,8 +65,8 @@ def test_a_run_over_tls_trains_and_shows_its_secrets_nowhere(place: Place) -> No
 def test_the_four_commands_of_the_page_train(place: Place) -> None:
     page = (REPOSITORY / "docs" / "security.md").read_text()
     (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.S | re.M)
-    first, second = _free_ports(2)
-    here = {"gpu1": "localhost", "5005": str(first), "5006": str(second)}
+    first, second = (free_address().rpartition(":")[2] for _ in range(2))
+    here = {"gpu1": "localhost", "5005": first, "5006": second}
     typed = re.sub("|".join(here), lambda found: here[found[0]], block).splitlines()
     certs, driver, *workers = [shlex.split(line)[1:] for line in typed]
     assert [certs[0], driver[0], *(each[0] for each in workers)] == [

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from network import free_address
 from place import REPOSITORY, Command, Place, eventually
 
 PAGE = "docs/operations.md"
@@ -37,8 +38,7 @@ class Ports:
 
     def of(self, address: str) -> str:
         if address not in self._free:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self._free[address] = f"127.0.0.1:{free.getsockname()[1]}"
+            self._free[address] = free_address()
         return self._free[address]
 
 
