@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2, tensor_utils
 from gymnasium import spaces
+from network import free_address
 from package_simulator import (
     BOARD,
     MOVE,
@@ -389,17 +389,25 @@ def test_a_simulator_that_dies_is_told(connect: Any, served: Served) -> None:
 def test_a_simulator_that_comes_late_is_waited_for(
     arena: Arena, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    address = free_address()
     served: list[Served] = []
-    timer = threading.Timer(1.0, lambda: served.append(Served(arena, port)))
-    timer.start()
-    env = dial(f"127.0.0.1:{port}", count=2, observations=SEEN)
+    said: list[str] = []
+
+    def come_late() -> None:
+        deadline = time.monotonic() + 20
+        while "yet" not in "".join(said) and time.monotonic() < deadline:
+            said.append(capfd.readouterr().err)
+            time.sleep(0.05)
+        served.append(Served(arena, int(address.rpartition(":")[2])))
+
+    thread = threading.Thread(target=come_late)
+    thread.start()
+    env = dial(address, count=2, observations=SEEN)
     env.reset()
     env.close()
+    thread.join()
     served[0].close()
-    assert f"no simulator at 127.0.0.1:{port} yet" in capfd.readouterr().err
+    assert f"no simulator at {address} yet" in "".join(said)
 
 
 def test_nobody_there_is_told_at_the_deadline() -> None:

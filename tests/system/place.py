@@ -180,6 +180,11 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
 
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Those behind the first update: from one of before nobody is said to go on."""
+    return sorted(run_dir.glob("checkpoints/0*[1-9]*"))
+
+
 def env_runners(run_dir: Path) -> int:
     """How many the newest line of metrics has."""
     return int(metrics(run_dir)[-1]["num_env_runners"]) if metrics(run_dir) else 0

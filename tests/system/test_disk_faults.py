@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 from disk import Disk
-from place import Command, Place, assert_books_balance, eventually, metrics, status, summary
+from place import (
+    Command,
+    Place,
+    assert_books_balance,
+    checkpoints,
+    eventually,
+    metrics,
+    status,
+    summary,
+)
 
 
 @pytest.fixture
@@ -39,7 +48,7 @@ class Watched:
         return found
 
     def checkpoints(self) -> list[Path]:
-        return sorted(self.directory.glob("checkpoints/0*"))
+        return checkpoints(self.directory)
 
     def makes_a_checkpoint(self) -> None:
         before = set(self.checkpoints())

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from network import free_address
-from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
+from place import (
+    Place,
+    assert_books_balance,
+    checkpoints,
+    eventually,
+    metrics,
+    summary,
+    trained_steps,
+)
 
 
 @pytest.mark.slow
@@ -18,11 +26,11 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     first.wait_for(f"waiting for workers at {address}")
     workers = [place.start(role, "--driver", address, *secret) for role in ("learner", "envrunner")]
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: first.output)
-    assert not list(directory.glob("checkpoints/0*"))
+    assert not checkpoints(directory)
     first.process.kill()
 
     second = place.start(*start, "--bind", address, "--checkpoint-seconds", 1, "--stop-return", 501)
-    eventually(lambda: list(directory.glob("checkpoints/0*")), 90, lambda: second.output)
+    eventually(lambda: checkpoints(directory), 90, lambda: second.output)
     assert "going on" not in second.output, "there was nothing to go on from"
     second.process.kill()
 

@@ -16,6 +16,7 @@ from network import free_address
 from place import (
     Place,
     assert_books_balance,
+    checkpoints,
     env_runners,
     eventually,
     metrics,
@@ -104,7 +105,7 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     driver.wait_for("learner group 3: learner-1 on cpu, learner-0 on cpu", 60)
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
-    eventually(lambda: list(directory.glob("checkpoints/0*")), 30, lambda: driver.output)
+    eventually(lambda: checkpoints(directory), 30, lambda: driver.output)
 
     for learner in (second, third):
         learner.process.kill()
@@ -150,7 +151,7 @@ def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place
     workers = [
         place.start(role, "--driver", address) for role in ("learner", "envrunner", "envrunner")
     ]
-    eventually(lambda: list(directory.glob("checkpoints/0*")), 60, lambda: driver.output)
+    eventually(lambda: checkpoints(directory), 60, lambda: driver.output)
     eventually(lambda: env_runners(directory) == 2, 60, lambda: driver.output)
     driver.process.kill()
     for worker in workers:
