@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,8 @@ class Bench:
     def update(self, share: Share, coming: Share | None = None) -> None:
         self.coming = coming
         self.overlapped.update(share)
+        if self.overlapped._prepared is not None:  # it is noted before anything else is
+            wait([self.overlapped._prepared[1]], PATIENCE)
 
 
 @pytest.fixture
