@@ -133,7 +133,7 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
             for i in range(count)
         ]
         assert run.wait(300) == 0, output.read_text()
-        assert [each.wait(20) for each in simulators] == [0] * count
+        assert [each.wait(60) for each in simulators] == [0] * count
     finally:
         for process in (run, *simulators):
             process.kill()

@@ -13,7 +13,7 @@ def test_a_run_with_a_compiled_pass_learns_by_it(place: Place) -> None:
     run = place.run("train", "cartpole", "--compile", *limits, "--run-dir", "run")
     assert run.status == 0, run.output
     # What was compiled stays in the temporary directory for the next run, and no process does.
-    eventually(lambda: not place.processes(), 2.0, "processes are left behind")
+    eventually(lambda: not place.processes(), 10.0, "processes are left behind")
     assert_books_balance(place.path / "run")
     assert summary(place.path / "run")["solved"]
     last = metrics(place.path / "run")[-1]["modules"]["default"]

