@@ -113,8 +113,8 @@ class Desk:
 
     def _strikes(self) -> None:
         with self.at_work():
-            if not self._over:
-                self._take_turn()
+            self._news = True  # and yet steps may be waiting for those of others
+            self.turn()
 
     def _worth_waiting(self) -> float:
         """Seconds, for steps of others that may come."""
