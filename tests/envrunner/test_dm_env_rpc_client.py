@@ -25,6 +25,7 @@ from package_simulator import (
 )
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.dm_env_rpc import agent, vector_env
 from juggler.envrunner.environments import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 
@@ -348,7 +349,11 @@ def _raise(response: Any, step: int) -> Any:
         (_raise, "refused step: INVALID_ARGUMENT: FileNotFoundError.*no map there"),
     ],
 )
-def test_a_reply_that_is_wrong_is_told(connect: Any, arena: Arena, change: Any, words: str) -> None:
+def test_a_reply_that_is_wrong_is_told(
+    connect: Any, arena: Arena, monkeypatch: pytest.MonkeyPatch, change: Any, words: str
+) -> None:
+    monkeypatch.setattr(agent, "_FAREWELL_SECONDS", 20.0)
+    monkeypatch.setattr(vector_env, "_CLOSING_SECONDS", 30.0)
     env = connect()
     env.reset()
     arena.change = change

@@ -71,7 +71,7 @@ def dial(
     return make_vector_env(
         EnvRunnerConfig(
             env=f"dm_env_rpc://{server.address}",
-            env_kwargs={"connect_seconds": 0.5, **options},
+            env_kwargs={"connect_seconds": 10.0, **options},
             envs_per_runner=count,
             step_deadline_seconds=deadline,
         )
