@@ -75,9 +75,17 @@ def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
         JUGGLER_LEARNERS=1,
         JUGGLER_ENVRUNNERS=2,
     )
-    roles = {"driver": 1, "learner": 1, "envrunner": 2}
-    for role in roles:
-        cluster.compose("-f", f"{role}.yaml", "up", "-d")
+    roles = {"learner": 1, "envrunner": 2, "driver": 1}  # nobody may come when the run is over
+    for role, number in roles.items():
+        files = "-f", f"{role}.yaml"
+        cluster.compose(*files, "up", "-d")
+        if role != "driver":
+            cluster.wait_until(
+                lambda files=files, number=number: (  # type: ignore[misc]
+                    cluster.compose(*files, "logs").count("dials the driver") == number
+                ),
+                f"each {role} looks for its driver",
+            )
     for role, number in roles.items():
         for each in cluster.ended(role, number):
             assert cluster.inspect(each, ".State.ExitCode") == "0", role
