@@ -331,6 +331,8 @@ def test_a_space_that_nobody_can_learn_in_leaves_the_gateway_waiting_for_another
             (THREE, spaces.Text(3), "give their characters as numbers"),
             (THREE, spaces.Dict({}), "has nothing in it"),
             (three_masks, TWO_WAYS, "has shape [3], not [2]"),
+            (spaces.Discrete(10**13), TWO_WAYS, "an observation is 10000000000000 numbers"),
+            (THREE, spaces.MultiDiscrete([2**62] * 4), "an action is 18446744073709551616 numbers"),
         ):
             with RawSimulator(world.address) as simulator:
                 agents = spaces_of(observations, actions)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from juggler.envrunner.gateway.answers import Answers
 from juggler.envrunner.gateway.errors import Code, SessionError
@@ -23,9 +24,12 @@ from juggler.envrunner.gateway.steps import Steps
 from juggler.envrunner.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _MOST_ROW_BYTES = 256 << 20
+#: That a policy's first layer takes of an observation, or its last one gives for an action.
+_MOST_NUMBERS = 1 << 22
 
 
 class Work(Protocol):
@@ -182,8 +186,12 @@ class Reception:
 
 
 def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
-    """That masks are those of the actions, and rows of such observations can be held in memory."""
-    Layout(action_space)
+    """That masks are those of the actions, and policies for them and rows of such observations can
+    be held in memory."""
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        if (numbers := _numbers(space)) > _MOST_NUMBERS:
+            text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
+            raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
     try:
         ValueChecks(observation_space, action_space)
     except ValueError as error:
@@ -192,6 +200,19 @@ def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: in
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
         raise SessionError(Code.WRONG_SPACES, text)
+
+
+def _numbers(space: Space[Any]) -> int:
+    """How many a value of a space is for a policy: what is counted is encoded one-hot."""
+    numbers = 0
+    for _, leaf in space_leaves(space):
+        if isinstance(leaf, spaces.Discrete):
+            numbers += int(leaf.n)
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            numbers += int(leaf.nvec.sum(dtype=object))  # of any size
+        else:
+            numbers += math.prod(leaf.shape or ())
+    return numbers
 
 
 def _one_line(message: Any) -> str:
