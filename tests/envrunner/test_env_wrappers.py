@@ -80,5 +80,5 @@ def test_vectors_are_not_wrapped() -> None:
 
 def test_options_that_a_wrapper_does_not_take_are_told() -> None:
     config = EnvRunnerConfig(envs_per_runner=1, env_wrappers=[{"use": "TimeLimit", "steps": 5}])
-    with pytest.raises(EnvironmentFailed, match="failed in constructor: TypeError: .*'steps'"):
+    with pytest.raises(EnvironmentFailed, match=r"failed in constructor: TypeError: .*'steps'"):
         make_vector_env(config)
