@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any, Literal
 
-from juggler.client.session import connect
+from juggler.client.connection import GatewayError
+from juggler.client.local import LocalSession
+from juggler.client.session import Session, connect
 
 
 def play(
@@ -19,6 +21,9 @@ def play(
     **options: Any,
 ) -> list[float]:
     """Play an environment against a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
+
+    Where the gateway dies, and another one takes its place within a minute, it goes on with that
+    one and a new episode.
 
     Args:
         env: a Gymnasium id, or an environment.
@@ -36,36 +41,51 @@ def play(
         GatewayError: the session failed; not where the run has ended.
         ModuleNotFoundError: the environment is named, and Gymnasium is not installed.
     """
-    from juggler.client.connection import GatewayError
-
     made = isinstance(env, str)
     if made:
         env = _gymnasium().make(env, **(env_kwargs or {}))
+    spaces = env.observation_space, env.action_space
     returns: list[float] = []
     try:
-        spaces = env.observation_space, env.action_space
-        with connect(address, *spaces, mode=mode, **options) as session:
-            observation, _ = env.reset(seed=seed)
-            action, total = session.step(observation), 0.0
-            while episodes is None or len(returns) < episodes:
-                observation, reward, terminated, truncated, _ = env.step(action)
-                total += float(reward)
-                final = None
-                if terminated or truncated:
-                    returns.append(total)
-                    if len(returns) == episodes:
-                        session.step(observation, reward, terminated, truncated)
-                        break
-                    total, final = 0.0, observation
-                    observation, _ = env.reset()
-                action = session.step(observation, reward, terminated, truncated, final)
-    except GatewayError as error:
-        if error.code != "ENDED":
-            raise
+        while True:
+            try:
+                with connect(address, *spaces, mode=mode, **options) as session:
+                    _play(env, session, episodes, seed, returns)
+                break
+            except GatewayError as error:
+                if error.code == "ENDED":
+                    break
+                if error.code != "UNKNOWN_SESSION":
+                    raise
+                seed = None  # another gateway has taken the place of one that died
     finally:
         if made:
             env.close()
     return returns
+
+
+def _play(
+    env: Any,
+    session: Session | LocalSession,
+    episodes: int | None,
+    seed: int | None,
+    returns: list[float],
+) -> None:
+    """Add to the returns until there are as many as episodes, in one session."""
+    observation, _ = env.reset(seed=seed)
+    action, total = session.step(observation), 0.0
+    while True:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        final = None
+        if terminated or truncated:
+            returns.append(total)
+            if len(returns) == episodes:
+                session.step(observation, reward, terminated, truncated)
+                return
+            total, final = 0.0, observation
+            observation, _ = env.reset()
+        action = session.step(observation, reward, terminated, truncated, final)
 
 
 def _gymnasium() -> Any:

@@ -84,6 +84,7 @@ class GatewayWorld:
         refuses_logged: str = "",
         tls: Tls | None = None,
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
+        address: str = "127.0.0.1:0",
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
@@ -96,7 +97,7 @@ class GatewayWorld:
         self._new: list[tuple[dict[str, Any], Version]] = []
         settings = DeskSettings(max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged)
         self._desk = Desk(Transport(token), self, settings, self._failed, busy)
-        self.address = self._desk.start("127.0.0.1:0", tls, False)
+        self.address = self._desk.start(address, tls, False)
 
     def __enter__(self) -> GatewayWorld:
         return self
