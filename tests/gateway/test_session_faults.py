@@ -50,7 +50,11 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         ({"environments": 0}, "UNKNOWN_ENVIRONMENT", "at least 1"),
         ({"environments": 1 << 20}, "FULL", "start another gateway"),
         ({"agents": spaces_of(spaces.Discrete(3))}, "WRONG_SPACES", "must have the same"),
-        ({"agents": spaces_of(THREE, spaces.Discrete(3))}, "WRONG_SPACES", "another action_space"),
+        (
+            {"agents": spaces_of(THREE, spaces.Discrete(3))},
+            "WRONG_SPACES",
+            "this action_space is discrete",
+        ),
         ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
         ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),
     ],

@@ -150,8 +150,8 @@ class Reception:
             if not same:
                 raise SessionError(
                     Code.WRONG_SPACES,
-                    f"another {name} than the run's first simulator had, {_one_line(ours)}: all "
-                    "simulators of a run must have the same",
+                    f"this {name} is {_one_line(given)}; that of the run's first simulator is "
+                    f"{_one_line(ours)}: all simulators of a run must have the same",
                 )
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Steps]) -> None:
