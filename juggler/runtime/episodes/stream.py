@@ -82,6 +82,7 @@ class EpisodeReceiver:
                     )
                 if bad is not None:
                     raise bad
+                del message, frame  # their memory serves for the next one
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -181,6 +182,7 @@ class _Stream:
     def _messages(self) -> Iterator[bytes]:
         while not self.broken and (chunk := self._chunks.get()) is not None:
             yield chunk
+            del chunk  # its memory serves for the next one
 
     def _acknowledge(self) -> None:
         reason = "the learner ended the stream"
