@@ -117,7 +117,6 @@ def test_a_killed_envrunner_is_started_again_and_the_run_goes_on(long_run: Clust
     long_run.wait_for_workers(3)
     _figure("killed EnvRunner: three again after", time.monotonic() - begun)
     _told(long_run, f"{worker} left: the connection ended without a farewell")
-    assert long_run.newest()["env_steps_lost_unreported"] > 0
     assert long_run.inspect(victim, ".RestartCount") == "1"
 
 

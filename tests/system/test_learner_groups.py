@@ -123,6 +123,7 @@ def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: 
         return max(line["episode_return_mean"] or 0.0 for line in metrics(directory))
 
     eventually(lambda: best() >= 475, 90, lambda: f"{best()}\n{run.output}")
+    eventually(lambda: metrics(directory)[-1]["restarts"] >= killed, 30, lambda: run.output)
     run.interrupt()
     assert run.wait(30) == 0, run.output
     place.assert_nothing_is_left()
