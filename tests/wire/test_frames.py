@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_cases import DTYPES, HEADER, assert_same, feed_all, trees
 
-from juggler.runtime.wire.chunks import read_chunk, read_known, with_digest
+from juggler.runtime.wire.chunks import Known, read_chunk, read_known, with_digest
 from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
@@ -125,11 +125,11 @@ def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
     (message,) = encode_frame(header, tree, digest=digest)
     chunk = read_chunk(message, 1 << 20)
     assert chunk.tree is not None
-    known = read_known(message, chunk.tree, chunk.size, 1 << 20)
-    assert known == (chunk if header.ByteSize() < 128 else None)
-    assert read_known(message, chunk.tree + b"x", chunk.size, 1 << 20) is None
-    assert read_known(message, chunk.tree, chunk.size + 1, 1 << 20) is None
-    assert read_known(message, chunk.tree, chunk.size, header.ByteSize() - 1) is None
+    known = Known.of(chunk.tree, chunk.size)
+    assert read_known(message, known, 1 << 20) == (chunk if header.ByteSize() < 128 else None)
+    assert read_known(message, Known.of(chunk.tree + b"x", chunk.size), 1 << 20) is None
+    assert read_known(message, Known.of(chunk.tree, chunk.size + 1), 1 << 20) is None
+    assert read_known(message, known, header.ByteSize() - 1) is None
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

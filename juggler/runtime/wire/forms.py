@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from juggler.runtime.wire.chunks import ALIGNMENT, Piece
+from juggler.runtime.wire.chunks import ALIGNMENT, Known, Piece
 from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
-from juggler.runtime.wire.trees import Path, Tree, leaves
+from juggler.runtime.wire.trees import Tree, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
+_MOST_FORMS = 1024
+_forms: dict[tuple[Any, ...], Form] = {}  # by marks
+_ROOT, _BEGIN, _END = object(), object(), object()  # which no key of a tree equals
 
 
 class Form(NamedTuple):
-    """What trees have in common whose arrays have the same paths, dtypes and shapes."""
+    """What trees have in common whose arrays have the same paths, dtypes, shapes and orders."""
 
-    tree_info: bytes  # serialized
+    known: Known
     gaps: list[memoryview]  # zeros before each array
     converted: list[np.dtype[Any] | None]  # what an array has to be converted to
     plain: list[bool]  # whether an array's memory can be read as it is
     whole: bool  # whether the payload is nothing but the arrays, as they are
-    size: int  # of the payload
 
 
 def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
@@ -33,10 +35,17 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     Raises:
         WireError: the tree holds what cannot be sent.
     """
-    found = leaves(tree)
-    form = _form(tuple([path if a is None else (path, a.dtype, a.shape) for path, a in found]))
-    arrays = [array for _, array in found if array is not None]
-    if form.whole and all([array.flags.c_contiguous for array in arrays]):
+    marks: list[Any] = []
+    arrays: list[NDArray[Any]] = []
+    _look_at({_ROOT: tree}, marks, arrays)
+    key = tuple(marks)
+    form = _forms.get(key)
+    if form is None:
+        form = _form(tree)
+        if len(_forms) == _MOST_FORMS:
+            _forms.clear()
+        _forms[key] = form
+    if form.whole:
         return form, [*arrays]
     pieces: list[Piece] = []
     for array, gap, little, plain in zip(
@@ -52,35 +61,46 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     return form, pieces
 
 
+def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
+    """Add all that forms depend on, and the arrays. Marks of a tree that cannot be sent are none
+    that another tree has."""
+    for key, child in branch.items():
+        if isinstance(child, np.ndarray):
+            marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
+            arrays.append(child)
+        elif isinstance(child, Mapping):
+            marks += (key, _BEGIN)
+            _look_at(child, marks, arrays)
+            marks.append(_END)
+        else:
+            marks += (key, None)
+
+
 def bytes_of(piece: Piece) -> memoryview:
     """A contiguous array as bytes, without a copy."""
     array = np.asarray(piece)
     return array.reshape(-1).view(np.uint8).data
 
 
-@lru_cache(maxsize=1024)
-def _form(leaves: tuple[Path | tuple[Path, np.dtype[Any], tuple[int, ...]], ...]) -> Form:
-    """Args:
-    leaves: path, dtype and shape of each array, and the path alone of an empty branch.
-    """
+def _form(tree: Tree) -> Form:
     info = TreeInfo()
     gaps: list[memoryview] = []
     converted: list[np.dtype[Any] | None] = []
     plain: list[bool] = []
-    size = 0
-    for leaf in leaves:
-        if len(leaf) != 3 or not isinstance(leaf[1], np.dtype):
-            info.empty_branches.add(keys=leaf)
+    size, contiguous = 0, True
+    for path, array in leaves(tree):
+        if array is None:
+            info.empty_branches.add(keys=path)
             continue
-        path, dtype, shape = leaf
         gaps.append(_ZEROS[: -size % ALIGNMENT])
         size += len(gaps[-1])
-        number = dtype_to_number(dtype)
-        info.arrays.add(path=path, dtype=number, shape=shape, offset=size)
+        number = dtype_to_number(array.dtype)
+        info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
         little = dtype_from_number(number)
-        converted.append(None if little == dtype else little)
+        converted.append(None if little == array.dtype else little)
         plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
-        size += math.prod(shape) * dtype.itemsize
+        contiguous &= array.flags.c_contiguous
+        size += array.nbytes
     info.payload_size = size
-    whole = all(plain) and not any(gaps) and all(to is None for to in converted)
-    return Form(info.SerializeToString(), gaps, converted, plain, whole, size)
+    whole = contiguous and all(plain) and not any(gaps) and all(to is None for to in converted)
+    return Form(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)

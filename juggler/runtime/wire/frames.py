@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.chunks import (
     Chunk,
+    Known,
     Piece,
     digest_of,
     read_chunk,
     read_known,
     write_chunk,
+    write_whole,
 )
 from juggler.runtime.wire.dtypes import dtype_from_number
 from juggler.runtime.wire.errors import WireError
@@ -45,8 +47,9 @@ class Limits:
     """What a reader accepts of one frame, whatever the sender says.
 
     A frame of one chunk takes no memory beside its message, one of several chunks that of its
-    payload, which the system gives out as the bytes come; arrays that the sender did not align are copied, which takes their size once more.
-    Parsing header and tree information takes up to some thirty times their size for a moment.
+    payload, which the system gives out as the bytes come; arrays that the sender did not align
+    are copied, which takes their size once more. Parsing header and tree information takes up
+    to some thirty times their size for a moment.
     """
 
     payload_bytes: int = 1 << 30
@@ -85,24 +88,27 @@ def encode_frame(
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     form, pieces = lay_out(tree)
-    size = form.size
-    first = {"header": header.SerializeToString(), "tree": form.tree_info}
-    fields = sum(map(len, first.values())) + 64  # their tags and the padding included
-    if fields + min(chunk_bytes, size) > MAX_MESSAGE_BYTES:
+    known, encoded = form.known, header.SerializeToString()
+    fields = len(encoded) + len(known.tree) + 64  # their tags and the padding included
+    if fields + min(chunk_bytes, known.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
             f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
         )
-    return _chunks(first, pieces, size, chunk_bytes, digest)
+    return _chunks(encoded, known, pieces, chunk_bytes, digest)
 
 
 def _chunks(
-    first: Mapping[str, Any], pieces: list[Piece], size: int, chunk_bytes: int, digest: bool
+    header: bytes, known: Known, pieces: list[Piece], chunk_bytes: int, digest: bool
 ) -> Iterator[bytes]:
-    if size <= chunk_bytes:
-        yield write_chunk(pieces, size, digest=digest, **first)
+    size = known.size
+    if size <= chunk_bytes and not digest:
+        yield write_whole(header, known, pieces)
         return
-    fields: Mapping[str, Any] = first
+    fields: Mapping[str, Any] = {"header": header, "tree": known.tree}
+    if size <= chunk_bytes:
+        yield write_chunk(pieces, size, digest=digest, **fields)
+        return
     share: list[Piece] = []
     sent, room = 0, chunk_bytes
     for piece in map(bytes_of, pieces):
@@ -132,7 +138,7 @@ class FrameReader(Generic[H]):
         self._header_type = header_type
         self._limits = limits
         self._digests = digests
-        self._last: tuple[bytes, _Layout] | None = None  # many frames look like the one before
+        self._last: tuple[Known, _Layout] | None = None  # many frames look like the one before
         self._partial: _Partial[H] | None = None
 
     @property
@@ -152,8 +158,7 @@ class FrameReader(Generic[H]):
         partial, self._partial = self._partial, None
         chunk = None
         if partial is None and self._last is not None:
-            tree, layout = self._last
-            chunk = read_known(message, tree, layout.payload_size, self._limits.header_bytes)
+            chunk = read_known(message, self._last[0], self._limits.header_bytes)
         if chunk is None:
             chunk = read_chunk(message, self._limits.header_bytes)
         self._check_digest(chunk, message)
@@ -181,8 +186,9 @@ class FrameReader(Generic[H]):
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
-        if self._last is None or self._last[0] != chunk.tree:
-            self._last = chunk.tree, _read_layout(chunk.tree, self._limits)
+        if self._last is None or self._last[0].tree != chunk.tree:
+            layout = _read_layout(chunk.tree, self._limits)
+            self._last = Known.of(chunk.tree, layout.payload_size), layout
         return header, self._last[1]
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
