@@ -124,7 +124,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        if raised_here and "unpack" in str(error) or isinstance(error, _NoInfo):
+        if (raised_here and "unpack" in str(error)) or isinstance(error, _NoInfo):
             why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
             return EnvironmentFailed(self.name_of(index), call, why)
         return EnvironmentFailed.during(self.name_of(index), call, error)

@@ -36,7 +36,7 @@ class UnitAux(NamedTuple):
     means: Metrics
     #: In a unit of several modules the part of each in the gradient [P]: its weight in a mean over
     #: learners is the module's own.
-    gradients: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
 
 
 #: By unit.

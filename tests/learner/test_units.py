@@ -26,6 +26,8 @@ from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import RLModule
 
 MakeBatch = Callable[..., EpisodeBatch]
+
+
 def make_core(**config: Any) -> Impala:
     return Impala(make_multi, ImpalaConfig(**config))
 

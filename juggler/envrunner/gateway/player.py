@@ -89,9 +89,7 @@ class Player:
         self._policy, self._connectors = policy, connectors
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps)
-        self.recorder = Recorder(
-            self.environments, policy, connectors, max_staleness, self._watch
-        )
+        self.recorder = Recorder(self.environments, policy, connectors, max_staleness, self._watch)
         self.reader = Reader(
             observation_space, policy.action_space, policy.blank_inputs is not None
         )

@@ -271,9 +271,9 @@ def _why_not_logged(wants: dict[str, Any]) -> str:
     if wants["off_policy"]:
         return ""
     return (
-        f"algorithm = {wants['algorithm']!r} learns from what its own newest policies did, and from "
-        "nothing that another policy did: train with impala or appo, whose V-trace makes up for "
-        "the difference, or act with this run's policy"
+        f"algorithm = {wants['algorithm']!r} learns from what its own newest policies did, and "
+        "from nothing that another policy did: train with impala or appo, whose V-trace makes up "
+        "for the difference, or act with this run's policy"
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from juggler.runtime.nearest import nearest
 from juggler.runtime.connectors.built_in import BUILT_IN, DEFAULTS, PLACES, Place
 from juggler.runtime.connectors.pipeline import Piece, Pipeline
 from juggler.runtime.modules.by_name import SCRIPT
+from juggler.runtime.nearest import nearest
 
 #: Keys of a piece's table that say where it goes. The others are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from juggler.runtime.nearest import nearest
 from juggler.runtime.connectors.built_in import BUILT_IN
+from juggler.runtime.nearest import nearest
 
 #: What a piece can be given as: a built-in's name, "package.module:Class", a connector class, or a
 #: table with one of these under "use", perhaps a "name", and the options that it is built with.

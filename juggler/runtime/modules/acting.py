@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from juggler.runtime.nearest import closest
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.nearest import closest
 
 
 def acting_names(module: RLModule) -> list[str]:

@@ -12,13 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.errors import UnsupportedSpace
 from juggler.runtime.modules.images import ImageEncoder, ImpalaResNet, NatureCNN, byte_scale
 from juggler.runtime.modules.layers import MLP
 from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, path_name
 

@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium
 from torch import nn
 
-from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.module_spec import RLModuleSpec
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.nearest import nearest
 
 Space = gymnasium.Space[Any]
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from juggler.runtime.nearest import nearest
 from juggler.runtime.modules.distributions.base import (
     ActionDistribution,
     Actions,
     DistributionSpec,
     same_kind,
 )
+from juggler.runtime.nearest import nearest
 
 
 class Composite(ActionDistribution):
@@ -82,7 +82,8 @@ class CompositeSpec(DistributionSpec):
         return torch.cat(draws, -1)  # [..., M]
 
     def noise_from(self, uniform: Tensor) -> Tensor:
-        shares = zip(self.parts.values(), uniform.split_with_sizes(self._noise_sizes, -1))
+        noise = uniform.split_with_sizes(self._noise_sizes, -1)
+        shares = zip(self.parts.values(), noise, strict=True)
         return torch.cat([part.noise_from(share) for part, share in shares], -1)  # [..., M]
 
     def mask(self, inputs: Tensor, mask: Any) -> Tensor:
