@@ -68,7 +68,7 @@ def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[A
         if isinstance(child, np.ndarray):
             marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
             arrays.append(child)
-        elif isinstance(child, Mapping):
+        elif isinstance(child, (dict, Mapping)):  # whether it is a dict can be told at once
             marks += (key, _BEGIN)
             _look_at(child, marks, arrays)
             marks.append(_END)
