@@ -1,0 +1,172 @@
+"""Simulators that do whatever they may, and more, at a gateway whose books are kept twice.
+
+A story is some hundred things that happen to one gateway. After each of them nothing was raised,
+every step is somewhere and batches hold what simulators did; when all is over, every step of a
+simulator that did nothing wrong was in a batch once, or in a counter that it may be in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from fuzzed_modes import Local, Logged, Remote
+from fuzzed_simulators import Simulator, exchange
+from fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
+
+from juggler.runtime.episodes.version import Version
+
+HAPPENINGS = {"act": 40, "exchange": 40, "ask": 10, "time": 4, "use": 5, "settle": 2}
+HAPPENINGS |= {"vanish": 3, "come back": 6, "leave": 1, "join": 2, "be late": 1, "repeat": 2}
+MOST_SIMULATORS = 6
+
+
+class Story:
+    """One gateway, and what happens to it.
+
+    Args:
+        seed: of all of it.
+        wild: some messages are damaged.
+    """
+
+    def __init__(self, seed: int, wild: bool) -> None:
+        self.rng = random.Random(seed)
+        self.wild = wild
+
+    def tell(self, length: int) -> FuzzedGateway:
+        with fuzzed_gateway(self.rng) as gateway:
+            self.gateway = gateway
+            self.simulators: list[Simulator] = [self._newcomer()]
+            exchange(self.simulators)  # the first one says the spaces
+            names, weights = list(HAPPENINGS), list(HAPPENINGS.values())
+            for name in self.rng.choices(names, weights, k=length):
+                self._happens(name)
+            self._end()
+            return gateway
+
+    def _newcomer(self) -> Simulator:
+        kind = self.rng.choice((Remote, Remote, Remote, Local, Logged))
+        return kind(self.gateway)
+
+    def _happens(self, name: str) -> None:
+        gateway, rng = self.gateway, self.rng
+        one = rng.choice(self.simulators)
+        match name:
+            case "act":
+                for each in rng.sample(self.simulators, rng.randint(1, len(self.simulators))):
+                    each.act()
+                if self.wild and rng.random() < 0.02:
+                    one.go_wild()
+            case "repeat" if one.here and one.unanswered:
+                one.post(rng.choice(list(one.unanswered.values()))[0])
+            case "exchange":
+                exchange(rng.sample(self.simulators, rng.randint(1, len(self.simulators))))
+            case "ask":
+                self._ask(rng.choice((1, 2, 9, 50)))
+            case "time":
+                gateway.wait(rng.choice((0.1, 1.5, 4.0)))
+            case "use":
+                self._use()
+            case "settle":
+                self._settle()
+            case "vanish" if one.here:
+                one.vanish()
+            case "come back" if not one.leaves and (one.welcome is None or rng.random() < 0.1):
+                one.come_back()
+            case "leave" if one.here:
+                one.leave()
+                self._replace(one)
+            case "join" if len(self.simulators) < MOST_SIMULATORS:
+                self.simulators.append(self._newcomer())
+            case "be late":
+                gateway.wait(RESUME_SECONDS + 1)
+        for each in self.simulators:
+            if each.wild and each.stream.closed:
+                self._replace(each)
+
+    def _replace(self, one: Simulator) -> None:
+        self.simulators[self.simulators.index(one)] = self._newcomer()
+
+    def _ask(self, batches: int) -> None:
+        if self.gateway.newest.generation == 0:
+            self._use()  # no samples are asked for before there are weights
+        self.gateway.asked += batches
+        self.gateway.desk.wake()
+
+    def _use(self) -> None:
+        generation, update = self.gateway.newest
+        if not generation or self.rng.random() < 0.1:
+            version = Version(generation + 1, max(0, update - self.rng.randrange(4)))
+        else:
+            version = Version(generation, update + self.rng.choice((1, 1, 2, 5)))
+        self.gateway.use(version)
+
+    def _settle(self) -> None:
+        """Nobody waits for long while samples are asked for."""
+        for _ in range(2):  # who is welcomed asks again for what it had no answer to
+            exchange(self.simulators)
+        for _ in range(100):  # one after the other, where little is asked for
+            self.gateway.wait(2 * STALL_SECONDS)
+            for each in self.simulators:
+                each.read()
+            if not (self.gateway.asked and any(map(_waits, self.simulators))):
+                return
+        raise AssertionError("somebody waits for ever")
+
+    def _end(self) -> None:
+        """All come back that can, get what they wait for, and leave."""
+        gateway = self.gateway
+        for each in self.simulators:
+            if not each.wild and each.welcome is None and self.rng.random() < 0.7:
+                each.come_back()
+        self._ask(10_000)
+        for _ in range(3):
+            self._settle()
+        for each in self.simulators:
+            if each.wild:
+                each.inbox = [(each.stream, None)]
+            elif each.here:
+                each.leave()
+            else:
+                each.vanish()
+        exchange(self.simulators, reads=False)
+        gateway.wait(2 * RESUME_SECONDS)
+        for each in self.simulators:
+            if not (each.leaves or each.wild):
+                each.over()
+        gateway.rows = 1
+        gateway.desk.wake()
+        gateway.wait(0.0)
+        self._balance()
+
+    def _balance(self) -> None:
+        gateway = self.gateway
+        assert gateway.player is not None
+        counts, kept = gateway.desk.counts(), gateway.player.environments
+        assert counts["sessions"] == counts["environments"] == counts["steps_waiting"] == 0
+        assert kept.rows._places.used == gateway.player.recorder.bytes_waiting == 0
+        assert not kept.rows._finals
+        gateway.ended.update(kept.ended)  # since the last batch
+        steps = [s for s in gateway.known.values() if s.sent and not s.simulator.wild]
+        missing = [step for step in steps if not step.seen]
+        assert all(step.may_miss for step in missing), "a step is nowhere"
+        right = {step.simulator for step in gateway.known.values() if not step.simulator.wild}
+        ended = sum((each.ended for each in right), Counter())
+        may_end = sum((each.may_end for each in right), Counter())
+        assert not ended - gateway.ended, "the return of an episode is missing"
+        if not gateway.wild:
+            assert len(missing) == gateway.missing(counts)
+            assert not gateway.ended - may_end, "the return of an episode that nobody saw"
+
+
+def _waits(one: Simulator) -> bool:
+    """For an answer that is due."""
+    asks = isinstance(one, Local) and one.asks
+    return one.here and not one.wild and bool(one.unanswered or asks)
+
+
+@pytest.mark.parametrize("wild", [False, True])
+def test_whatever_simulators_do_every_step_is_somewhere(wild: bool) -> None:
+    for seed in range(30):
+        Story(seed, wild).tell(150)
