@@ -135,6 +135,19 @@ def test_what_was_on_its_way_when_a_connection_broke_comes_once(world: GatewayWo
     assert session.steps_recorded == world.count("steps_recorded") - counted == 19
 
 
+def test_a_return_may_be_more_than_a_reward_can_be(world: GatewayWorld) -> None:
+    world.use(0.4, Version(1, 30))
+    world.ask(10)
+    most = float(np.finfo(np.float32).max)
+    with world.connect(mode="local") as session:
+        session.step(np.ones(3))
+        session.step(np.ones(3), most)
+        session.step(np.ones(3), most, True, False)
+    eventually(
+        lambda: (2 * most, 2) in [episode for _, ended in world.batches for episode in ended]
+    )
+
+
 @pytest.mark.slow
 def test_what_a_policy_remembers_is_each_environments_own() -> None:
     with GatewayWorld(TinyMemory, rows=1, steps=2) as world:

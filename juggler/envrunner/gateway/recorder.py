@@ -232,7 +232,8 @@ class Recorder:
         place, begin = recording.place, recording.taken
         episode = self._episode(place)
         episode.length += count
-        episode.total += float(recording.rewards[begin : begin + count].sum())
+        rewards = recording.rewards[begin : begin + count]
+        episode.total += float(rewards.sum(dtype=np.float64))
         recording.taken += count
         if recording.left or not (recording.terminated or recording.truncated):
             return
