@@ -35,6 +35,8 @@ def main() -> None:
     with multiprocessing.Pool(processes) as pool:
         counts = sum(pool.starmap(_fuzz, jobs), Counter[str]())
     print(json.dumps({name: counts[name] for name in NAMES}))
+    if counts["wrong"]:
+        raise SystemExit(1)
 
 
 def _fuzz(seconds: float, seed: int, stride: int) -> Counter[str]:

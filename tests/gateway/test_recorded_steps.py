@@ -165,6 +165,21 @@ def test_a_step_that_took_too_long_is_counted_once() -> None:
         assert world.batches[0][0].live_steps == 4
 
 
+def test_connectors_learn_nothing_from_rows_that_pause() -> None:
+    connectors = {"env_to_module": ["mean_std_filter"]}
+    with GatewayWorld(rows=2, steps=1, connectors=connectors) as world:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(environments=2)
+            simulator.step(steps_of(1, [[1, 1, 1], [2, 2, 2]]))
+            over = {"rewards": [1, 2], "terminated": [False, True], "paused": [False, True]}
+            simulator.send(steps=steps_of(2, [[3, 3, 3], [9, 9, 9]], **over))
+            world.wait_for(1)
+        moments = world.learned[0]["mean_std_filter"]
+        assert moments["count"] == 3
+        np.testing.assert_allclose(moments["mean"], [2, 2, 2])
+
+
 def test_environments_of_one_session_do_not_wait_for_each_other_for_ever() -> None:
     with GatewayWorld(rows=2, steps=4) as world:
         world.ask()

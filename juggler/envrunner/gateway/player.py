@@ -89,7 +89,7 @@ class Player:
         self._policy, self._connectors = policy, connectors
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps)
-        self.recorder = Recorder(self.environments, policy, connectors, max_staleness, self._watch)
+        self.recorder = Recorder(self.environments, policy, max_staleness, self._see)
         self.reader = Reader(
             observation_space, policy.action_space, policy.blank_inputs is not None
         )
@@ -143,9 +143,8 @@ class Player:
 
     def _take(self, arrivals: list[Steps], shown: Tree) -> None:
         slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
-        observations = self._connectors(shown)  # [B, ...]
+        observations = self._see(shown, _shown(arrivals))  # [B, ...]
         self.environments.take_results(arrivals, slots, observations)
-        self._watch(shown)
         begin = 0
         for steps in arrivals:
             steps.observations, steps.begin = observations, begin
@@ -156,14 +155,14 @@ class Player:
                 self.environments.pause(steps.slots[steps.paused].tolist())
             self.waiting.append(steps)
 
-    def _watch(self, shown: Tree) -> None:
-        """What connectors learn from what simulators show [B, ...]."""
-        if not self._connectors.rewrites:
-            return
-        self._connectors.watch(shown)
-        rows = len(next(iter(_arrays(shown))))
-        delta = self._connectors.take_delta(np.ones((rows, 1), np.bool_))
-        self._delta = merge(self._delta, delta) if self._delta else delta
+    def _see(self, shown: Tree, live: NDArray[np.bool_]) -> Tree:
+        """What batches hold of what simulators show [B, ...]; connectors learn from it where it is
+        live [B]."""
+        observations: Tree = self._connectors.watch(shown)
+        if self._connectors.rewrites:
+            delta = self._connectors.take_delta(live[:, None])
+            self._delta = merge(self._delta, delta) if self._delta else delta
+        return observations
 
     # -- what they are told ---------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from juggler.envrunner.gateway.acting import GatheredPolicy
 from juggler.envrunner.gateway.environments import STALL_SECONDS, Environments
 from juggler.envrunner.gateway.memory import put, take
 from juggler.envrunner.gateway.recordings import Recording, steps_of
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 
@@ -33,9 +33,8 @@ class Recorder:
     Args:
         environments: that the recordings are of; with the rows that are filled.
         policy: learns from them, and remembers what came before in each environment.
-        connectors: between the simulators and the policy.
         max_staleness: updates that weights may be behind the newest when their steps become a row.
-        watch: told of what simulators show [B, ...].
+        see: what simulators show [B, ...], and which of that is new [B] -> what batches hold of it.
 
     Attributes:
         waiting: that nothing has become of yet, the oldest first.
@@ -48,17 +47,15 @@ class Recorder:
         self,
         environments: Environments,
         policy: GatheredPolicy,
-        connectors: EnvToModule,
         max_staleness: int,
-        watch: Callable[[Tree], None],
+        see: Callable[[Tree, NDArray[np.bool_]], Tree],
     ) -> None:
         self.waiting: deque[Recording] = deque()
         self.newest = Version(0, 0)
         self.bytes_waiting = 0
         self._environments, self._policy = environments, policy
-        self._connectors = connectors
         self.max_staleness = max_staleness
-        self._watch = watch
+        self._see = see
         self._episodes: dict[int, _Episode] = {}  # that are running, by place
         self._filling: dict[int, float] = {}  # places with a row, and when something came for it
         self._stale = 0
@@ -68,9 +65,9 @@ class Recorder:
         return sum(recording.left for recording in self.waiting)
 
     def arrive(self, recording: Recording) -> None:
-        seen = 0 if recording.starts else 1  # the first one is the last of the recording before
-        self._watch(steps_of(recording.observations, seen, len(recording.rewards) + 1))
-        recording.observations = self._connectors(recording.observations)  # [L + 1, ...]
+        new = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
+        new[0] = recording.starts  # else it is the last one of the recording before
+        recording.observations = self._see(recording.observations, new)  # [L + 1, ...]
         self.waiting.append(recording)
         self.bytes_waiting += recording.bytes
         self._environments.counts["steps_recorded"] += len(recording.rewards)

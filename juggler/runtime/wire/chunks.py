@@ -98,16 +98,21 @@ def write_chunk(
         fields += _DIGEST + struct.pack("<Q", digest_of(share))
     fields += b"" if tree is None else _TREE + _varint(len(tree)) + tree
     fields += _OFFSET + _varint(offset) if offset else b""
-    last = _PAYLOAD + _varint(size)
-    parts: list[Any] = [fields, _PADDINGS[-(len(fields) + len(last)) % ALIGNMENT], last, *share]
-    return b"".join(parts)
+    return _with_payload(fields, _PAYLOAD + _varint(size), share)
 
 
-def write_whole(header: bytes, known: Known, payload: Sequence[Piece]) -> bytes:
-    """What `write_chunk` makes of a frame that has one chunk alone, and no digest; faster."""
-    fields = _HEADER + _varint(len(header)) + header + known.tree_field
-    padding = _PADDINGS[-(len(fields) + len(known.payload_tag)) % ALIGNMENT]
-    parts: list[Any] = [fields, padding, known.payload_tag, *payload]
+def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest: bool) -> bytes:
+    """What `write_chunk` makes of a frame that has one chunk alone; faster."""
+    fields = _HEADER + _varint(len(header)) + header
+    if digest:
+        fields += _DIGEST + struct.pack("<Q", digest_of(payload))
+    return _with_payload(fields + known.tree_field, known.payload_tag, payload)
+
+
+def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -> bytes:
+    """A message with these fields, and the payload where arrays can be views of it."""
+    padding = _PADDINGS[-(len(fields) + len(payload_tag)) % ALIGNMENT]
+    parts: list[Any] = [fields, padding, payload_tag, *payload]
     return b"".join(parts)
 
 

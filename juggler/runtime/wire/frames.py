@@ -102,13 +102,10 @@ def _chunks(
     header: bytes, known: Known, pieces: list[Piece], chunk_bytes: int, digest: bool
 ) -> Iterator[bytes]:
     size = known.size
-    if size <= chunk_bytes and not digest:
-        yield write_whole(header, known, pieces)
+    if size <= chunk_bytes:
+        yield write_whole(header, known, pieces, digest=digest)
         return
     fields: Mapping[str, Any] = {"header": header, "tree": known.tree}
-    if size <= chunk_bytes:
-        yield write_chunk(pieces, size, digest=digest, **fields)
-        return
     share: list[Piece] = []
     sent, room = 0, chunk_bytes
     for piece in map(bytes_of, pieces):
