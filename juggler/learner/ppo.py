@@ -152,7 +152,8 @@ class Ppo(GradientCore):
         }
         advantages = {key: columns[ADVANTAGES] for key, columns in estimated.items()}
         lives = {key: columns[c.LIVE] for key, columns in estimated.items()}
-        normalized, live_steps = self._normalized(advantages, lives, seam)
+        device = next(iter(state.values()))["parameters"].device
+        normalized, live_steps = self._normalized(advantages, lives, seam, device)
         tables = {}
         for module_id, columns in estimated.items():
             columns = {**columns, ADVANTAGES: normalized[module_id]}
@@ -186,12 +187,16 @@ class Ppo(GradientCore):
         }
 
     def _normalized(
-        self, advantages: Mapping[str, Tensor], live: Mapping[str, Tensor], seam: Seam
+        self,
+        advantages: Mapping[str, Tensor],
+        live: Mapping[str, Tensor],
+        seam: Seam,
+        device: torch.device,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """By module id: advantages [N, T] of mean 0 and variance 1 over the live steps of all
         learners, and how many these are []."""
         # Over modules as the core has them: all learners must add up the same.
-        absent = torch.zeros(3, dtype=torch.float64, device=next(iter(live.values())).device)
+        absent = torch.zeros(3, dtype=torch.float64, device=device)
         own = [_sums(advantages[key], live[key]) if key in live else absent for key in self.modules]
         sums = dict(zip(self.modules, seam.sums(torch.stack(own)), strict=True))  # [3] each
         live_steps = {key: each[0].long() for key, each in sums.items()}  # []
@@ -216,8 +221,9 @@ class Ppo(GradientCore):
                 key: table.minibatches(mixed(mixed(keys[key]) ^ epoch), self.config.minibatches)
                 for key, table in tables.items()
             }
-            for parts in zip(*dealt.values(), strict=True):
-                yield dict(zip(dealt, parts, strict=True))
+            # As many at every learner, though its sample has no part for any module.
+            for _ in range(self.config.minibatches):
+                yield {key: next(parts) for key, parts in dealt.items()}
 
     def _counted(
         self, before: State, after: State, live_steps: Mapping[str, Tensor]

@@ -49,7 +49,7 @@ def mean_over_learners(
     units = {unit_id: _found(unit_id, grads, aux, nothing) for unit_id in sorted(nothing[1])}
     weighted = {unit_id: list(_weighted(found)) for unit_id, found in units.items()}
     sizes = [mean.numel() for each in weighted.values() for one in each for mean in one.means]
-    flat = next(iter(grads.values())).new_empty(sum(sizes))  # [B]
+    flat = next(iter(nothing[0].values())).new_empty(sum(sizes))  # [B]
     places = iter(torch.split(flat, sizes))  # [...] flattened
     for means, live_steps in (one for each in weighted.values() for one in each):
         for mean in means:

@@ -106,3 +106,15 @@ def test_statistics_of_a_shared_normalization_are_the_same_at_all_learners(
         if buffer.is_floating_point():
             torch.testing.assert_close(buffer, after[1][name], rtol=0, atol=0)
             assert not torch.equal(buffer, before[name])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_learner_without_any_module_of_a_sample_keeps_up(
+    make_batch: MakeBatch, case: str
+) -> None:
+    alone, group = make_learner(case), [make_learner(case) for _ in range(2)]
+    join(group)
+    episodes = {"left": [make_batch(6, 8, seed=1)], "alone": [make_batch(5, 7, seed=2)]}
+    alone.update_from_episodes(episodes)
+    update(group, [episodes, {}])
+    assert_as_alone(alone, group)
