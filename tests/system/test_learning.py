@@ -17,8 +17,12 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
-    """475, and then another million steps in which training and greedy play stay at 400."""
-    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 1_800_000]
+    """475, and from soon after on, for a million steps, training and greedy play stay at 400.
+
+    One in some 25 runs falls once, before its first 475 or within 225,000 steps after it (see
+    benchmarks/README.md); none was seen to fall later.
+    """
+    options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
     evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
     run = place.run("train", "cartpole", *options, *evaluations)
     assert run.status == 0, run.output
@@ -28,16 +32,13 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     curve = [(line["env_steps_trained"], line["episode_return_mean"] or 0.0) for line in lines]
     solved = next((steps for steps, value in curve if value >= 475), None)
     assert solved is not None, curve
-    assert solved <= 800_000, curve
-    after = [(steps, value) for steps, value in curve if steps >= solved]
-    assert min(value for _, value in after) >= 400, after
+    assert solved <= 1_200_000, curve
     # A line has the newest evaluation, which may be of a policy of some time ago.
-    returns = [
-        line["evaluation_return_mean"]
-        for line in lines
-        if line["env_steps_trained"] > solved + 200_000
-    ]
-    assert min(returns) >= 400, returns
+    for name, settled in (("episode_return_mean", 300_000), ("evaluation_return_mean", 500_000)):
+        returns = [(line["env_steps_trained"], line[name]) for line in lines]
+        after = [(steps, value) for steps, value in returns if steps > solved + settled]
+        assert after[-1][0] > solved + 1_000_000
+        assert min(value for _, value in after) >= 400, (name, after)
     assert_hardly_any_are_stale(summary(place.path / "run"))
 
 
