@@ -32,6 +32,12 @@ def make_learner(case: str, shared: type[SharedEncoder] = SharedPlainEncoder) ->
     return Learner(core(partial(make_multi, shared), config), seed=0)
 
 
+def alone_and_group(case: str, size: int = 2) -> tuple[Learner, list[Learner]]:
+    group = [make_learner(case) for _ in range(size)]
+    join(group)
+    return make_learner(case), group
+
+
 def assert_as_alone(alone: Learner, group: list[Learner]) -> None:
     """But for what another order of additions makes of it."""
     for module_id, weights in alone.get_params().items():
@@ -47,8 +53,7 @@ def assert_as_alone(alone: Learner, group: list[Learner]) -> None:
 def test_learners_on_shards_have_the_weights_of_one_on_the_whole(
     make_batch: MakeBatch, case: str, size: int
 ) -> None:
-    alone, group = make_learner(case), [make_learner(case) for _ in range(size)]
-    join(group)
+    alone, group = alone_and_group(case, size)
     for seed in range(3):
         episodes = {
             "left": [make_batch(8, 10, seed=3 * seed)],
@@ -64,8 +69,7 @@ def test_learners_on_shards_have_the_weights_of_one_on_the_whole(
 def test_the_weight_of_a_shard_is_another_one_for_each_module(
     make_batch: MakeBatch, case: str
 ) -> None:
-    alone, group = make_learner(case), [make_learner(case) for _ in range(2)]
-    join(group)
+    alone, group = alone_and_group(case)
     left = [make_batch(1, 4, seed=1), make_batch(12, 10, seed=2)]
     right = [make_batch(9, 12, seed=3), make_batch(2, 3, seed=4)]
     alone.update_from_episodes({"left": left, "right": right})
@@ -77,8 +81,7 @@ def test_the_weight_of_a_shard_is_another_one_for_each_module(
 def test_a_module_that_shares_may_be_absent_from_a_shard_or_from_all(
     make_batch: MakeBatch, case: str
 ) -> None:
-    alone, group = make_learner(case), [make_learner(case) for _ in range(2)]
-    join(group)
+    alone, group = alone_and_group(case)
     left, right = [make_batch(6, 8, seed=1)], [make_batch(5, 7, seed=2)]
     alone.update_from_episodes({"left": left, "right": right})
     update(group, [{"left": left}, {"right": right}])
@@ -112,8 +115,7 @@ def test_statistics_of_a_shared_normalization_are_the_same_at_all_learners(
 def test_a_learner_without_any_module_of_a_sample_keeps_up(
     make_batch: MakeBatch, case: str
 ) -> None:
-    alone, group = make_learner(case), [make_learner(case) for _ in range(2)]
-    join(group)
+    alone, group = alone_and_group(case)
     episodes = {"left": [make_batch(6, 8, seed=1)], "alone": [make_batch(5, 7, seed=2)]}
     alone.update_from_episodes(episodes)
     update(group, [episodes, {}])

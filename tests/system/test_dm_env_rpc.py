@@ -112,7 +112,8 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     server.wait(30)
     run.wait_for("the stream to the simulator broke", seconds=60)
     # Whichever had not been answered when the server went.
-    assert re.search(rf"environment \d \({re.escape(address)}\) failed in", run.output), run.output
+    failed = rf"environment [0-3] \({re.escape(address)}\) failed in step: "
+    assert re.search(failed, run.output), run.output
     run.wait_for("no simulator at", seconds=60)
     server, _ = serve(place, "CartPole-v1", *bound)
     reached = trained_steps(directory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -143,7 +145,7 @@ class Player:
 
     def _take(self, arrivals: list[Steps], shown: Tree) -> None:
         slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
-        observations = self._see(shown, _shown(arrivals))  # [B, ...]
+        observations = self._see(shown, partial(_shown, arrivals))  # [B, ...]
         self.environments.take_results(arrivals, slots, observations)
         begin = 0
         for steps in arrivals:
@@ -155,12 +157,15 @@ class Player:
                 self.environments.pause(steps.slots[steps.paused].tolist())
             self.waiting.append(steps)
 
-    def _see(self, shown: Tree, live: NDArray[np.bool_]) -> Tree:
-        """What batches hold of what simulators show [B, ...]; connectors learn from it where it is
-        live [B]."""
+    def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
+        """What batches hold of what simulators show [B, ...].
+
+        Args:
+            live: of it, [B]: what connectors learn from, where there are any.
+        """
         observations: Tree = self._connectors.watch(shown)
         if self._connectors.rewrites:
-            delta = self._connectors.take_delta(live[:, None])
+            delta = self._connectors.take_delta(live()[:, None])
             self._delta = merge(self._delta, delta) if self._delta else delta
         return observations
 
@@ -266,11 +271,13 @@ class Player:
 
 def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
     """[B] the rows that show an observation."""
-    shows: list[bool] = []
+    shows = np.ones(sum(steps.rows for steps in arrivals), np.bool_)
+    begin = 0
     for steps in arrivals:
-        out = set(steps.paused)
-        shows += [at not in out for at in range(steps.rows)]
-    return np.array(shows, np.bool_)
+        if steps.paused:
+            shows[np.add(steps.paused, begin)] = False
+        begin += steps.rows
+    return shows
 
 
 def _gathered(chosen: list[Steps]) -> Any:

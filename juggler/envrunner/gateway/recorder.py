@@ -34,7 +34,8 @@ class Recorder:
         environments: that the recordings are of; with the rows that are filled.
         policy: learns from them, and remembers what came before in each environment.
         max_staleness: updates that weights may be behind the newest when their steps become a row.
-        see: what simulators show [B, ...], and which of that is new [B] -> what batches hold of it.
+        see: what simulators show [B, ...], and what gives which of that is new [B] -> what batches
+            hold of it.
 
     Attributes:
         waiting: that nothing has become of yet, the oldest first.
@@ -48,7 +49,7 @@ class Recorder:
         environments: Environments,
         policy: GatheredPolicy,
         max_staleness: int,
-        see: Callable[[Tree, NDArray[np.bool_]], Tree],
+        see: Callable[[Tree, Callable[[], NDArray[np.bool_]]], Tree],
     ) -> None:
         self.waiting: deque[Recording] = deque()
         self.newest = Version(0, 0)
@@ -65,8 +66,11 @@ class Recorder:
         return sum(recording.left for recording in self.waiting)
 
     def arrive(self, recording: Recording) -> None:
-        new = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
-        new[0] = recording.starts  # else it is the last one of the recording before
+        def new() -> NDArray[np.bool_]:
+            live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
+            live[0] = recording.starts  # else it is the last one of the recording before
+            return live
+
         recording.observations = self._see(recording.observations, new)  # [L + 1, ...]
         self.waiting.append(recording)
         self.bytes_waiting += recording.bytes
