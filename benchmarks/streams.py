@@ -139,10 +139,11 @@ class Publishing(WeightsPublisher):
         super().__init__(lambda metadata: None)
         self._tree = _tree(size)
         self._numbers = itertools.count(1)
+        self.publish(Version(1, 0), self._tree)
 
-    def _other_than(self, sent: Version | None, context: Any) -> Any:
+    def _other_than(self, subscriber: Any) -> Any:
         self.publish(Version(1, next(self._numbers)), self._tree)
-        return super()._other_than(sent, context)
+        return super()._other_than(subscriber)
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:

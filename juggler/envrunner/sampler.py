@@ -36,7 +36,7 @@ class Fragment:
     """What `Sampler.sample` returns: T steps of each of N environments.
 
     Attributes:
-        batch: valid until the next sample, which writes into the same memory.
+        batch: in memory of its own, so that it may be sent while the next one is sampled.
         episode_returns: undiscounted, of the episodes that ended in this fragment; their earlier
             steps may be in fragments before it.
         episode_lengths: their steps.
@@ -85,16 +85,8 @@ class Sampler:
         self._contexts = Contexts(self._connectors.contexts) if self._connectors.contexts else None
         self._row_contexts: dict[str, Tree] = {}  # [N, ...] by name
         kept = self._connectors.observation_space
-        self._observations: Any = zeros(kept, (self._rows, steps))
-        self._last_observations: Any = zeros(kept, (self._rows,))
+        self._make_columns()
         self._plain = not self._connectors.rewrites and isinstance(self._observations, np.ndarray)
-        self._rewards = np.zeros((self._rows, steps), np.float32)
-        self._terminated = np.zeros((self._rows, steps), np.bool_)
-        self._truncated = np.zeros((self._rows, steps), np.bool_)
-        self._live = np.ones((self._rows, steps), np.bool_)
-        # The policy reads each step's observations where they are kept.
-        self._seen: list[Any] = [_step(self._observations, t) for t in range(steps)]  # T x [N, ...]
-        self._policy_observations = [tree_map(torch.from_numpy, seen) for seen in self._seen]
         self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
         self._masked = holds_masks(self._space)
         self.reset(seed)
@@ -125,6 +117,7 @@ class Sampler:
         if self._observation is None:
             raise RuntimeError("the last fragment failed in its middle: call reset first")
         seconds: dict[str, float] = {}
+        self._make_columns()
         finals = self._step_through(seconds)
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
@@ -170,6 +163,16 @@ class Sampler:
         returns, lengths = segments.episode_returns, segments.episode_lengths
         return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta)
 
+    def _make_columns(self) -> None:
+        """Of one fragment."""
+        kept, n, t = self._connectors.observation_space, self._rows, self._steps
+        self._observations: Any = zeros(kept, (n, t))  # [N, T, ...]
+        self._last_observations: Any = zeros(kept, (n,))  # [N, ...]
+        self._rewards = np.zeros((n, t), np.float32)
+        self._terminated = np.zeros((n, t), np.bool_)
+        self._truncated = np.zeros((n, t), np.bool_)
+        self._live = np.ones((n, t), np.bool_)
+
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill the columns -> row, step and observation of every end that autoreset hides."""
         observation, self._observation = self._observation, None
@@ -183,19 +186,19 @@ class Sampler:
         policy.begin()
         inference = clock() - before
         for t in range(self._steps):
+            seen: Any = _step(self._observations, t)  # [N, ...] where they are kept
             if self._plain:
-                self._seen[t][...] = observation
+                seen[...] = observation
             else:
-                _write(self._seen[t], connectors.watch(to_tree(self._space, observation)))
+                _write(seen, connectors.watch(to_tree(self._space, observation)))
             if legal is not None:
-                legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
-            seen = self._policy_observations[t]  # [N, ...]
+                legal.require(seen[ACTION_MASK], t, over if next_step else None)
             if contexts is not None and first is not None:
-                seen = tree_map(torch.from_numpy, contexts.see(self._seen[t], first))
+                seen = contexts.see(seen, first)
                 if t == 0:
                     self._row_contexts = contexts.states()
             before = clock()
-            actions = policy.act(seen, t, first)  # [N, ...]
+            actions = policy.act(tree_map(torch.from_numpy, seen), t, first)  # [N, ...]
             between = clock()
             observation, rewards, terminated, truncated, infos = env.step(actions)
             environment += clock() - between

@@ -9,8 +9,6 @@ import numpy as np
 from scripted_environments import Script, Scripted
 
 from juggler.envrunner.sampler import Fragment
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.wire.structures import tree_map
 
 
 @dataclass
@@ -38,17 +36,6 @@ def play(script: Script, seed: int, actions: list[Any], box: bool) -> list[Trans
         )
         observation = env.reset()[0] if terminated or truncated else after
     return transitions
-
-
-def copied(fragment: Fragment) -> Fragment:
-    """A fragment that outlives the next sample."""
-    tree = tree_map(np.copy, fragment.batch.to_tree())
-    return Fragment(
-        EpisodeBatch.from_tree(tree),
-        fragment.episode_returns,
-        fragment.episode_lengths,
-        fragment.seconds,
-    )
 
 
 def assert_recorded(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from recording import copied
 from scripted_environments import MaskedParts, NativeScripted, Scripted, mask_of, masked
 from scripted_modules import LinearPolicy
 from vectors import MODES, vector_of_functions
@@ -57,7 +56,7 @@ def test_only_legal_actions_are_tried_and_masks_are_kept(kind, mode, where, at_e
     sampler = sampler_of(env)  # its environments refuse what is illegal
     finals = 0
     for _ in range(10):
-        batch = copied(sampler.sample((0, 0))).batch
+        batch = sampler.sample((0, 0)).batch
         plain = "numbers" if where == "observation" else "observation"
         over = np.zeros_like(batch.live)  # [N, T] observations after an end
         over[:, 0] = ~batch.live[:, 0]
@@ -114,7 +113,7 @@ def test_each_part_of_an_action_has_a_mask_of_its_own_or_none(kind, mode) -> Non
     )
     sampler = sampler_of(env)
     for _ in range(6):
-        batch = copied(sampler.sample((0, 0))).batch
+        batch = sampler.sample((0, 0)).batch
         masks = dict(flatten(batch.observations["action_mask"]))
         steps = batch.observations["observation"][..., 1].astype(int)
         np.testing.assert_array_equal(masks["pair", "0"].argmax(-1), steps % 3)

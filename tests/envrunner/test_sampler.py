@@ -9,7 +9,7 @@ import vectors
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import assert_recorded, copied
+from recording import assert_recorded
 from scripted_environments import NativeScripted, NotFinite, Scripted
 from scripted_modules import LinearPolicy
 from vectors import KINDS, MODES, seeds_of
@@ -47,7 +47,7 @@ def kind_and_env(request: pytest.FixtureRequest) -> Iterator[tuple[str, VectorEn
 def test_fragments_hold_what_a_slow_loop_over_single_environments_records(kind_and_env) -> None:
     kind, env = kind_and_env
     sampler = sampler_of(env)
-    fragments = [copied(sampler.sample((3, f))) for f in range(12)]
+    fragments = [sampler.sample((3, f)) for f in range(12)]
     seen = assert_recorded(fragments, SCRIPTS, seeds_of(kind, 5, len(SCRIPTS)))
     ends, places = ("terminated", "truncated", "both"), ("first", "middle", "last")
     assert seen == {(end, place) for end in ends for place in places}
@@ -76,15 +76,15 @@ def test_fragments_hold_what_a_slow_loop_over_single_environments_records(kind_a
 )
 def test_any_script_is_recorded_right(kind, mode, scripts, steps, box) -> None:
     sampler = sampler_of(vector_of(kind, mode, scripts, box), steps)
-    fragments = [copied(sampler.sample((0, 0))) for _ in range(4)]
+    fragments = [sampler.sample((0, 0)) for _ in range(4)]
     assert_recorded(fragments, scripts, seeds_of(kind, 5, len(scripts)), box)
 
 
 def test_a_reset_starts_episodes_with_ids_of_their_own() -> None:
     sampler = sampler_of(vector_of("sync", AutoresetMode.NEXT_STEP))
-    before = copied(sampler.sample((0, 0)))
+    before = sampler.sample((0, 0))
     sampler.reset(5)
-    after = copied(sampler.sample((0, 0)))
+    after = sampler.sample((0, 0))
     assert not set(before.batch.segment_episodes) & set(after.batch.segment_episodes)
     assert (after.batch.segment_offsets == 0).all()
     assert before.batch.truncated[0, -1]
@@ -94,7 +94,7 @@ def test_a_reset_starts_episodes_with_ids_of_their_own() -> None:
 def test_the_same_seed_gives_the_same_fragment_and_another_seed_another() -> None:
     def observations_and_actions(seed: int) -> list[np.ndarray]:
         sampler = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP), seed=seed)
-        batch = copied(sampler.sample((0, 0))).batch
+        batch = sampler.sample((0, 0)).batch
         return [batch.observations, batch.actions]
 
     first, again, other = (observations_and_actions(seed) for seed in (1, 1, 2))
@@ -106,11 +106,11 @@ def test_the_same_seed_gives_the_same_fragment_and_another_seed_another() -> Non
 def test_a_reset_repeats_the_noise_of_the_policy_too() -> None:
     env = vector_of("native", AutoresetMode.NEXT_STEP)
     sampler = sampler_of(env, seed=1)
-    first = copied(sampler.sample((0, 0))).batch
+    first = sampler.sample((0, 0)).batch
     for single in env.envs:
         single.episode = -1
     sampler.reset(1)
-    again = copied(sampler.sample((0, 0))).batch
+    again = sampler.sample((0, 0)).batch
     np.testing.assert_array_equal(first.observations, again.observations)
     np.testing.assert_array_equal(first.actions, again.actions)
 
@@ -165,7 +165,7 @@ def test_a_truncated_episode_must_leave_a_finite_observation_to_bootstrap_from(m
 def test_a_simulator_may_end_an_episode_because_its_state_is_not_finite(mode, length) -> None:
     sampler = with_one(NotFinite(length, script=((length, "terminated"),)), mode)
     for _ in range(2):
-        batch = copied(sampler.sample((0, 0))).batch
+        batch = sampler.sample((0, 0)).batch
         for column in (batch.observations, batch.last_observations, batch.action_logp):
             assert np.isfinite(column).all()
 

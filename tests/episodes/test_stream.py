@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -12,6 +14,7 @@ from learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.episodes import stream
 from juggler.runtime.episodes.stream import PUSH_METHOD
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -57,18 +60,29 @@ def test_a_batch_of_several_chunks_arrives_whole(learner: LearnerEnd, senders: S
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, size))
 
 
-def test_what_was_sent_may_be_overwritten_at_once(
-    learner: LearnerEnd, senders: Senders, gate: threading.Event
+def test_a_batch_waits_as_it_is_until_those_before_it_have_left(
+    learner: LearnerEnd,
+    senders: Senders,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    serialized: list[int] = []  # the sizes of chunks
+
+    def watched(*frame: Any) -> Iterator[bytes]:
+        for chunk in encode_frame(*frame):
+            serialized.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(stream, "encode_frame", watched)
     sender = senders.open(learner.address)
-    sender.send(header(2), tree(2))  # holds up those behind it
-    sent = tree(3, LARGE)
-    sender.send(header(3), sent)
-    sent["default"]["observations"].fill(-1)
-    sent["default"]["id"].fill(-1)
+    for batch_id in range(2, 7):  # the learner does not go on behind the first
+        sender.send(header(batch_id), tree(batch_id, LARGE))
+    assert len(serialized) < 18, "that is three of the five"
     gate.set()
-    senders.wait_for(2, 3)
-    np.testing.assert_equal(learner.taken[-1].tree, tree(3, LARGE))
+    senders.wait_for(*range(2, 7))
+    assert len(serialized) == 30
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, LARGE))
 
 
 def test_two_senders_do_not_mix_their_batches(learner: LearnerEnd, senders: Senders) -> None:

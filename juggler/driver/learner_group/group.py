@@ -8,6 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self, overload
 
+import numpy as np
+
 from juggler.driver.config import ConfigError
 from juggler.driver.learner_group.members import GroupMembers, Spec
 from juggler.driver.learner_group.module_state import ModuleState
@@ -16,6 +18,7 @@ from juggler.driver.learner_group.shard_link import Job
 from juggler.driver.learner_group.update import ModuleUpdate, UpdateHandle
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2, shards_pb2
 
@@ -163,7 +166,7 @@ class LearnerGroup:
         header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=batch.live_steps)
         try:
             if sender is not None:  # else the shard is down, and the job over
-                sender.send(header, {module_id: batch.to_tree()})
+                sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
         except ValueError as error:  # what cannot be sent, or a process that is gone by now
             self._shards.settled(shard, batch_id, "refused", str(error))
 

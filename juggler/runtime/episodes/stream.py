@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from functools import partial
 
 import grpc
 
+from juggler.runtime.actors.core_streams import ClientStream, ServerStream
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
@@ -25,11 +27,11 @@ BatchFrame = Frame[episodes_pb2.BatchHeader]
 
 
 class EpisodeReceiver:
-    """The learner's end. Each stream has a thread, in which `take` is called for each batch.
+    """The learner's end.
 
     Args:
-        take: says why it refuses a batch, or "" where it took it. Called in any thread. A WireError
-            of its ends the stream, too.
+        take: says why it refuses a batch, or "" where it took it. Called in the server's thread,
+            which must not wait. A WireError of its ends the stream, too.
         why_refused: says why a call may not open a stream, from its metadata; None lets it in.
         limits: of one batch, held against its header before memory is taken.
     """
@@ -44,7 +46,6 @@ class EpisodeReceiver:
         self._why_refused = why_refused
         self._limits = limits
         self._unfinished = Unfinished()
-        self._lock = threading.Lock()
         self._seconds = 0.0
 
     @property
@@ -54,40 +55,41 @@ class EpisodeReceiver:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
-        push: grpc.RpcMethodHandler[bytes, episodes_pb2.Acknowledgement]
-        push = grpc.stream_stream_rpc_method_handler(
-            self._push,
-            request_deserializer=None,  # frames are read by hand
-            response_serializer=episodes_pb2.Acknowledgement.SerializeToString,
-        )
+        push: grpc.RpcMethodHandler[bytes, bytes]
+        push = grpc.stream_stream_rpc_method_handler(self._push)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: push})
 
-    def _push(
-        self, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[episodes_pb2.Acknowledgement]:
+    def _push(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         reader = FrameReader(episodes_pb2.BatchHeader, self._limits)
+        acknowledgements: deque[bytes] = deque()
+        stream = ServerStream(context, partial(_first, acknowledgements))
+
+        def received(message: bytes) -> None:
+            started = time.perf_counter()
+            frame = reader.feed(message)
+            self._unfinished.hold(context, reader.unfinished_bytes)
+            if frame is None:
+                self._seconds += time.perf_counter() - started
+                return
+            refused, bad = self._taken(frame)
+            self._seconds += time.perf_counter() - started
+            batch_id = frame.header.batch_id
+            said = episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused)
+            acknowledgements.append(said.SerializeToString())
+            stream.wake()
+            if bad is not None:
+                raise bad
+
         try:
-            for message in messages:
-                started = time.perf_counter()
-                frame = reader.feed(message)
-                self._unfinished.hold(context, reader.unfinished_bytes)
-                refused, bad = self._taken(frame) if frame is not None else ("", None)
-                with self._lock:
-                    self._seconds += time.perf_counter() - started
-                if frame is not None:
-                    yield episodes_pb2.Acknowledgement(
-                        batch_id=frame.header.batch_id, refused=refused
-                    )
-                if bad is not None:
-                    raise bad
-                del message, frame  # their memory serves for the next one
+            stream.listen(received)
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._unfinished.hold(context, 0)
+        return iter(())
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
         """(the reason to refuse it or "", the error that its stream is to end with)."""
@@ -121,8 +123,13 @@ class EpisodeSender:
         self._closed = False
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
-        """Copies the tree before it returns; never waits for the network."""
-        chunks = list(encode_frame(header, tree))
+        """Never waits for the network. Nobody changes the tree's arrays any more: they are read
+        once what was sent before has left.
+
+        Raises:
+            WireError: the tree holds what cannot be sent.
+        """
+        chunks = encode_frame(header, tree)
         with self._lock:
             if not self._closed and (self._stream is None or self._stream.broken):
                 self._stream = _Stream(self._channel, self._metadata, self._settled)
@@ -137,8 +144,6 @@ class EpisodeSender:
         sends."""
         with self._lock:
             self._closed = True
-        if self._stream is not None:
-            self._stream.end()
         self._channel.close()
 
 
@@ -152,55 +157,56 @@ class _Stream:
         settled: Callable[[int, str, str], None],
     ) -> None:
         self._settled = settled
-        self._chunks: SimpleQueue[bytes | None] = SimpleQueue()  # None: there are no more
+        self._unsent: deque[Iterator[bytes]] = deque()  # the chunks of each batch
         self._open: set[int] = set()
         self._lock = threading.Lock()
         self.broken = ""  # why, once it is
-        push: grpc.StreamStreamMultiCallable[bytes, episodes_pb2.Acknowledgement]
-        push = channel.stream_stream(
+        self._stream = ClientStream(
+            channel,
             PUSH_METHOD,
-            request_serializer=None,
-            response_deserializer=episodes_pb2.Acknowledgement.FromString,
+            metadata,
+            self._next_chunk,
+            self._acknowledged,
+            self._ended,
+            name="episodes-acks",
         )
-        self._call = push(self._messages(), metadata=metadata, wait_for_ready=False)
-        threading.Thread(target=self._acknowledge, name="episodes-acks", daemon=True).start()
 
-    def put(self, batch_id: int, chunks: list[bytes]) -> None:
+    def put(self, batch_id: int, chunks: Iterator[bytes]) -> None:
         with self._lock:
             reason = self.broken
             if not reason:
                 self._open.add(batch_id)
+                self._unsent.append(chunks)
         if reason:
             self._settled(batch_id, "learner_lost", reason)
-            return
-        for chunk in chunks:
-            self._chunks.put(chunk)
+        else:
+            self._stream.wake()
 
-    def end(self) -> None:
-        self._chunks.put(None)
+    def _next_chunk(self) -> bytes | None:
+        while self._unsent:
+            chunk = next(self._unsent[0], None)
+            if chunk is not None:
+                return chunk
+            self._unsent.popleft()
+        return None
 
-    def _messages(self) -> Iterator[bytes]:
-        while not self.broken and (chunk := self._chunks.get()) is not None:
-            yield chunk
-            del chunk  # its memory serves for the next one
+    def _acknowledged(self, message: bytes) -> None:
+        said = episodes_pb2.Acknowledgement.FromString(message)
+        with self._lock:
+            known = said.batch_id in self._open
+            self._open.discard(said.batch_id)
+        if known:
+            self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
 
-    def _acknowledge(self) -> None:
-        reason = "the learner ended the stream"
-        try:
-            for ack in self._call:
-                with self._lock:
-                    known = ack.batch_id in self._open
-                    self._open.discard(ack.batch_id)
-                if known:
-                    self._settled(ack.batch_id, "refused" if ack.refused else "", ack.refused)
-        except grpc.RpcError as error:
-            reason = str(error.details() if hasattr(error, "details") else error)
-        except ValueError:
-            reason = "the channel was closed"
-        finally:  # whatever happened: nobody would read what is acknowledged from here on
-            with self._lock:
-                self.broken = reason or "the stream to the learner broke"
-                lost, self._open = self._open, set()
-            self._chunks.put(None)
-            for batch_id in lost:
-                self._settled(batch_id, "learner_lost", reason)
+    def _ended(self, why: str) -> None:
+        reason = why or "the learner ended the stream"
+        with self._lock:
+            self.broken = reason
+            lost, self._open = self._open, set()
+            self._unsent.clear()
+        for batch_id in lost:
+            self._settled(batch_id, "learner_lost", reason)
+
+
+def _first(messages: deque[bytes]) -> bytes | None:
+    return messages.popleft() if messages else None

@@ -35,6 +35,8 @@ class Unfinished:
         Raises:
             WireError: with these it is too much.
         """
+        if not size and not self._began:
+            return
         now = time.monotonic()
         with self._lock:
             if size:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
+from juggler.runtime.actors.core_streams import ServerStream
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
@@ -31,7 +34,7 @@ class Weights:
 
 
 class _Offered:
-    """A version to send. The first who takes it serializes it, beside the publisher's thread."""
+    """A version to send. A chunk is serialized for the first subscriber who takes it."""
 
     def __init__(self, version: Version, tree: Tree, digests: bool) -> None:
         self.version = version
@@ -39,27 +42,50 @@ class _Offered:
         self._lock = threading.Lock()
         self._coming = encode_frame(header, tree, digest=digests)
         self._digests = digests
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes] = []  # that somebody has taken
 
-    def chunks(self, digests: bool) -> list[bytes]:
+    def chunks(self, digests: bool) -> Iterator[bytes]:
         """All of them, the same for everybody."""
-        with self._lock:
-            self._chunks.extend(self._coming)
-            if digests and not self._digests:
-                self._digests, self._chunks = True, list(map(with_digest, self._chunks))
-            return self._chunks
+        for number in itertools.count():
+            with self._lock:
+                if digests and not self._digests:
+                    self._digests, self._chunks = True, list(map(with_digest, self._chunks))
+                    self._coming = map(with_digest, self._coming)
+                if number == len(self._chunks):
+                    self._chunks.extend(itertools.islice(self._coming, 1))
+                if number == len(self._chunks):
+                    return
+                chunk = self._chunks[number]
+            yield chunk
+            del chunk  # its memory serves for the next one
+
+
+class _Subscriber:
+    """Where a stream is. It is used with the publisher's lock.
+
+    Attributes:
+        idle: whether it was sent the newest version, or waits for the first.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.changed = threading.Condition(lock)
+        self.idle = True
+        self.sent: Version | None = None
+        self.chunks: Iterator[bytes] = iter(())
 
 
 class WeightsPublisher:
     """The learner's end: serializes a version once, and streams the newest to every subscriber.
 
-    As long as all of them came over Unix sockets there are no digests: between two processes of
-    one host there is only memory, as there is within one.
+    A subscriber that has waited is sent it by the thread of its own stream, and one that was busy
+    in the server's thread, chunk by chunk. As long as all of them came over Unix sockets there are
+    no digests: between two processes of one host there is only memory, as there is within one.
     """
 
     def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
         self._why_refused = why_refused
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._subscribers: set[_Subscriber] = set()
         self._newest: _Offered | None = None
         self._digests = False  # whether anybody needs them
         self._closed = False
@@ -71,16 +97,18 @@ class WeightsPublisher:
             WireError: the tree holds what cannot be sent.
         """
         offered = _Offered(version, tree, self._digests)
-        with self._condition:
+        with self._lock:
             if self._newest is not None and version <= self._newest.version:
                 raise ValueError(f"weights version {version} comes after {self._newest.version}")
             self._newest = offered
-            self._condition.notify_all()
+            for subscriber in self._subscribers:
+                if subscriber.idle:
+                    subscriber.changed.notify()
 
     def close(self) -> None:
         """Ends all streams."""
         self._closed = True
-        self._wake()
+        self._wake_all()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
@@ -99,25 +127,56 @@ class WeightsPublisher:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if not context.peer().startswith("unix:"):
             self._digests = True  # in all streams, so that a version is serialized once
-        context.add_callback(self._wake)  # a subscriber that goes frees its thread
-        sent: Version | None = None
-        while offered := self._other_than(sent, context):
-            sent = offered.version
-            yield from offered.chunks(self._digests)
-            del offered  # its memory serves for the next one
+        subscriber = _Subscriber(self._lock)
+        stream = ServerStream(context, partial(self._next_chunk, subscriber))
+        context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
+        with self._lock:
+            self._subscribers.add(subscriber)
+        try:
+            while self._is_behind(subscriber, context):
+                stream.wake()
+        finally:
+            with self._lock:
+                self._subscribers.remove(subscriber)
+        if stream.error is not None:
+            raise stream.error
+        return iter(())
 
-    def _other_than(self, sent: Version | None, context: grpc.ServicerContext) -> _Offered | None:
-        """Waits for another version than the one sent last; None when the stream is to end."""
-        with self._condition:
-            while self._newest is None or self._newest.version == sent:
-                if self._closed or not context.is_active():
-                    return None
-                self._condition.wait()
+    def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
+        """Waits until an idle subscriber is to be sent something; false: its stream is to end."""
+        with self._lock:
+            while not (
+                subscriber.idle and self._newest and subscriber.sent != self._newest.version
+            ):
+                if (self._closed and subscriber.idle) or not context.is_active():
+                    return False
+                subscriber.changed.wait()
+            subscriber.idle = False
+            return True
+
+    def _next_chunk(self, subscriber: _Subscriber) -> bytes | None:
+        """Of the version that it is being sent, or else of the newest."""
+        chunk = next(subscriber.chunks, None)
+        if chunk is None and (offered := self._other_than(subscriber)) is not None:
+            subscriber.chunks = offered.chunks(self._digests)
+            chunk = next(subscriber.chunks)
+        return chunk
+
+    def _other_than(self, subscriber: _Subscriber) -> _Offered | None:
+        """Another version than the one sent last."""
+        with self._lock:
+            if self._newest is None or self._newest.version == subscriber.sent:
+                subscriber.idle = True
+                if self._closed:
+                    subscriber.changed.notify()
+                return None
+            subscriber.sent = self._newest.version
             return self._newest
 
-    def _wake(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
+    def _wake_all(self) -> None:
+        with self._lock:
+            for subscriber in self._subscribers:
+                subscriber.changed.notify()
 
 
 class WeightsSubscription:
