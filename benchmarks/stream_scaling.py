@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ def _end(server: grpc.Server, processes: list[Any]) -> None:
 
 
 def send(address: str, count: int, size: int) -> None:
-    senders = [Pushing(address, size) for _ in range(count)]
+    senders = [Pushing(address, size, f"{os.getpid()}-{n}") for n in range(count)]
     for pushing in senders:
         for _ in range(IN_FLIGHT):
             pushing.send()
@@ -96,15 +98,10 @@ def send(address: str, count: int, size: int) -> None:
 
 def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
     """What it takes to receive, as fast as it goes."""
-    received = dict.fromkeys(range(count), 0)  # by sender, in the order in which they came
-    lock, streams = threading.Lock(), threading.local()
-    numbers = iter(range(count))
+    received: Counter[str] = Counter()  # by sender
 
     def take(frame: BatchFrame) -> str:
-        with lock:
-            if not hasattr(streams, "number"):  # each stream has a thread
-                streams.number = next(numbers)
-            received[streams.number] += 1
+        received[frame.header.envrunner] += 1
         return ""
 
     before = Used()
@@ -112,9 +109,9 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
     server, address = _serve(receiver.handler())
     processes = _start(send, address, count, size)
     deadline = time.monotonic() + PATIENCE
-    while not all(received.values()):
+    while len(received) < count:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"batches came from {sum(map(bool, received.values()))} of {count}")
+            raise TimeoutError(f"batches came from {len(received)} of {count}")
         time.sleep(0.1)
     time.sleep(seconds / 4)
     begun, used = dict(received), Used()
@@ -122,7 +119,7 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
     figures, ended = used.figures(), dict(received)
     theirs = sum(psutil.Process(process.pid).num_threads() for process in processes)
     _end(server, processes)
-    each = [ended[number] - begun[number] for number in range(count)]
+    each = [ended[sender] - begun[sender] for sender in ended]
     megabytes = sum(each) * size / 1e6
     return {
         "megabytes_per_second": megabytes / figures["seconds"],
@@ -139,15 +136,21 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 class Fanning(WeightsPublisher):
-    """Says when a subscriber has had all of a version: it comes back for a newer one."""
+    """Says when a subscriber has had all of a version."""
 
     def __init__(self) -> None:
         super().__init__(lambda metadata: None)
         self.back = threading.Semaphore(0)
 
-    def _other_than(self, sent: Version | None, context: Any) -> Any:
-        self.back.release()
-        return super()._other_than(sent, context)
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscribers)
+
+    def _other_than(self, subscriber: Any) -> Any:
+        found = super()._other_than(subscriber)
+        if found is None:
+            self.back.release()
+        return found
 
 
 def subscribe(address: str, count: int) -> None:
@@ -175,7 +178,11 @@ def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
             if not publisher.back.acquire(timeout=PATIENCE):
                 raise TimeoutError(f"{number} of {count} subscribers are served")
 
-    all_are_back()
+    deadline = time.monotonic() + PATIENCE
+    while publisher.subscribers < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{publisher.subscribers} of {count} have subscribed")
+        time.sleep(0.1)
     tree = {"default": {"weight": np.frombuffer(np.random.bytes(size), np.uint8)}}
     versions, used = 0, Used()
     while used.figures()["seconds"] < seconds:

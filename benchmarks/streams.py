@@ -105,8 +105,9 @@ def episodes_server(address: str, ready: Any, _: int) -> None:
 class Pushing:
     """Sends the next batch as soon as one has been acknowledged, in the thread that hears of it."""
 
-    def __init__(self, address: str, size: int) -> None:
+    def __init__(self, address: str, size: int, name: str = "") -> None:
         self._tree = _tree(size)
+        self._name = name
         self._sender = EpisodeSender(address, (), lambda *_: self.send())
         self.sent = 0
         self.over = False
@@ -114,7 +115,8 @@ class Pushing:
     def send(self) -> None:
         if not self.over:
             self.sent += 1
-            self._sender.send(episodes_pb2.BatchHeader(batch_id=self.sent), self._tree)
+            header = episodes_pb2.BatchHeader(batch_id=self.sent, envrunner=self._name)
+            self._sender.send(header, self._tree)
 
     def close(self) -> None:
         self.over = True

@@ -41,11 +41,11 @@ class HeldBatch:
 
 
 class BatchStore:
-    """Takes batches from the streams' threads; gives them to the learner's own.
+    """Takes batches in the server's thread; gives them to the learner's own.
 
     Args:
         spaces: (observation space, action space) of each module id that this learner trains.
-        arrived: called for each batch that was taken, in a stream's thread.
+        arrived: called for each batch that was taken, in the server's thread.
         capacity: batches held at most. Admission keeps a healthy run far below.
         capacity_bytes: that they may take.
         states: what a batch's `states` must be, by module id: trees of arrays of one row. Without

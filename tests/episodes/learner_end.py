@@ -38,7 +38,7 @@ class LearnerEnd:
 
     Attributes:
         taken: the frames, in the order in which they came.
-        answer: what `take` says to a frame; may wait.
+        answer: what `take` says to a frame; nothing else comes as long as it waits.
     """
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
@@ -64,8 +64,13 @@ class LearnerEnd:
 
     def stop(self) -> None:
         """As if the process were killed: streams break at once."""
+        self.begin_to_stop()
         assert self._server.stop(grace=None).wait(PATIENCE)
         self._threads.shutdown(wait=False)
+
+    def begin_to_stop(self) -> None:
+        """Streams break, even where `answer` waits."""
+        self._server.stop(grace=0)
 
     def _take(self, frame: BatchFrame) -> str:
         self.taken.append(frame)

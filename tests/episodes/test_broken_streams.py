@@ -25,7 +25,7 @@ def test_a_broken_stream_settles_each_batch_that_was_not_acknowledged_once(
     for batch_id in range(1, 30):
         sender.send(header(batch_id), tree(batch_id, 100_000))
     senders.wait_for(1)
-    learner.stop()
+    learner.begin_to_stop()
     settled = senders.wait_for(*range(1, 30))
     gate.set()  # the learner's thread goes on as if nothing had happened
     assert settled.pop(1) == ("", "")

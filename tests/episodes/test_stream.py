@@ -97,6 +97,31 @@ def test_two_senders_do_not_mix_their_batches(learner: LearnerEnd, senders: Send
     assert learner.opened == 2
 
 
+def test_who_reads_no_acknowledgements_is_not_heard_for_ever(
+    learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_MOST_UNREAD", 100)
+    said = 0
+    over = threading.Event()
+
+    def batches() -> Iterator[bytes]:
+        nonlocal said
+        for said in range(1, 100_000):
+            yield from encode_frame(header(said), tree(said))
+        over.set()
+
+    with dial(learner.address) as channel:
+        push = channel.stream_stream(PUSH_METHOD)
+        call = push(batches(), metadata=call_metadata("secret", "run", "i"), timeout=PATIENCE)
+        call.add_callback(over.set)
+        heard = 0
+        while not over.wait(1.0) and heard != said:  # until no more of them are taken
+            heard = said
+        with pytest.raises(grpc.RpcError, match="101 acknowledgements were not read"):
+            list(call)
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 

@@ -3,7 +3,8 @@
 It stands on gRPC's core, as the servers of grpcio do, and takes their place: `grpc.server` has a
 thread for each stream, and `grpc.aio` passes every message through several wake-ups of an event
 loop, which cost more than all that a gateway does with it. The core's names are not public; those
-used here have been the same from grpcio 1.66 to 1.85, and this file alone knows them.
+used here have been the same from grpcio 1.66 to 1.85, and this file and `core_streams` alone know
+them.
 """
 
 from __future__ import annotations

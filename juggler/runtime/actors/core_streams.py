@@ -68,20 +68,18 @@ class ServerStream(_Stream):
         context: of the call, which the handler has let in.
         next_message: as for a stream. What it raises in the server's thread cancels the call.
 
-    Attributes:
-        error: what something raised in the server's thread.
     """
 
     def __init__(
         self, context: grpc.ServicerContext, next_message: Callable[[], bytes | None]
     ) -> None:
         super().__init__(next_message)
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None  # what something raised in the server's thread
         self._context = context
         self._call = context._rpc_event.call  # type: ignore[attr-defined]
         self._received: Callable[[bytes], None] = _nothing
         self._taking = threading.Lock()
-        self._listening = False
+        self._listening = True  # in a moment
         self._done = threading.Event()
         if not context.add_callback(self._done.set):  # a server that stops tells nothing else
             self._done.set()
@@ -94,25 +92,35 @@ class ServerStream(_Stream):
             received: takes each message, and must not wait. What it raises is the last that comes.
 
         Raises:
-            BaseException: `error`.
+            BaseException: as `check`.
         """
         self._received = received
         self._listen()
         self._done.wait()
         with self._taking:
             self._received = _nothing
-        if self.error is not None:
-            raise self.error
+        self.check()
+
+    def check(self) -> None:
+        """Raises:
+        BaseException: what `received` raised, or `next_message` in the server's thread.
+        """
+        try:
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._error = None  # whose traceback leads back here, and to what was received
 
     def _start(self, operation: Any, then: Callable[[_Event], None]) -> bool:
         def happens(event: _Event) -> tuple[None, tuple[()]]:
             try:
                 then(event)
             except BaseException as error:  # would end the server's thread
-                self.error = self.error or error
+                self._error = self._error or error
                 self._context.cancel()
-            if not self._listening and not self._sending:
-                self._done.set()
+            with self._lock:
+                if not self._listening and not self._sending:
+                    self._done.set()
             return None, ()  # nothing of the server's own is done
 
         return not self._call.start_server_batch((operation,), happens)
@@ -131,7 +139,7 @@ class ServerStream(_Stream):
             with self._taking:
                 self._received(message)
         except BaseException as error:
-            self.error = error
+            self._error = error
         else:
             self._listen()
 

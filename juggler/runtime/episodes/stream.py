@@ -23,6 +23,8 @@ from juggler.runtime.wire.v1 import episodes_pb2
 PUSH_METHOD = "/juggler.v1.Episodes/Push"
 _SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
 
+_MOST_UNREAD = 4096  # acknowledgements
+
 BatchFrame = Frame[episodes_pb2.BatchHeader]
 
 
@@ -79,6 +81,8 @@ class EpisodeReceiver:
             said = episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused)
             acknowledgements.append(said.SerializeToString())
             stream.wake()
+            if len(acknowledgements) > _MOST_UNREAD:
+                raise WireError(f"{len(acknowledgements)} acknowledgements were not read")
             if bad is not None:
                 raise bad
 

@@ -57,14 +57,16 @@ class _Offered:
                     return
                 chunk = self._chunks[number]
             yield chunk
-            del chunk  # its memory serves for the next one
 
 
 class _Subscriber:
-    """Where a stream is. It is used with the publisher's lock.
+    """Where a stream is.
 
     Attributes:
-        idle: whether it was sent the newest version, or waits for the first.
+        changed: told when it may have to go on, or to end.
+        idle: whether it has all of the version sent last; with the publisher's lock, as `sent`.
+        sent: that version, or the one it is being sent.
+        chunks: those left of it.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -77,8 +79,8 @@ class _Subscriber:
 class WeightsPublisher:
     """The learner's end: serializes a version once, and streams the newest to every subscriber.
 
-    A subscriber that has waited is sent it by the thread of its own stream, and one that was busy
-    in the server's thread, chunk by chunk. As long as all of them came over Unix sockets there are
+    The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
+    others are in the server's thread. As long as all of them came over Unix sockets there are
     no digests: between two processes of one host there is only memory, as there is within one.
     """
 
@@ -138,8 +140,7 @@ class WeightsPublisher:
         finally:
             with self._lock:
                 self._subscribers.remove(subscriber)
-        if stream.error is not None:
-            raise stream.error
+        stream.check()
         return iter(())
 
     def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
