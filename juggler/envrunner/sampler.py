@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +173,11 @@ class Sampler:
         self._terminated = np.zeros((n, t), np.bool_)
         self._truncated = np.zeros((n, t), np.bool_)
         self._live = np.ones((n, t), np.bool_)
+        # The policy reads each step's observations where they are kept: T x [N, ...]
+        self._seen = _by_step(self._observations, t, lambda column: column.swapaxes(0, 1))
+        self._policy_observations = _by_step(
+            self._observations, t, lambda column: torch.from_numpy(column).unbind(1)
+        )
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill the columns -> row, step and observation of every end that autoreset hides."""
@@ -186,19 +192,19 @@ class Sampler:
         policy.begin()
         inference = clock() - before
         for t in range(self._steps):
-            seen: Any = _step(self._observations, t)  # [N, ...] where they are kept
             if self._plain:
-                seen[...] = observation
+                self._seen[t][...] = observation
             else:
-                _write(seen, connectors.watch(to_tree(self._space, observation)))
+                _write(self._seen[t], connectors.watch(to_tree(self._space, observation)))
             if legal is not None:
-                legal.require(seen[ACTION_MASK], t, over if next_step else None)
+                legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
+            seen = self._policy_observations[t]  # [N, ...]
             if contexts is not None and first is not None:
-                seen = contexts.see(seen, first)
+                seen = tree_map(torch.from_numpy, contexts.see(self._seen[t], first))
                 if t == 0:
                     self._row_contexts = contexts.states()
             before = clock()
-            actions = policy.act(tree_map(torch.from_numpy, seen), t, first)  # [N, ...]
+            actions = policy.act(seen, t, first)  # [N, ...]
             between = clock()
             observation, rewards, terminated, truncated, infos = env.step(actions)
             environment += clock() - between
@@ -285,10 +291,12 @@ class Sampler:
         return rows, steps, tree_map(after, self._last_observations, self._observations)
 
 
-def _step(columns: Tree, step: int) -> Tree:
-    """Views of one step [N, ...] of columns [N, T, ...]."""
-    views: Tree = tree_map(lambda column: column[:, step], columns)
-    return views
+def _by_step(columns: Any, steps: int, split: Callable[[NDArray[Any]], Any]) -> Any:
+    """Views of each of T steps, T x [N, ...], of columns [N, T, ...]: as `split` makes them."""
+    if isinstance(columns, np.ndarray):
+        return split(columns)
+    branches = {key: _by_step(branch, steps, split) for key, branch in columns.items()}
+    return [{key: views[t] for key, views in branches.items()} for t in range(steps)]
 
 
 def _row(batch: Tree, row: int) -> Tree:
