@@ -41,8 +41,8 @@ class Fragment:
         episode_returns: undiscounted, of the episodes that ended in this fragment; their earlier
             steps may be in fragments before it.
         episode_lengths: their steps.
-        seconds: where the time went: "environment", "inference", and "connectors" for the rest,
-            which is what stands between them.
+        seconds: where the time went: "environment", "inference", "frames" for memory to send from,
+            and "connectors" for the rest, which is what stands between them.
         connector_delta: what connectors have learned from its live steps; {}: nothing.
     """
 
@@ -117,8 +117,8 @@ class Sampler:
         started = time.perf_counter()
         if self._observation is None:
             raise RuntimeError("the last fragment failed in its middle: call reset first")
-        seconds: dict[str, float] = {}
         self._make_columns()
+        seconds = {"frames": time.perf_counter() - started}
         finals = self._step_through(seconds)
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
