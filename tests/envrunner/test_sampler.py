@@ -192,5 +192,5 @@ def test_same_step_autoreset_without_final_observations_is_refused() -> None:
 
 def test_a_fragment_says_where_its_time_went() -> None:
     fragment = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP)).sample((0, 0))
-    assert set(fragment.seconds) == {"environment", "inference", "connectors"}
+    assert set(fragment.seconds) == {"environment", "inference", "connectors", "frames"}
     assert all(seconds > 0 for seconds in fragment.seconds.values())
