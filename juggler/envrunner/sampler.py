@@ -86,8 +86,7 @@ class Sampler:
         self._contexts = Contexts(self._connectors.contexts) if self._connectors.contexts else None
         self._row_contexts: dict[str, Tree] = {}  # [N, ...] by name
         kept = self._connectors.observation_space
-        self._make_columns()
-        self._plain = not self._connectors.rewrites and isinstance(self._observations, np.ndarray)
+        self._plain = not self._connectors.rewrites and isinstance(zeros(kept), np.ndarray)
         self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
         self._masked = holds_masks(self._space)
         self.reset(seed)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,8 @@ def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> N
 def _stopped_forkserver() -> psutil.Process:
     cool_down()
     warm_up()
-    mine = psutil.Process().children()
-    (server,) = [child for child in mine if "forkserver" in " ".join(child.cmdline())]
+    # By its id: it may not have the title, nor even its own command line, yet.
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     server.suspend()
     return server
 

@@ -18,6 +18,8 @@ from group_specs import MODEL, SPACES, spec
 import juggler
 from juggler.learner.algorithms import build_learner
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.wire.trees import flatten
 
 MakeBatch = Callable[..., EpisodeBatch]
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
@@ -93,6 +95,25 @@ def test_each_learns_what_it_would_learn_alone(
             assert done.updates == update + 1
         same(weights[name], learner.get_weights()["default"])
         assert done.metrics["lr"] == pytest.approx(LEARNERS[name].get("lr", 3e-4))
+
+
+def test_episodes_may_change_as_soon_as_their_update_was_asked_for(
+    group: juggler.LearnerGroup, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    send = EpisodeSender.send
+
+    def kept(self: EpisodeSender, header: Any, tree: Any) -> None:
+        sent.append(tree["main"])
+        send(self, header, tree)
+
+    monkeypatch.setattr(EpisodeSender, "send", kept)
+    batch = make_batch()
+    group.update({"main": [batch]})
+    (tree,) = sent
+    for (_, given), (_, other) in zip(flatten(batch.to_tree()), flatten(tree), strict=True):
+        assert np.array_equal(given, other)
+        assert not np.shares_memory(given, other)
 
 
 def test_each_is_on_one_shard_with_its_share(group: juggler.LearnerGroup) -> None:

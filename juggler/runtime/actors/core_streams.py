@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ _PLAIN = 0  # flags of an operation
 _Event = Any  # of the core: something that was started is done
 
 
-class _Stream:
+class _Stream(ABC):
     """One end, which sends one message after the other: the next one when the last has left.
 
     Args:
@@ -53,9 +54,9 @@ class _Stream:
             self._over |= not event.success
         self.wake()
 
+    @abstractmethod
     def _start(self, operation: Any, then: Callable[[_Event], None]) -> bool:
         """Whether the core took it; its event is given to `then`."""
-        raise NotImplementedError
 
 
 class ServerStream(_Stream):

@@ -72,11 +72,10 @@ class EpisodeReceiver:
             started = time.perf_counter()
             frame = reader.feed(message)
             self._unfinished.hold(context, reader.unfinished_bytes)
-            if frame is None:
-                self._seconds += time.perf_counter() - started
-                return
-            refused, bad = self._taken(frame)
+            refused, bad = self._taken(frame) if frame is not None else ("", None)
             self._seconds += time.perf_counter() - started
+            if frame is None:
+                return
             batch_id = frame.header.batch_id
             said = episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused)
             acknowledgements.append(said.SerializeToString())

@@ -35,7 +35,7 @@ class Unfinished:
         Raises:
             WireError: with these it is too much.
         """
-        if not size and not self._began:
+        if not size and not self._began:  # as for nearly every message
             return
         now = time.monotonic()
         with self._lock:
