@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# As `make test` has it: threads of several processes that wait for each other on a few cores can
+# take minutes for a moment's work. Before torch is imported, and for all that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 
 
