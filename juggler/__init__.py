@@ -9,6 +9,7 @@ print(juggler.evaluate(result.checkpoint).mean)
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
     from juggler.runtime.modules.rl_module import RLModule as RLModule
     from juggler.runtime.modules.specs import TensorSpec as TensorSpec
+
+# Else gRPC starts threads of its own in whatever is forked from a process that uses it, even before
+# that becomes another program: what environments and videos start has hung there, or ended. None
+# of Juggler's processes forks to go on with gRPC. It is read when gRPC is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.
