@@ -144,6 +144,8 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except ConfigError as error:
+        if traceback := getattr(error, "traceback", ""):
+            print(traceback, file=sys.stderr)
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 2
     except (CheckpointError, RunDirectoryError, EndpointError, PlotError, RunFailed) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import cloudpickle
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver
 from juggler.driver.listen import Listen
-from juggler.driver.names import must_be_here
+from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
 from juggler.envrunner.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
@@ -205,25 +208,21 @@ def start_run(
         over: begin anew in the directory of a run that was killed before its first checkpoint.
 
     Raises:
-        ConfigError: what the configuration names is not on this host, where its workers would be.
+        ConfigError: what the configuration names is not on this host, where its workers would be,
+            or cannot be made here.
     """
-    if listen is None and not own_code:
-        must_be_here(config)
-    path = Path(config.driver.run_dir) if config.driver.run_dir else None
-    if over and path is not None and (path / CONFIG_FILE).is_file():
-        directory = RunDirectory.open(path, config.flat())
-        return _drive(
-            config, directory, started=started, own_code=own_code, listen=listen, doors=doors
-        )
-    name = config.env_runner.env.rpartition(":")[2]
-    directory = RunDirectory.create(path, config.flat(), name)
-    try:
-        return _drive(
-            config, directory, started=started, own_code=own_code, listen=listen, doors=doors
-        )
-    except EndpointError:
-        directory.discard()
-        raise
+    drive = partial(_drive, config, started=started, own_code=own_code, listen=listen, doors=doors)
+    with _checked(config, own_code, listen):
+        path = Path(config.driver.run_dir) if config.driver.run_dir else None
+        if over and path is not None and (path / CONFIG_FILE).is_file():
+            return drive(RunDirectory.open(path, config.flat()))
+        name = config.env_runner.env.rpartition(":")[2]
+        directory = RunDirectory.create(path, config.flat(), name)
+        try:
+            return drive(directory)
+        except EndpointError:
+            directory.discard()
+            raise
 
 
 def resume_run(
@@ -248,18 +247,36 @@ def resume_run(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
         )
-    if listen is None and not own_code:
-        must_be_here(config)
-    directory = RunDirectory.open(run_dir, config.flat())
-    return _drive(
-        config,
-        directory,
-        started=started,
-        own_code=own_code,
-        resume=checkpoint,
-        listen=listen,
-        doors=doors,
-    )
+    with _checked(config, own_code, listen):
+        return _drive(
+            config,
+            RunDirectory.open(run_dir, config.flat()),
+            started=started,
+            own_code=own_code,
+            resume=checkpoint,
+            listen=listen,
+            doors=doors,
+        )
+
+
+@contextmanager
+def _checked(
+    config: RunConfig, own_code: bytes, listen: Listen | None
+) -> Iterator[EnvironmentSpaces | None]:
+    """For a run whose mistakes are told before it has a directory. Gives its spaces, if they show.
+
+    Where its workers are on other hosts, so is what it names.
+    """
+    if listen is not None:
+        yield None
+        return
+    if not own_code:
+        check_names(config)
+    share_forkserver()  # which workers will come from
+    try:
+        yield rehearse(config, own_code)
+    finally:
+        let_go_of_forkserver()
 
 
 def _drive(config: RunConfig, directory: RunDirectory, **arguments: Any) -> Result:

@@ -40,7 +40,11 @@ _AUTORESET = {
 
 
 def make_vector_env(
-    config: EnvRunnerConfig, factory: EnvironmentFactory | None = None, runner: int = 0
+    config: EnvRunnerConfig,
+    factory: EnvironmentFactory | None = None,
+    runner: int = 0,
+    *,
+    just_one: bool = False,
 ) -> VectorEnvironment:
     """A runner's environments.
 
@@ -51,6 +55,8 @@ def make_vector_env(
         config: which environments and how many.
         factory: makes them, instead of what `config.env` names.
         runner: this one's number, by which simulators are shared among EnvRunners.
+        just_one: make one environment, in this process, where each is made by itself: enough to
+            see its spaces.
 
     Raises:
         ValueError: `config` names nothing that exists, or what cannot be had.
@@ -66,9 +72,9 @@ def make_vector_env(
         return _as_it_is(config, envpool_environments(config), config.env)
     source = wrapped(factory or find(config.env), wrapper_specs(config.env_wrappers))
     if isinstance(source, EnvSpec):
-        env = _from_registry(config, source)
+        env = _from_registry(config, source, just_one)
     else:
-        env = _from_callable(config, source)
+        env = _from_callable(config, source, just_one)
     try:
         return observe_masks(env)
     except BaseException:
@@ -86,7 +92,7 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
     return observations
 
 
-def _from_registry(config: EnvRunnerConfig, spec: EnvSpec) -> VectorEnvironment:
+def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> VectorEnvironment:
     native = spec.vector_entry_point is not None and not spec.additional_wrappers
     if config.vectorize == "native" and not native:
         lack = "has no vector entry point" if spec.vector_entry_point is None else "has wrappers"
@@ -107,10 +113,12 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec) -> VectorEnvironment:
     make = functools.partial(gymnasium.make, spec)
     # Gymnasium's checks cost time in every step: one environment of many equal ones shows enough.
     unchecked = functools.partial(make, disable_env_checker=True)
-    return _of_single_ones(config, make, unchecked, spec.id)
+    return _of_single_ones(config, make, unchecked, spec.id, just_one)
 
 
-def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> VectorEnvironment:
+def _from_callable(
+    config: EnvRunnerConfig, factory: EnvironmentFactory, just_one: bool
+) -> VectorEnvironment:
     name = getattr(factory, "__qualname__", type(factory).__name__)
     try:
         first = factory(**config.env_kwargs)
@@ -136,7 +144,7 @@ def _from_callable(config: EnvRunnerConfig, factory: EnvironmentFactory) -> Vect
         raise ValueError(
             f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
         )
-    return _of_single_ones(config, factory, factory, name, first)
+    return _of_single_ones(config, factory, factory, name, just_one, first)
 
 
 def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
@@ -162,12 +170,14 @@ def _of_single_ones(
     make_first: Callable[..., Any],
     make_other: Callable[..., Any],
     name: str,
+    just_one: bool,
     first: Env | None = None,
 ) -> VectorEnvironment:
-    separate = config.vectorize == "async"
+    separate = config.vectorize == "async" and not just_one
+    others = 0 if just_one else config.envs_per_runner - 1
     functions = [
         EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
-        for i, make in enumerate([make_first] + [make_other] * (config.envs_per_runner - 1))
+        for i, make in enumerate([make_first] + [make_other] * others)
     ]
     functions[0].ready = first
     mode = _AUTORESET[config.autoreset]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Final
 
 from gymnasium.envs.registration import registry
@@ -15,6 +16,9 @@ EXTRAS: Final = {
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.mujoco": "mujoco",
 }
+
+#: What those of Gymnasium's own modules import, by extra.
+_IMPORTED: Final = {"box2d": ("Box2D", "pygame"), "mujoco": ("mujoco",)}
 
 
 def extra_for(env: str) -> str | None:
@@ -39,10 +43,26 @@ def check_extra(env: str) -> None:
         importlib.import_module(_module_of(env))
     except (DependencyNotInstalled, ModuleNotFoundError) as error:
         missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-        raise ValueError(
-            f"env {env!r} needs the package {getattr(missing, 'name', None) or extra}: "
-            f"pip install 'juggler[{extra}]', wherever this run has envrunners"
-        ) from error
+        raise ValueError(_needs(env, getattr(missing, "name", None) or extra, extra)) from error
+
+
+def check_extra_there(env: str) -> None:
+    """As `check_extra`, as far as that shows without importing anything.
+
+    Raises:
+        ValueError: the environment's extra is not installed.
+    """
+    extra = extra_for(env)
+    for package in _IMPORTED.get(extra or "", ()):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(_needs(env, package, extra))
+
+
+def _needs(env: str, package: str, extra: str | None) -> str:
+    return (
+        f"env {env!r} needs the package {package}: "
+        f"pip install 'juggler[{extra}]', wherever this run has envrunners"
+    )
 
 
 def _module_of(env: str) -> str:

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.extras import check_extra
+from juggler.envrunner.extras import check_extra, check_extra_there
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.modules.by_name import is_there, no_module
 
@@ -48,8 +48,10 @@ def check_name(name: str) -> None:
         ValueError: it leads nowhere.
     """
     module_name, colon, _ = name.rpartition(":")
-    if name.startswith(SCHEME) or name in registry:
+    if name.startswith(SCHEME):
         return
+    if name in registry:
+        return check_extra_there(name)
     if not colon:
         raise ValueError(_unknown(name, []))
     if not is_there(module_name):

@@ -173,7 +173,7 @@ def test_a_spec_without_a_space_says_which(missing: str) -> None:
     [
         ({"hiden_sizes": [8]}, "has no key 'hiden_sizes': did you mean 'hidden_sizes'"),
         ({"zzz": 1}, "known are .*hidden_sizes"),
-        ({"hidden_sizes": 64}, "hidden_sizes must be positive integers, not 64"),
+        ({"hidden_sizes": 64}, r"hidden_sizes must be a list of .* such as \[128\], not 64"),
         ({"hidden_sizes": [0]}, "positive integers"),
         ({"activation": "gelu"}, "activation must be one of tanh, relu, not 'gelu'"),
         ({"activation": ["tanh"]}, "one of tanh, relu"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -44,6 +45,8 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("stop_steps = 0", "stop_steps = 0"),
         ("env_kwargs = 3", "env_kwargs"),
         ("max_staleness = 0", "max_staleness"),
+        ("[model]\nhidden_size = [8]", "no key 'hidden_size': did you mean 'hidden_sizes'"),
+        ("[model]\nhidden_sizes = 128", "a list of positive integers, such as [128], not 128"),
     ],
 )
 def test_a_wrong_configuration_names_the_key_and_what_is_right(
@@ -150,24 +153,86 @@ def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place
         "        self.units = model_config['units']\n",
     )
     run = place.run("train", "--env", "mistakes:Bare", "--num-env-runners", 1)
-    assert run.status == 1
+    assert run.status == 2
     last = run.output.splitlines()[-1]
     assert "Bare must have observation_space and action_space: set them in its" in last
     assert "Traceback" not in run.output
     run = place.run("train", "cartpole", "--module", "mistakes:Module")
-    assert run.status == 1
+    assert run.status == 2
     assert "KeyError: 'units' (mistakes.py, line 6, in __init__)" in run.output.splitlines()[-1]
+    assert not (place.path / "runs").exists()
     place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("package", "env", "extra"),
+    [("Box2D", "LunarLander-v3", "box2d"), ("mujoco", "Hopper-v5", "mujoco")],
+)
+def test_a_missing_extra_is_told_before_anything_starts(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    env: str,
+    extra: str,
+) -> None:
+    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
+    monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that it is not there
+    assert _status("train", "--env", env) == 2
+    said = capsys.readouterr().err
+    assert f"env {env!r} needs the package {package}: pip install 'juggler[{extra}]'" in said
+    assert list(in_a_directory.iterdir()) == []
 
 
 def test_an_extra_that_is_not_installed_is_named(place: Place) -> None:
     # In the way of the package, if that is here.
     place.write("mujoco.py", "raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
     run = place.run("train", "hopper")
-    assert run.status == 1
+    assert run.status == 2
+    assert not (place.path / "runs").exists()
     last = run.output.splitlines()[-1]
     assert "'Hopper-v5' needs the package mujoco: pip install 'juggler[mujoco]'" in last
     assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--env", "Acrobot-v1", "--env-kwargs", '{"x": 1}'), "unexpected keyword argument 'x'"),
+        (("cartpole", "--devices", "cuda:99"), "devices = 'cuda:99': this host has "),
+        (("cartpole", "--module", "json:Policy"), "'json' is there and has no 'Policy'"),
+        (("--env", "broken:Env"), "module 'broken' failed in import: NameError: name 'oops'"),
+        (("--env", "broken"), "no environment is registered as 'broken'"),
+    ],
+)
+def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
+    place: Place, arguments: tuple[str, ...], words: str
+) -> None:
+    place.write("broken.py", "oops\n")
+    run = place.run("train", *arguments)
+    assert run.status == 2, run.output
+    assert words in run.output.splitlines()[-1]
+    assert not (place.path / "runs").exists()
+    place.assert_nothing_is_left()
+
+
+def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(place: Place) -> None:
+    script = place.write(
+        "script.py",
+        "import gymnasium, juggler\n"
+        "class Mine(gymnasium.Env):\n"
+        "    def __init__(self, size):\n"
+        "        self.size = size\n"
+        "try:\n"
+        "    juggler.train(env=Mine, env_kwargs={'length': 3})\n"
+        "except juggler.ConfigError as error:\n"
+        "    print('told:', error)\n",
+    )
+    run = place.start_program([sys.executable, str(script)])
+    assert run.wait(120) == 0, run.output
+    assert "told: environment 0 (Mine) failed in constructor: TypeError" in run.output
+    assert not (place.path / "runs").exists()
     place.assert_nothing_is_left()
 
 
@@ -184,7 +249,7 @@ def test_a_space_that_nothing_serves_yet_is_named(place: Place) -> None:
         "        return 'bye', 0.0, True, False, {}\n",
     )
     run = place.run("train", "--env", "spaces:Talk", "--envs-per-runner", 2)
-    assert run.status == 1
+    assert run.status == 2
     assert "Text(" in run.output.splitlines()[-1]
     assert "Traceback" not in run.output
     place.assert_nothing_is_left()

@@ -216,7 +216,7 @@ class Supervisor:
         process = post.process
         assert process is not None
         process.join(timeout=5)
-        self._failed(post, process.pid or 0, _how(process.exitcode))
+        self._failed(post, process.pid or 0, how_it_ended(process.exitcode))
 
     def _failed(self, post: _Post, pid: int, how: str) -> None:
         with self._lock:
@@ -231,7 +231,7 @@ class Supervisor:
         self._events.put(Exited(post.worker_id, pid, how, delay))
 
 
-def _how(exitcode: int | None) -> str:
+def how_it_ended(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
         try:
             return f"killed by {signal.Signals(-exitcode).name}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from juggler.runtime.modules.model_config import ModelConfig
+
 
 @dataclass(kw_only=True)
 class ModuleConfig:
@@ -30,3 +32,5 @@ class ModuleConfig:
             name = getattr(self, key)
             if name is not None and ":" not in name:
                 raise ValueError(f"{key} = {name!r} must be named as 'package.module:Class'")
+        if self.module is None:  # another module makes of its table what it likes
+            ModelConfig.parse(self.model)

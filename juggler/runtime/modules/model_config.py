@@ -59,11 +59,11 @@ class ModelConfig:
         known = [field.name for field in fields(cls)]
         for key in model_config:
             if key not in known:
-                raise ValueError(f"model_config has no key {key!r}{nearest(key, known)}")
+                raise ValueError(f"model has no key {key!r}{nearest(key, known)}")
         config = cls(**model_config)
         sizes = config.hidden_sizes
         if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):
-            raise _wrong("hidden_sizes", "positive integers", sizes)
+            raise _wrong("hidden_sizes", "a list of positive integers, such as [128]", sizes)
         if not _positive(config.recurrent_size):
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
         for key, hint in get_type_hints(cls).items():
@@ -76,7 +76,7 @@ class ModelConfig:
             raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
         if config.recurrent != "none" and config.shared_value_layers is False:
             raise ValueError(
-                "model_config.shared_value_layers = false does not go with recurrent = "
+                "model.shared_value_layers = false does not go with recurrent = "
                 f"{config.recurrent!r}: runners carry one state, so policy and value function "
                 "share it"
             )
@@ -88,4 +88,4 @@ def _positive(value: object) -> bool:
 
 
 def _wrong(key: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"model_config.{key} must be {expected}, not {value!r}")
+    return ValueError(f"model.{key} must be {expected}, not {value!r}")

@@ -1,0 +1,225 @@
+"""A run's mistakes are looked for before it has a directory: names, its environment, its module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from juggler.driver.config import ConfigError, DriverConfig, RunConfig
+from juggler.envrunner.naming import check_name
+from juggler.runtime.actors.processes import WorkerProgram, start
+from juggler.runtime.actors.supervisor import how_it_ended
+from juggler.runtime.connectors.built_in import PLACES
+from juggler.runtime.modules.by_name import check_there
+from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
+
+_LOOK_SECONDS = 0.2
+_ABORT_SECONDS = 2.0  # for a process that is aborted to write where it was
+_STACK_BYTES = 1 << 16
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class PreflightError(ConfigError):
+    """The run cannot work: its environment or its module cannot be made.
+
+    Attributes:
+        traceback: of the code that failed, where that helps; else "".
+    """
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback.rstrip()
+        if self.traceback:
+            self.add_note(self.traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpaces:
+    """What one environment observes and acts in, before any connector, as `space_to_message`
+    gives it; `space_from_message` makes Gymnasium's spaces of them again."""
+
+    observation: spaces_pb2.Space
+    action: spaces_pb2.Space
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What the process is started with that tries a configuration out.
+
+    Attributes:
+        config: of the run.
+        own_code: as `EnvRunnerProgram` has it.
+        told: takes what it does, as text, and at last a Ready or a Failure.
+        stack: takes where it was when it crashed.
+    """
+
+    config: RunConfig
+    own_code: bytes
+    told: Connection
+    stack: Connection
+
+
+#: What a message of a rehearsal begins with.
+DOES, READY, FAILED = b"d", b"r", b"f"
+
+
+def check_names(config: RunConfig) -> None:
+    """Look for what a configuration names. Nothing of anybody's is imported for it.
+
+    Raises:
+        ConfigError: no environment has such a name, there is no such Python module, or a package
+            that the environment needs is not installed.
+    """
+    try:
+        if not config.env_runner.gateway:
+            check_name(config.env_runner.env)
+        for what, name in named_parts(config):
+            check_there(name, what)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Names of the form "package.module:Class", with what each is."""
+    named: list[tuple[str, object]] = [
+        ("module", config.module.module),
+        ("distribution", config.module.distribution),
+        ("encoder", config.module.model.get("encoder")),
+    ]
+    connectors = config.connectors.parsed()
+    named += [("connector", piece.path) for at in PLACES for piece in connectors.pipeline(at)]
+    for piece in config.env_runner.env_wrappers:
+        named.append(("wrapper", piece["use"] if isinstance(piece, dict) else piece))
+    for what, name in named:
+        if isinstance(name, str) and ":" in name:
+            yield what, name
+
+
+def rehearse(
+    config: RunConfig, own_code: bytes = b"", tell: Callable[[str], None] = lambda _: None
+) -> EnvironmentSpaces | None:
+    """Make the environment, the module and its learner once, in a process that ends with that.
+
+    It comes from the forkserver, as workers do, and may crash or hang without harm to this one.
+    It counts as hung once it has used no processor for worker_timeout_seconds, or has used
+    hang_seconds of one for a single step: a loaded host makes it slower, and does not fail it.
+
+    Args:
+        config: of a run whose workers are on this host.
+        own_code: as `EnvRunnerProgram` has it.
+        tell: gets what is waited for.
+
+    Returns:
+        The spaces of one environment; None where the run has none on this host, or where a space is
+        of a kind that has no message, which a connector may make another of.
+
+    Raises:
+        PreflightError: something cannot be made, crashed or hung; the message says what.
+    """
+    told, tells = Pipe(duplex=False)
+    stack, writes = Pipe(duplex=False)
+    tell("starting: the forkserver imports torch")
+    with told, stack:
+        with tells, writes:
+            program = Rehearsal(config, own_code, tells, writes)
+            process = start(WorkerProgram("juggler.driver.rehearsal:main", program), "rehearsal")
+        try:
+            return _Watched(process, told, stack, config.driver, tell).outcome()
+        finally:
+            process.kill()
+            process.join()
+
+
+class _Watched:
+    """A rehearsal under way, from the driver's side."""
+
+    def __init__(
+        self,
+        process: ForkServerProcess,
+        told: Connection,
+        stack: Connection,
+        driver: DriverConfig,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._process, self._told, self._stack = process, told, stack
+        self._idle_seconds, self._busy_seconds = driver.worker_timeout_seconds, driver.hang_seconds
+        self._tell = tell
+        self._begins("starting")
+
+    def outcome(self) -> EnvironmentSpaces | None:
+        while True:
+            ended = self._process.sentinel in wait(
+                [self._told, self._process.sentinel], _LOOK_SECONDS
+            )
+            if said := self._said():  # before it ended, if it has
+                kind, rest = said[:1], said[1:]
+                if kind == READY:
+                    return _spaces(training_pb2.Ready.FromString(rest))
+                if kind == FAILED:
+                    failure = attach_pb2.Failure.FromString(rest)
+                    raise PreflightError(failure.message, failure.traceback)
+                self._begins(rest.decode())
+                self._tell(f"starting: {self._doing}")
+            elif ended:
+                self._process.join(_ABORT_SECONDS)
+                how = how_it_ended(self._process.exitcode)
+                raise self._error(f"its process ended while {self._doing}: {how}")
+            elif problem := self._hangs():
+                with suppress(ProcessLookupError):
+                    os.kill(self._process.pid or 0, signal.SIGABRT)  # it says where it is then
+                self._process.join(_ABORT_SECONDS)
+                raise self._error(f"{self._doing} hangs: {problem}")
+
+    def _begins(self, doing: str) -> None:
+        self._doing = doing
+        self._began_with = self._processor_seconds = _processor_seconds(self._process.pid or 0)
+        self._progressed = time.monotonic()
+
+    def _said(self) -> bytes:
+        try:
+            return self._told.recv_bytes() if self._told.poll() else b""
+        except (EOFError, OSError):
+            return b""
+
+    def _hangs(self) -> str:
+        """Why it counts as hung, or ""."""
+        used, now = _processor_seconds(self._process.pid or 0), time.monotonic()
+        if used > self._processor_seconds:
+            self._processor_seconds, self._progressed = used, now
+        if used - self._began_with > self._busy_seconds:
+            return f"it has used {self._busy_seconds:g} s of a processor (hang_seconds)"
+        if now - self._progressed > self._idle_seconds:
+            return f"it has done nothing for {self._idle_seconds:g} s (worker_timeout_seconds)"
+        return ""
+
+    def _error(self, message: str) -> PreflightError:
+        """With where it was."""
+        try:
+            stack = os.read(self._stack.fileno(), _STACK_BYTES) if self._stack.poll() else b""
+        except OSError:
+            stack = b""
+        return PreflightError(message, stack.decode(errors="backslashreplace"))
+
+
+def _spaces(ready: training_pb2.Ready) -> EnvironmentSpaces | None:
+    if not ready.HasField("observation_space"):
+        return None
+    return EnvironmentSpaces(ready.observation_space, ready.action_space)
+
+
+def _processor_seconds(pid: int) -> float:
+    """That a process has used; 0.0 where it is gone."""
+    try:
+        # The name may hold spaces and brackets; the fields after it do not.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,103 @@
+"""The process that tries a configuration out before its run begins; see `preflight.rehearse`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import warnings
+from typing import Any
+
+import cloudpickle
+import torch
+
+from juggler.driver.preflight import DOES, FAILED, READY, Rehearsal, named_parts
+from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.naming import VectorEnvironment
+from juggler.learner.algorithms import build_learner
+from juggler.learner.devices import device_for, devices_here
+from juggler.runtime.actors.attachment import describe
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import training_pb2
+
+
+def main(rehearsal: Rehearsal) -> None:
+    """Say what is done meanwhile, and how it came out; then end, whatever still runs in here."""
+    faulthandler.enable(rehearsal.stack.fileno())
+    warnings.simplefilter("ignore")  # workers will give the same ones
+    torch.set_num_threads(1)
+    try:
+        said = READY + _rehearse(rehearsal).SerializeToString()
+    except BaseException as error:  # code of others runs in here, and may call sys.exit
+        said = FAILED + describe(error).SerializeToString()
+    rehearsal.told.send_bytes(said)
+    os._exit(0)
+
+
+def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
+    config = rehearsal.config
+
+    def does(what: str) -> None:
+        rehearsal.told.send_bytes(DOES + what.encode())
+
+    here = devices_here()
+    for index, name in enumerate(config.driver.device_names()):
+        device_for(name, index, here)
+    if not rehearsal.own_code:
+        for what, name in named_parts(config):
+            does(f"importing {name}")
+            found(name, what)
+    runner = config.env_runner
+    if runner.gateway or runner.env.startswith(SCHEME):
+        return training_pb2.Ready()  # its environments are those of others, elsewhere
+    own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, None)
+    env_factory, module_factory, own_connectors = own_code
+    does(f"making the environment {runner.env}")
+    try:
+        env = make_vector_env(runner, env_factory, just_one=True)
+    except EnvironmentFailed as error:
+        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium may have said it
+            error.reason += f" (env_kwargs = {runner.env_kwargs})"
+        raise
+    does("building the module and its learner")
+    _build(rehearsal, env, module_factory, own_connectors)
+    ready = _ready(env)
+    does(f"closing the environment {runner.env}")
+    env.close()
+    return ready
+
+
+def _build(
+    rehearsal: Rehearsal, env: VectorEnvironment, module_factory: Any, own_connectors: Any
+) -> None:
+    config = rehearsal.config
+    connectors = config.connectors.parsed()
+    env_to_module, module_to_env = build_runner_pipelines(
+        connectors, env.single_observation_space, env.single_action_space, own_connectors
+    )
+    for space in (env_to_module.observation_space, module_to_env.action_space):
+        space_to_message(space)  # as an EnvRunner will tell learners of it
+    build_learner(
+        config.learner,
+        module_factory or config.module.module,
+        env_to_module.observation_space,
+        module_to_env.action_space,
+        config.module.model,
+        distribution=config.module.distribution,
+        connectors=connectors,
+        own_connectors=own_connectors,
+    )
+
+
+def _ready(env: VectorEnvironment) -> training_pb2.Ready:
+    try:
+        return training_pb2.Ready(
+            observation_space=space_to_message(env.single_observation_space),
+            action_space=space_to_message(env.single_action_space),
+        )
+    except WireError:  # a connector makes another of it
+        return training_pb2.Ready()

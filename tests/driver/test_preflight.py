@@ -1,0 +1,109 @@
+"""What shows before a run has a directory, in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import pytest
+
+from juggler.driver.config import RunConfig
+from juggler.driver.preflight import PreflightError, rehearse
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from juggler.runtime.wire.spaces import space_from_message
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forkserver() -> Iterator[None]:
+    share_forkserver()
+    yield
+    let_go_of_forkserver()
+
+
+def _env(body: str) -> type[gymnasium.Env[Any, Any]]:
+    """A class of environments of a script, with this as its constructor."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        "import gymnasium, os, time\n"
+        "class Env(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def __init__(self):\n"
+        f"        {body}\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return self.observation_space.sample(), {}\n",
+        names,
+    )
+    made: type[gymnasium.Env[Any, Any]] = names["Env"]
+    return made
+
+
+def _own(env: object) -> bytes:
+    packed: bytes = cloudpickle.dumps((env, None, {}))
+    return packed
+
+
+def _config(**keys: Any) -> RunConfig:
+    return RunConfig.from_flat({"env": "__main__:Env", **keys})
+
+
+def test_a_rehearsal_gives_the_spaces_of_the_environment() -> None:
+    spaces = rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
+    assert spaces is not None
+    expected = gymnasium.make("CartPole-v1")
+    assert space_from_message(spaces.observation) == expected.observation_space
+    assert space_from_message(spaces.action) == expected.action_space
+
+
+def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
+    made, closed = tmp_path / "made", tmp_path / "closed"
+    env = _env(f"open({str(made)!r}, 'a').write('x')")
+    env.close = lambda self: closed.write_text("yes") and None  # type: ignore[assignment]
+    told: list[str] = []
+    config = _config(envs_per_runner=5, vectorize="async")
+    assert rehearse(config, _own(env), told.append) is not None
+    assert made.read_text() == "x"
+    assert closed.read_text() == "yes"
+    assert "starting: making the environment __main__:Env" in told
+
+
+def test_simulators_that_dial_in_are_not_waited_for() -> None:
+    config = RunConfig.from_flat({"env": "mine", "gateway": "127.0.0.1:0"})
+    assert rehearse(config) is None
+
+
+def test_an_environment_that_crashes_says_where() -> None:
+    with pytest.raises(
+        PreflightError, match="making the environment __main__:Env: killed by"
+    ) as got:
+        rehearse(_config(), _own(_env("os.kill(os.getpid(), 11)")))
+    assert "in __init__" in got.value.traceback
+
+
+def test_an_environment_that_leaves_says_so() -> None:
+    with pytest.raises(PreflightError, match="making the environment __main__:Env: exit code 3"):
+        rehearse(_config(), _own(_env("os._exit(3)")))
+
+
+def test_an_environment_that_waits_for_ever_is_given_up() -> None:
+    config = _config(worker_timeout_seconds=1.5)
+    with pytest.raises(PreflightError, match="__main__:Env hangs: it has done nothing") as got:
+        rehearse(config, _own(_env("time.sleep(1000)")))
+    assert "in __init__" in got.value.traceback
+
+
+def test_an_environment_that_computes_for_ever_is_given_up() -> None:
+    config = _config(hang_seconds=1.5)
+    with pytest.raises(PreflightError, match=r"hangs: it has used 1\.5 s of a proc"):
+        rehearse(config, _own(_env("while True: pass")))
+
+
+def test_an_environment_that_gets_on_is_waited_for_longer_than_one_that_does_not() -> None:
+    started = time.monotonic()
+    busy = "end = time.monotonic() + 5\n        while time.monotonic() < end: sum(range(10**5))"
+    assert rehearse(_config(worker_timeout_seconds=4.0), _own(_env(busy))) is not None
+    assert time.monotonic() - started > 5
