@@ -143,7 +143,7 @@ def test_a_worker_hears_why_it_was_let_go(world: World) -> None:
     world.hub.dismiss(world.wait_for(Joined).worker, "sent what cannot be understood: é")
     (detached,) = inbox.gather(timeout=10)
     assert isinstance(detached, Detached)
-    assert detached.reason == "the driver ended the stream: sent what cannot be understood: é"
+    assert detached.reason == "the driver let this worker go: sent what cannot be understood: é"
 
 
 def test_a_rate_counts_seconds_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial, wait_until_ready
-from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY
+from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.tls import Tls
@@ -30,6 +30,8 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 #: How the reason of a Detached begins where the stream broke and nobody ended it.
 LOST_THE_DRIVER = "lost the driver"
+#: The same, where the driver ended it: in order, or because something was wrong with the worker.
+ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
 
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
@@ -266,14 +268,15 @@ class Attachment:
         return first.welcome
 
     def _receive(self) -> None:
-        reason = "the driver ended the stream"
+        reason = ENDED
         try:
             for message in self._call:
                 for command in message.commands:
                     self._inbox.put(Command(command.id, command.body))
             why = dict(self._call.trailing_metadata()).get(REASON_KEY)
             if isinstance(why, bytes):
-                reason = f"{reason}: {why.decode()}"
+                in_order = why.decode() in (RUN_OVER, REPLACED)
+                reason = f"{ENDED if in_order else LET_GO}: {why.decode()}"
         except grpc.RpcError as error:
             reason = f"{LOST_THE_DRIVER}: {_details(error)}"
         except ValueError:

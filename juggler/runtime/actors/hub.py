@@ -27,6 +27,8 @@ ATTACH_METHOD = "/juggler.v1.Driver/Attach"
 
 #: Of the metadata that come after the last message: why the stream ended.
 REASON_KEY = "juggler-reason-bin"
+#: Reasons that are no fault of the worker's.
+RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
 _WELCOME_SECONDS = 5.0  # for a worker to take its first message
 _OTHER_CALLS = 256  # at once: those who ask for health or status, or have not said who they are
@@ -170,7 +172,7 @@ class Hub:
         if self._watchdog is not None:
             self._watchdog.cancel()
         for connection in self._connections.values():
-            connection.over = connection.over or "the run is over"
+            connection.over = connection.over or RUN_OVER
             connection.wake.set()
         if self._server is not None:
             await self._server.stop(grace=0.5)
@@ -228,7 +230,7 @@ class Hub:
         if before is None and self._count(hello.role) >= most:
             raise Refused(f"this run has its {most} {hello.role} already, and takes no more")
         if before is not None:
-            before.over = "replaced by a new process"
+            before.over = REPLACED
             before.cancel()
             self._leave(before, Left(before.worker, before.over))  # before the new one joins
         return Worker(

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.attachment import (
+    LET_GO,
     LOST_THE_DRIVER,
     AttachError,
     Attachment,
@@ -177,9 +178,10 @@ def attach_and_run(
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
     inbox.has_left()
+    let_go = not contact.local and reason.startswith(LET_GO)
     if not contact.local:
-        (log.info if failure is None else log.error)(reason)
-    if failure is not None:
+        (log.error if failure or let_go else log.info)(reason)
+    if failure or let_go:
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
         raise LostTheDriver(attachment.incarnation)
