@@ -40,7 +40,12 @@ class DriverConfig:
     """EnvRunner processes on this host."""
 
     num_learners: int | None = None
-    """Learner processes in the learner group; none: one for each of `devices`."""
+    """Learner processes that a run begins with; none: one for each of `devices`. It waits for them
+    up to worker_timeout_seconds once the first is ready, and then begins with those that are."""
+
+    max_learners: int = 64
+    """Learners that may take part at once where they dial in (`juggler driver`): beyond
+    num_learners, they may come and go at any time."""
 
     devices: str = "auto"
     """Where learners compute: auto (a GPU of their host, in turn, or its CPU), cpu, cuda:0, several
@@ -93,6 +98,7 @@ class DriverConfig:
     def validate(self) -> None:
         at_least = {
             "num_env_runners": 1,
+            "max_learners": 1,
             "requests_per_runner": 1,
             "updates_in_flight": 1,
             "checkpoint_updates": 1,
@@ -108,6 +114,11 @@ class DriverConfig:
             raise ConfigError(
                 f"num_learners = {self.num_learners}: must be at least {len(devices)}, for "
                 f"devices = {self.devices!r}"
+            )
+        if self.learners > self.max_learners:
+            raise ConfigError(
+                f"num_learners = {self.learners}: must be at most max_learners = "
+                f"{self.max_learners}"
             )
         above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
         for key in (*above_0, "stop_steps", "stop_seconds"):
@@ -128,8 +139,16 @@ class DriverConfig:
 
     @property
     def learners(self) -> int:
-        """How many learner processes there are to be."""
+        """How many learner processes the run begins with."""
         return len(self.device_names()) if self.num_learners is None else self.num_learners
+
+    def most_learners(self, *, dialled: bool) -> int:
+        """How many learners may take part at once.
+
+        Args:
+            dialled: workers dial in; else the driver starts its own, and nobody else can come.
+        """
+        return self.max_learners if dialled else self.learners
 
     def device_names(self) -> list[str]:
         """Where learners compute, one after the other.

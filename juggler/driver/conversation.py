@@ -67,7 +67,8 @@ class Conversation:
         only_local: bool,
     ) -> None:
         self.core = core_of(config, resume)
-        self.roster = Roster(config, first_update=self.updates)
+        most_learners = config.driver.most_learners(dialled=not only_local)
+        self.roster = Roster(config, self.updates, most_learners)
         self.metrics = metrics_of(resume)
         self.connectors = connectors_of(resume)
         self.stop_reason = ""
@@ -96,9 +97,10 @@ class Conversation:
         return self.core.weights_version.update
 
     def regroup(self) -> None:
-        """Have learners meet again that lost each other."""
-        if (lost := self.learners.to_meet_again()) is not None:
-            self.happened(lost)
+        """Have learners meet again that lost each other, or begin without those that are late."""
+        for due in (self.learners.to_meet_again(), self.learners.to_begin_with_fewer()):
+            if due is not None:
+                self.happened(due)
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
@@ -303,6 +305,8 @@ class Conversation:
     def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
         self.metrics.workers.ready(worker)
         if worker.role == LEARNER:
+            if refusal := self.roster.why_no_member(ready):
+                return self._hub.dismiss(worker, refusal)
             for kept in self.learners.ready(worker, ready):
                 self.happened(kept)
             self.roster.learner_ready(worker, ready)

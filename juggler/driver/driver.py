@@ -102,6 +102,7 @@ class Driver:
         self._lines = LineWriter(directory, self._progress)
         self._mailbox: Mailbox[_Event] = Mailbox()
         self._watching = Watching(doors or Doors(), token, self._mailbox.put)
+        most_learners = config.driver.most_learners(dialled=listen is not None)
         settings = HubSettings(
             run_id=run_id,
             roles=(ENVRUNNER, LEARNER, EVALUATOR),
@@ -109,8 +110,8 @@ class Driver:
             tls=listen.tls if listen else None,
             hang_seconds=config.driver.hang_seconds,
             # In a group, others wait for a learner that hangs.
-            silence_of={LEARNER: _PEER_SILENCE_SECONDS} if config.driver.learners > 1 else {},
-            most_of={LEARNER: config.driver.learners},
+            silence_of={LEARNER: _PEER_SILENCE_SECONDS} if most_learners > 1 else {},
+            most_of={LEARNER: most_learners},
             services=self._watching.services,
         )
         self._hub = Hub(settings, self._mailbox)

@@ -9,12 +9,13 @@ from google.protobuf.message import Message
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.events import PeersLost, PeersMet, UpdateKept
+from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UpdateKept
 from juggler.driver.record.progress import Progress
 from juggler.driver.replies import read_update_kept
 from juggler.driver.restoring import restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
+from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
@@ -47,7 +48,9 @@ class Learners:
         self._given: dict[Worker, str] = {}  # to learners that are not ready yet, in words
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
-        self._several = config.driver.learners > 1
+        self._several = config.driver.learners > 1  # are here, or have been
+        self._patience = config.driver.worker_timeout_seconds
+        self._waited_since: float | None = None  # for learners that the run is to begin with
         self._core = core
         self._roster = roster
         self._snapshots = snapshots
@@ -97,6 +100,23 @@ class Learners:
             text = f"the learners' weights are lost: {learner.worker_id} goes on from {given}"
             self._progress.message(text, "warning")
 
+    def to_begin_with_fewer(self) -> BeginWithFewer | None:
+        """The run has waited for long enough for the learners that it was to begin with."""
+        missing = self._core.missing_learners
+        if not missing or not self._roster.of_role(LEARNER):
+            self._waited_since = None
+            return None
+        now = time.monotonic()
+        if self._waited_since is None:
+            self._waited_since = now
+            text = f"waiting for {_counted(missing)}, for up to {self._patience:.0f} s"
+            self._progress.message(text, "info")
+        if now - self._waited_since < self._patience:
+            return None
+        text = f"{_counted(missing)} did not come within {self._patience:.0f} s: the run begins "
+        self._progress.message(text + "without, and takes them when they come", "warning")
+        return BeginWithFewer()
+
     @property
     def _newest(self) -> Version:
         return Version(self._core.generation, self._core.weights_version.update)
@@ -118,6 +138,7 @@ class Learners:
         self._agreed = (formed.generation, formed.state_hash)
         if worker.worker_id != self._core.members[0]:
             return None
+        self._several = self._several or len(self._core.members) > 1
         if self._several:
             devices = self._roster.devices
             named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
@@ -156,3 +177,7 @@ class Learners:
         """Its next process counts from zero."""
         self._given.pop(learner, None)
         self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
+
+
+def _counted(missing: int) -> str:
+    return f"{missing} more learner{'s' * (missing > 1)}"

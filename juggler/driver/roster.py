@@ -38,6 +38,7 @@ class Roster:
 
     config: RunConfig
     first_update: int = 0  # that the run begins with; above 0 where it is resumed
+    most_learners: int = 1  # that may take part at once
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: Spaces | None = None
@@ -82,6 +83,18 @@ class Roster:
         self.ready[worker.worker_id] = worker
         self.meeting_points[worker.worker_id] = message.meeting_point
         self.devices[worker.worker_id] = message.description
+
+    def why_no_member(self, learner: training_pb2.Ready) -> str:
+        """Why a learner that is ready cannot update with the others; "" where it can."""
+        others = [self.meeting_points[worker.worker_id] for worker in self.of_role(LEARNER)]
+        alone = self.config.driver.learners == 1 and not others
+        if alone or all([learner.meeting_point, *others]):
+            return ""
+        return (
+            "several learners would add up their gradients unencrypted and unauthenticated between "
+            "hosts, with TLS too. Start each of them with --insecure if the network between them "
+            "is private (the variable GLOO_SOCKET_IFNAME names its interface)"
+        )
 
     def left(self, worker: Worker) -> None:
         for table in (self.attached, self.ready, self._waiting):
@@ -143,7 +156,7 @@ class Roster:
             own = {
                 "learner": asdict(config.learner),
                 "device": devices[worker.index % len(devices)],
-                "in_group": config.driver.learners > 1,
+                "may_meet": self.most_learners > 1,
                 "updates_in_flight": config.driver.updates_in_flight,
             }
             return {**own, **shared}

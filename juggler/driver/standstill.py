@@ -32,6 +32,8 @@ class Standstill:
         """For people who wait for updates."""
         core, roster = self._workers.core, self._workers.roster
         parts = [roster.describe()]
+        if core.missing_learners:
+            parts.append(f"waits for learners: {core.missing_learners} more")
         if core.members:
             size = self._config.learner.batch_size
             parts.append(f"an update takes {size} steps, {core.held_steps} are there")

@@ -31,25 +31,18 @@ class Membership:
         self._host = host
         self._insecure = insecure
 
-    @cached_property
-    def meeting_point(self) -> MeetingPoint:
-        """Of a group whose first member this learner is.
+    def meeting_address(self) -> str:
+        """Where a group forms whose first member this learner is; "" where others than its members
+        could reach that, and nobody said that they may: this learner can only be alone then."""
+        return self._meeting_point.address if self._insecure or is_loopback(self._host) else ""
 
-        Raises:
-            ValueError: others than its members could reach it, and nobody said that they may.
-        """
+    @cached_property
+    def _meeting_point(self) -> MeetingPoint:
         if not is_loopback(self._host):
             # torch.distributed has neither encryption nor a secret, whatever gRPC has.
-            plain = (
-                f"learners of a group talk to each other unencrypted and unauthenticated, at "
-                f"{self._host}, with TLS too"
-            )
-            if not self._insecure:
-                raise ValueError(
-                    f"{plain}. Pass --insecure to each of them if the network between them is "
-                    "private (the variable GLOO_SOCKET_IFNAME names its interface)"
-                )
-            print(f"juggler {self._worker_id}: {plain}: keep that private", file=sys.stderr)
+            text = "learners of a group talk to each other unencrypted and unauthenticated, at"
+            text += f" {self._host}, with TLS too: keep that private"
+            print(f"juggler {self._worker_id}: {text}", file=sys.stderr)
         return MeetingPoint(self._host)
 
     def form(

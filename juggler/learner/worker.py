@@ -152,7 +152,7 @@ class LearnerWorker:
         self._updates_in_flight = int(parts["updates_in_flight"])
         ready = training_pb2.Ready(
             description=parts["device"] if parts["device"].startswith("fake:") else device,
-            meeting_point=self._membership.meeting_point.address if parts["in_group"] else "",
+            meeting_point=self._membership.meeting_address() if parts["may_meet"] else "",
         )
         kept = self._kept.go_on(self._learner, self._attachment.run_id, setup, ready)
         if kept is not None:

@@ -150,6 +150,8 @@ def test_a_list_or_table_of_algorithms_is_refused(algorithm: Any) -> None:
     [
         ("seed", -1),
         ("num_learners", 0),
+        ("num_learners", 65),
+        ("max_learners", 0),
         ("requests_per_runner", 0),
         ("updates_in_flight", 0),
         ("checkpoint_updates", 0),

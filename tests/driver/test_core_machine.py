@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from juggler.driver.core.events import (
+    BeginWithFewer,
     Finish,
     IssueUpdate,
     PeersLost,
@@ -98,6 +99,10 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.lose(worker_id, survivors)
             if again:
                 self.world.start_learner(int(worker_id[-1]))
+
+    @rule()
+    def those_that_are_late_are_waited_for_no_longer(self) -> None:
+        self.world.deliver(BeginWithFewer())
 
     @rule(past=st.integers(0, 1))
     def learners_lose_each_other(self, past: int) -> None:

@@ -8,6 +8,7 @@ from core_steps import answer, join, make, only, receipt
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Arrived,
+    BeginWithFewer,
     Discard,
     Finish,
     FormGroup,
@@ -132,6 +133,20 @@ def test_the_first_group_forms_when_all_learners_are_there() -> None:
     assert core.handle(LearnerJoined("learner-0", "L")) == []
     commands = core.handle(LearnerJoined("learner-2", "M"))
     assert commands == [FormGroup(1, ("learner-0", "learner-2", "learner-10"))]
+
+
+def test_those_that_are_there_begin_when_the_others_are_waited_for_no_longer() -> None:
+    core = DriverCore(CoreSettings(batch_size=100, max_open_updates=2, num_learners=3))
+    assert core.missing_learners == 3
+    for name in ("learner-1", "learner-0"):
+        assert core.handle(LearnerJoined(name, "L")) == []
+    assert core.missing_learners == 1
+    assert core.handle(BeginWithFewer()) == [FormGroup(1, ("learner-0", "learner-1"))]
+    assert core.missing_learners == 0
+    assert core.handle(LearnerJoined("learner-2", "L")) == [
+        FormGroup(2, ("learner-0", "learner-1", "learner-2"))
+    ]
+    assert core.handle(BeginWithFewer()) == []
 
 
 def test_a_learner_that_joins_later_waits_until_no_update_is_in_flight() -> None:

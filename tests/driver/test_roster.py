@@ -194,8 +194,8 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}
     assert runner["env_runner"]["envs_per_runner"] == 3
     shared = {"module", "connectors"}
-    assert learner.keys() == {*shared, "learner", "device", "in_group", "updates_in_flight"}
-    assert not learner["in_group"]
+    assert learner.keys() == {*shared, "learner", "device", "may_meet", "updates_in_flight"}
+    assert not learner["may_meet"]
     assert learner["learner"]["lr"] == 0.25
     assert learner["device"] == "cpu"
     assert runner["module"] == learner["module"]
@@ -204,10 +204,11 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
 
 def test_learners_take_turns_on_the_devices() -> None:
     roster = _roster(devices="cuda:1,fake:2", num_learners=4)
+    roster.most_learners = 4
     roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
     told = [json.loads(_set_up(roster, _worker("learner", index)).config) for index in range(4)]
     assert [each["device"] for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
-    assert all(each["in_group"] for each in told)
+    assert all(each["may_meet"] for each in told)
 
 
 @pytest.mark.parametrize(

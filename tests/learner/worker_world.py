@@ -180,7 +180,7 @@ def _setup(learner: Mapping[str, Any]) -> training_pb2.Setup:
         "module": asdict(ModuleConfig(model={"hidden_sizes": [8]})),
         "connectors": {},
         "device": "cpu",
-        "in_group": False,
+        "may_meet": False,
         "updates_in_flight": 2,
     }
     return training_pb2.Setup(

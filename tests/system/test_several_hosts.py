@@ -122,6 +122,79 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
+def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Place) -> None:
+    directory = place.path / "run"
+    options = ["--stop-return", 501, "--run-dir", "run", "--max-learners", 3, *EVERY_SECOND]
+    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
+    driver.wait_for("waiting for workers at")
+    dial = ["--driver", _address(driver.output)]
+    runner = place.start("envrunner", *dial)
+    learners = [place.start("learner", *dial)]
+
+    def trains_with(number: int) -> None:
+        reached = trained_steps(directory)
+
+        def does() -> bool:
+            last = metrics(directory)[-1:]
+            return trained_steps(directory) > reached and last[0]["num_learners"] == number
+
+        eventually(does, 60, lambda: driver.output)
+
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+    for number in (2, 3):
+        learners.append(place.start("learner", *dial))
+        trains_with(number)
+    too_many = place.start("learner", *dial)
+    assert too_many.wait(30) == 1
+    assert "this run has its 3 learner already, and takes no more" in too_many.output
+    learners.pop(0).process.kill()
+    trains_with(2)
+    leaves = learners.pop(0)
+    leaves.process.terminate()
+    assert leaves.wait(30) == 0, leaves.output
+    trains_with(1)
+    learners.append(place.start("learner", *dial))
+    trains_with(2)
+
+    driver.interrupt()
+    assert driver.wait(30) == 0, driver.output
+    for worker in (runner, *learners):
+        assert worker.wait(30) == 0, worker.output
+    updates = [line["updates"] for line in metrics(directory)]
+    assert updates == sorted(updates), "no update was lost"
+    assert "weights are lost" not in driver.output
+    assert_books_balance(directory)
+    end = summary(directory)
+    own = sum(counts["trained"] for counts in end["learner_steps"].values())
+    assert own <= end["env_steps_trained"] <= own + end["env_steps_dropped"]["learner_lost"]
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_run_begins_without_a_learner_that_does_not_come_and_takes_it_later(
+    place: Place,
+) -> None:
+    directory = place.path / "run"
+    options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2]
+    options += ["--worker-timeout-seconds", 6]
+    driver = place.start("driver", "cartpole", "--bind", "127.0.0.1:0", *options)
+    driver.wait_for("waiting for workers at")
+    dial = ["--driver", _address(driver.output)]
+    workers = [place.start(role, *dial) for role in ("envrunner", "learner")]
+    driver.wait_for("waiting for 1 more learner, for up to 6 s", 60)
+    assert trained_steps(directory) == 0
+    driver.wait_for("1 more learner did not come within 6 s: the run begins without", 30)
+    eventually(lambda: trained_steps(directory) > 0, 30, lambda: driver.output)
+    workers.append(place.start("learner", *dial))
+    driver.wait_for("learner group 2: learner-0 on cpu, learner-1 on cpu", 60)
+    driver.interrupt()
+    for each in (driver, *workers):
+        assert each.wait(30) == 0, each.output
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
 def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: Place) -> None:
     options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
     driver = place.start("driver", "cartpole", *options)

@@ -152,10 +152,14 @@ def test_several_learners_beyond_loopback_are_told_that_they_are_plain(place: Pl
     bound = [*dial, "--bind", f"{host}:0"]
     refused = place.start("learner", *bound)
     assert refused.wait(60) == 1
+    why = "several learners would add up their gradients unencrypted and unauthenticated"
+    assert why in refused.output
+    assert "Start each of them with --insecure" in refused.output
+    driver.wait_for(why, 30)
+    driver.interrupt()
+    assert driver.wait(30) == 0, driver.output
+    assert runner.wait(30) == 0
     words = f"learners of a group talk to each other unencrypted and unauthenticated, at {host}"
-    assert words in refused.output
-    assert "Pass --insecure" in refused.output
-    driver.wait(30)
 
     driver = place.start("driver", "cartpole", *[*options[:2], "--run-dir", "second", *options[4:]])
     directory = place.path / "second"

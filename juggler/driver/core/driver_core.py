@@ -11,6 +11,7 @@ from typing import assert_never
 from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
 from juggler.driver.core.events import (
     Arrived,
+    BeginWithFewer,
     Command,
     Discard,
     Event,
@@ -96,6 +97,11 @@ class DriverCore:
         return tuple(self._group.members)
 
     @property
+    def missing_learners(self) -> int:
+        """How many have yet to come before the first of them begin."""
+        return self._group.missing
+
+    @property
     def num_runners(self) -> int:
         return len(self._state.runners)
 
@@ -132,6 +138,8 @@ class DriverCore:
                 self._left(WorkerKey(event.runner, event.incarnation), event.not_begun)
             case LearnerJoined():
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
+            case BeginWithFewer():
+                self._group.begin_with_fewer()
             case LearnerLeft():
                 self._left(WorkerKey(event.learner, event.incarnation))
             case PeersMet():

@@ -75,6 +75,11 @@ class LearnerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginWithFewer:
+    """The learners that the run was to begin with have not all come: those that have begin."""
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerLeft:
     learner: str
     incarnation: str
@@ -193,6 +198,7 @@ Event = (
     RunnerJoined
     | RunnerLeft
     | LearnerJoined
+    | BeginWithFewer
     | LearnerLeft
     | SampleReceived
     | SampleFailed

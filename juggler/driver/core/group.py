@@ -30,9 +30,9 @@ class Learner:
 class Group:
     """Membership, with a generation number that goes up whenever it changes.
 
-    The first group forms when `size` learners have joined. Later ones are let in when no update is
-    in flight. A group that has lost its last member has lost its weights: whoever joins next brings
-    others, from a checkpoint.
+    The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`. Later
+    ones are let in when no update is in flight. A group that has lost its last member has lost its
+    weights: whoever joins next brings others, from a checkpoint.
     """
 
     def __init__(self, size: int, generation: int) -> None:
@@ -40,6 +40,15 @@ class Group:
         self.members: dict[str, Learner] = {}  # by rank
         self.joiners: dict[str, Learner] = {}
         self._needed = size
+
+    @property
+    def missing(self) -> int:
+        """How many have yet to join before the first group forms; 0 once one has."""
+        return max(0, self._needed - len(self.joiners)) if self._needed > 1 else 0
+
+    def begin_with_fewer(self) -> None:
+        """Let the first group form of those that wait, or of the next one to come."""
+        self._needed = 1
 
     def named(self, worker_id: str) -> Learner | None:
         """Whoever has this id now."""

@@ -28,7 +28,7 @@ class CoreSettings:
     they get those of all."""
 
     num_learners: int = 1
-    """The first group forms when so many have joined."""
+    """The first group forms when so many have joined, or upon `BeginWithFewer`."""
 
     synchronous: bool = False
     """Sample, wait for all, update, wait."""
