@@ -39,6 +39,7 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.permits import Permits
 from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
@@ -53,6 +54,7 @@ ACTIONS = spaces.Discrete(6)
 OPEN = 4
 IN_FLIGHT = 2
 METADATA = call_metadata("", "bench", "one")
+PERMITS = Permits(bytes(32))
 
 
 def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
@@ -98,7 +100,11 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
         newest = weights.newest
         version = newest.version if newest else Version(1, 0)
         header = episodes_pb2.BatchHeader(
-            batch_id=batch_id, generation=1, live_steps=rows * steps, version=version.message()
+            batch_id=batch_id,
+            generation=1,
+            live_steps=rows * steps,
+            version=version.message(),
+            permit=PERMITS.of(batch_id),
         )
         sender.send(header, tree)
 
@@ -192,6 +198,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
             config=json.dumps(parts),
             observation_space=space_to_message(FRAMES),
             action_space=space_to_message(ACTIONS),
+            permits_key=PERMITS.key,
         )
         driver.ask(setup)
         driver.ask(training_pb2.Group(generation=1, members=["learner-0"]))

@@ -98,6 +98,7 @@ class Outbox:
             at_least=command.at_least.message(),
             connector_state=self._connectors.news_for(worker),
             seed=self._anew.pop(worker, None),
+            permit=self._roster.permits.of(command.batch_id),
         )
         self.send(worker, request)
 

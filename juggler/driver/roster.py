@@ -14,6 +14,7 @@ from juggler.learner.algorithms import find_algorithm
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.episodes.permits import Permits
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
@@ -47,6 +48,7 @@ class Roster:
     tracebacks: dict[str, str] = field(default_factory=dict)  # the last one of each worker
     meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
     devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
+    permits: Permits = field(default_factory=Permits.new)  # to send learners what was asked for
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
 
@@ -146,6 +148,7 @@ class Roster:
         if worker.role == LEARNER and self.spaces is not None:
             setup.observation_space.CopyFrom(self.spaces.observation)
             setup.action_space.CopyFrom(self.spaces.action)
+            setup.permits_key = self.permits.key
         return setup
 
     def _config_for(self, worker: Worker) -> dict[str, object]:

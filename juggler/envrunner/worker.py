@@ -223,6 +223,7 @@ class EnvRunner:
             generation=request.generation,
             live_steps=receipt.live_steps,
             version=receipt.version,
+            permit=request.permit,
         )
         with self._lock:
             self._open[request.batch_id] = (command_id, receipt)

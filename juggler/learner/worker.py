@@ -33,6 +33,7 @@ from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.episodes.permits import Permits
 from juggler.runtime.episodes.stream import EpisodeReceiver
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
@@ -145,7 +146,8 @@ class LearnerWorker:
         if setup.state_bytes:
             limits = Limits(payload_bytes=setup.state_bytes)
             self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
-        self._receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits())
+        check = Permits(setup.permits_key).check
+        self._receiver = EpisodeReceiver(self._store.take, self._why_refused, Limits(), check)
         self._server.serve(self._receiver.handler(), self._publisher.handler())
         self._attachment.device_bytes = partial(reserved_bytes, device)
         self._begin_anew(setup.seed)

@@ -27,6 +27,7 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.permits import Permits
 from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
@@ -41,6 +42,7 @@ PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 BEGIN = Version(4, 10)  # of the learner's first weights
 GENERATION = 5  # of the group that it joins
 MAX_STALENESS = 2
+PERMITS = Permits(bytes(range(32)))
 
 
 class Driver:
@@ -103,7 +105,7 @@ class World:
         attachment: Any = self.driver
         program = LearnerProgram(Contact("", socket_dir=str(directory)))
         server = LearnerServer(program)
-        (address,) = server.addresses
+        (address,) = self.addresses = server.addresses
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
@@ -128,6 +130,7 @@ class World:
             generation=generation,
             live_steps=batch.live_steps,
             version=Version(generation, update).message(),
+            permit=PERMITS.of(batch_id),
         )
         self._sender.send(header, {"default": batch.to_tree()})
         settled, reason, explanation = self._settled.get(timeout=PATIENCE)
@@ -188,6 +191,7 @@ def _setup(learner: Mapping[str, Any]) -> training_pb2.Setup:
         observation_space=space_to_message(spaces.Box(-10, 10, (4,), np.float32)),
         action_space=space_to_message(spaces.Discrete(2)),
         version=BEGIN.message(),
+        permits_key=PERMITS.key,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,9 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
+import numpy as np
 import pytest
 from network import free_address
 from place import (
@@ -24,12 +27,44 @@ from place import (
     trained_steps,
 )
 
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+
 EVERY_SECOND = ["--checkpoint-seconds", 1]
 
 
 def _address(output: str) -> str:
     line = next(line for line in output.splitlines() if "waiting for workers at" in line)
     return line.split()[-1]
+
+
+def _pushed_batch(rows: int, steps: int) -> EpisodeBatch:
+    """Of CartPole: a learner would take it, were it asked for."""
+    no, numbers = np.zeros((rows, steps), np.bool_), np.arange(rows)
+    columns = {
+        "observations": np.zeros((rows, steps, 4), np.float32),
+        "actions": np.zeros((rows, steps), np.int64),
+        "rewards": np.full((rows, steps), -9, np.float32),
+        "terminated": no,
+        "truncated": no,
+        "live": ~no,
+        "action_logp": np.full((rows, steps), -0.7, np.float32),
+        "last_observations": np.zeros((rows, 4), np.float32),
+        "states": {},
+        "final_observations": np.zeros((0, 4), np.float32),
+        "final_rows": np.zeros(0, np.int32),
+        "final_steps": np.zeros(0, np.int32),
+        "segment_episodes": numbers.astype(np.uint64),
+        "segment_rows": numbers.astype(np.int32),
+        "segment_starts": np.zeros(rows, np.int32),
+        "segment_lengths": np.full(rows, steps, np.int32),
+        "segment_offsets": np.zeros(rows, np.int32),
+        "segment_generations": np.ones(rows, np.uint64),
+        "segment_updates": np.ones(rows, np.uint64),
+    }
+    return EpisodeBatch.from_tree(columns)
 
 
 def test_driver_learner_and_envrunners_meet_over_tcp(place: Place) -> None:
@@ -59,6 +94,51 @@ def test_driver_learner_and_envrunners_meet_over_tcp(place: Place) -> None:
         assert worker.wait(30) == 0, worker.output
     assert summary(directory)["env_steps_trained"] > 0
     assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+def test_batches_that_nobody_asked_for_do_not_keep_those_of_the_run_out(
+    place: Place,
+) -> None:
+    secret, directory = ["--token-file", place.write("token", "a secret\n")], place.path / "run"
+    options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
+    driver = place.start("driver", "cartpole", *options, *secret)
+    driver.wait_for("waiting for workers at")
+    dial = ["--driver", _address(driver.output), *secret]
+    data_address = free_address()
+    workers = [
+        place.start("learner", *dial, "--bind", data_address),
+        place.start("envrunner", *dial),
+    ]
+    eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
+
+    run_id = json.loads((directory / "driver.json").read_text())["run"]
+    settled: SimpleQueue[str] = SimpleQueue()
+    metadata = call_metadata("a secret", run_id, "attacker")
+    sender = EpisodeSender(data_address, metadata, lambda *each: settled.put(each[2]))
+    batch, newest = _pushed_batch(rows=16, steps=32), metrics(directory)[-1]["updates"]
+    for batch_id in range(5000):  # far ahead of what the run gets to meanwhile
+        header = episodes_pb2.BatchHeader(
+            batch_id=batch_id,
+            envrunner="envrunner-0",
+            generation=1,
+            live_steps=batch.live_steps,
+            version=training_pb2.WeightsVersion(generation=1, update=newest),
+        )
+        sender.send(header, {"default": batch.to_tree()})
+    why = {settled.get(timeout=60) for _ in range(5000)}
+    assert any("has no permit of the driver's" in each for each in why), why
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached + 50_000, 60, lambda: driver.output)
+    sender.close()
+    driver.interrupt()
+    assert driver.wait(30) == 0, driver.output
+    for worker in workers:
+        assert worker.wait(30) == 0, worker.output
+    assert_books_balance(directory)
+    end = summary(directory)
+    assert not end["env_steps_dropped"].keys() & {"refused", "learner_lost"}, "no honest one was"
+    assert end["env_steps_trained"] == end["learner_steps"]["learner-0"]["trained"]
     place.assert_nothing_is_left()
 
 

@@ -256,6 +256,7 @@ class GatewayRunner(EnvRunner):
             generation=request.generation,
             live_steps=receipt.live_steps,
             version=receipt.version,
+            permit=request.permit,
         )
         assert self._desk is not None
         receipt.counts.update(self._desk.counted)

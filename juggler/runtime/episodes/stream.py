@@ -36,6 +36,7 @@ class EpisodeReceiver:
             which must not wait. A WireError of its ends the stream, too.
         why_refused: says why a call may not open a stream, from its metadata; None lets it in.
         limits: of one batch, held against its header before memory is taken.
+        check: raises a WireError where a header is none to accept, before memory is taken.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class EpisodeReceiver:
         take: Callable[[BatchFrame], str],
         why_refused: Callable[[CallMetadata], str | None],
         limits: Limits,
+        check: Callable[[episodes_pb2.BatchHeader], None] | None = None,
     ) -> None:
         self._take = take
         self._why_refused = why_refused
         self._limits = limits
+        self._check = check
         self._unfinished = Unfinished()
         self._seconds = 0.0
 
@@ -64,7 +67,7 @@ class EpisodeReceiver:
     def _push(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        reader = FrameReader(episodes_pb2.BatchHeader, self._limits)
+        reader = FrameReader(episodes_pb2.BatchHeader, self._limits, check=self._check)
         acknowledgements: deque[bytes] = deque()
         stream = ServerStream(context, partial(_first, acknowledgements))
 

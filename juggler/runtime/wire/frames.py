@@ -7,7 +7,7 @@ on its way out of a frame that has one chunk alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -127,14 +127,21 @@ class FrameReader(Generic[H]):
         header_type: of field 1 of the chunks.
         limits: what to accept of one frame.
         digests: whether a chunk without one is an error; those that are there are always checked.
+        check: raises a WireError where a header is none to accept, before memory is taken.
     """
 
     def __init__(
-        self, header_type: type[H], limits: Limits = _DEFAULT_LIMITS, *, digests: bool = False
+        self,
+        header_type: type[H],
+        limits: Limits = _DEFAULT_LIMITS,
+        *,
+        digests: bool = False,
+        check: Callable[[H], None] | None = None,
     ) -> None:
         self._header_type = header_type
         self._limits = limits
         self._digests = digests
+        self._check = check
         self._last: tuple[Known, _Layout] | None = None  # many frames look like the one before
         self._partial: _Partial[H] | None = None
 
@@ -183,6 +190,8 @@ class FrameReader(Generic[H]):
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
+        if self._check is not None:
+            self._check(header)
         if self._last is None or self._last[0].tree != chunk.tree:
             layout = _read_layout(chunk.tree, self._limits)
             self._last = Known.of(chunk.tree, layout.payload_size), layout

@@ -24,18 +24,20 @@ class EpisodeChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("batch_id", "envrunner", "generation", "live_steps", "version")
+    __slots__ = ("batch_id", "envrunner", "generation", "live_steps", "version", "permit")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENVRUNNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     envrunner: str
     generation: int
     live_steps: int
     version: _training_pb2.WeightsVersion
-    def __init__(self, batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...
+    permit: bytes
+    def __init__(self, batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("batch_id", "refused")

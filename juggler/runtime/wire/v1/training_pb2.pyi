@@ -17,7 +17,7 @@ class WeightsVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes", "kept")
+    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes", "kept", "permits_key")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Setup(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_KEY_FIELD_NUMBER: _ClassVar[int]
     config: str
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
@@ -32,7 +33,8 @@ class Setup(_message.Message):
     version: WeightsVersion
     state_bytes: int
     kept: WeightsVersion
-    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+    permits_key: bytes
+    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., permits_key: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("observation_space", "action_space", "rows", "steps", "description", "meeting_point", "kept", "last_updates")
@@ -72,20 +74,22 @@ class Learners(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("batch_id", "learner", "generation", "at_least", "connector_state", "seed")
+    __slots__ = ("batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     learner: str
     generation: int
     at_least: WeightsVersion
     connector_state: bytes
     seed: int
-    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ...) -> None: ...
+    permit: bytes
+    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts")
