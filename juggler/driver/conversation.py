@@ -216,6 +216,7 @@ class Conversation:
         self._failed_once.add(worker)
 
     def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        self.roster.must_fit_a_batch(receipt.live_steps)
         received = events.SampleReceived(
             receipt.batch_id,
             worker.worker_id,
@@ -258,6 +259,7 @@ class Conversation:
 
     def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         for arrival in message.arrivals:
+            self.roster.must_fit_a_batch(arrival.live_steps)
             self.happened(
                 events.Arrived(
                     worker.worker_id, worker.incarnation, arrival.batch_id, arrival.live_steps

@@ -275,6 +275,9 @@ class Driver:
                 self._workers.fail(text)
             else:
                 self._progress.message(text, "warning")
+            return
+        for text in self._standstill.silent_runners():
+            self._progress.message(text, "warning")
 
     def _write_line(self) -> dict[str, Any]:
         line = metrics_line(self._workers, self._local.restarts, self._wall_time())

@@ -20,7 +20,7 @@ from juggler.runtime.wire.v1 import training_pb2
 M = TypeVar("M", bound=Message)
 
 _LONGEST_NOTE = 1000
-_MOST_STEPS = 1 << 32  # in one batch; a run's sum of them has to fit 63 bits
+_MOST_STALE_STEPS = 1 << 32  # beside one batch; a run's sum of them has to fit 63 bits
 
 
 def unpack(packed: any_pb2.Any, message: M) -> M:
@@ -39,9 +39,7 @@ def unpack(packed: any_pb2.Any, message: M) -> M:
 
 
 def read_ready(body: any_pb2.Any) -> training_pb2.Ready:
-    ready = unpack(body, training_pb2.Ready())
-    _check_steps(ready.rows * ready.steps)
-    return ready
+    return unpack(body, training_pb2.Ready())
 
 
 def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> training_pb2.Receipt:
@@ -50,16 +48,13 @@ def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> trai
         raise ValueError(f"a receipt for batch {receipt.batch_id}, not {request.batch_id}")
     if len(receipt.episode_returns) != len(receipt.episode_lengths):
         raise ValueError("a receipt with another number of returns than of lengths")
-    _check_steps(receipt.live_steps)
-    _check_steps(receipt.stale_steps)
+    if receipt.stale_steps > _MOST_STALE_STEPS:
+        raise ValueError(f"{receipt.stale_steps} steps too old for a batch")
     return receipt
 
 
 def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
-    arrivals = unpack(body, training_pb2.Arrivals())
-    for arrival in arrivals.arrivals:
-        _check_steps(arrival.live_steps)
-    return arrivals
+    return unpack(body, training_pb2.Arrivals())
 
 
 def read_note(body: any_pb2.Any) -> str | None:
@@ -130,8 +125,3 @@ def _check_version(version: Version, newest: Version) -> None:
     # Runners would wait for such weights, and in vain.
     if version.generation > newest.generation or version.update > newest.update + 1:
         raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
-
-
-def _check_steps(steps: int) -> None:
-    if steps > _MOST_STEPS:
-        raise ValueError(f"{steps} steps in one batch")

@@ -66,8 +66,14 @@ class Roster:
         """Who is to be set up now that this EnvRunner or evaluator has told its spaces.
 
         Raises:
-            ValueError: its spaces are not those of the others.
+            ValueError: its spaces are not those of the others, or its batches not as it was told.
         """
+        rows, steps = self._batch_shape(worker.role)
+        if (message.rows, message.steps) != (rows, steps):
+            raise ValueError(
+                f"batches of {message.rows} rows of {message.steps} steps: it was told to make "
+                f"them of {rows} rows (envs_per_runner) of {steps} steps (fragment_steps)"
+            )
         spaces = Spaces(message.observation_space, message.action_space)
         if self.spaces is not None and spaces != self.spaces:
             raise ValueError(
@@ -80,6 +86,15 @@ class Roster:
         self.had_runner = self.had_runner or worker.role == ENVRUNNER
         waiting, self._waiting = self._waiting, {}
         return [(learner, self._setup(learner, version)) for learner in waiting.values()]
+
+    def must_fit_a_batch(self, live_steps: int) -> None:
+        """
+        Raises:
+            ValueError: no batch has so many.
+        """
+        rows, steps = self._batch_shape(ENVRUNNER)
+        if live_steps > rows * steps:
+            raise ValueError(f"{live_steps} steps in one batch of {rows} rows of {steps} steps")
 
     def learner_ready(self, worker: Worker, message: training_pb2.Ready) -> None:
         self.ready[worker.worker_id] = worker
@@ -151,6 +166,14 @@ class Roster:
             setup.permits_key = self.permits.key
         return setup
 
+    def _batch_shape(self, role: str) -> tuple[int, int]:
+        """Rows and steps of every batch."""
+        config = self.config.env_runner
+        rows = config.envs_per_runner
+        if role == EVALUATOR:
+            rows = min(rows, self.config.driver.evaluation_episodes)
+        return rows, config.fragment_steps
+
     def _config_for(self, worker: Worker) -> dict[str, object]:
         config, role = self.config, worker.role
         shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
@@ -164,9 +187,7 @@ class Roster:
             }
             return {**own, **shared}
         env_runner = asdict(config.env_runner)
-        if role == EVALUATOR:
-            rows = min(config.env_runner.envs_per_runner, config.driver.evaluation_episodes)
-            env_runner["envs_per_runner"] = rows
+        env_runner["envs_per_runner"], _ = self._batch_shape(role)
         learner = config.learner
         wants = {
             "algorithm": learner.algorithm,

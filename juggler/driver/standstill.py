@@ -1,9 +1,10 @@
-"""What is missing where nothing is learned."""
+"""What is missing where nothing is learned, and who brings nothing."""
 
 from __future__ import annotations
 
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class Standstill:
@@ -18,6 +19,7 @@ class Standstill:
         self._config = config
         self._workers = workers
         self._trained_at_last_look = 0
+        self._silent: set[str] = set()  # EnvRunners that people have been told of
 
     def look(self) -> str:
         """For people: what is missing where nothing was trained on since the last look; else ""."""
@@ -28,10 +30,30 @@ class Standstill:
         seconds = self._config.driver.worker_timeout_seconds
         return f"no update in the last {seconds:.0f} s. {self.what_is_there()}"
 
+    def silent_runners(self) -> list[str]:
+        """For people: of each EnvRunner that has begun to bring nothing since the last look."""
+        silent = self._by_silent_runner()
+        new = [text for name, text in silent.items() if name not in self._silent]
+        self._silent = set(silent)
+        return [
+            f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck?"
+            for text in new
+        ]
+
+    def _by_silent_runner(self) -> dict[str, str]:
+        """By worker id, of those that have held a request for long."""
+        requests = self._workers.outbox.pool.waiting(training_pb2.SampleRequest)
+        return {
+            worker.worker_id: f"{worker.worker_id} on {worker.host} has been asked for {count} "
+            f"batch{'' if count == 1 else 'es'} and has brought none for {seconds:.0f} s"
+            for worker, (count, seconds) in requests.items()
+            if seconds >= self._config.driver.worker_timeout_seconds
+        }
+
     def what_is_there(self) -> str:
         """For people who wait for updates."""
         core, roster = self._workers.core, self._workers.roster
-        parts = [roster.describe()]
+        parts = [roster.describe(), *self._by_silent_runner().values()]
         if core.missing_learners:
             parts.append(f"waits for learners: {core.missing_learners} more")
         if core.members:

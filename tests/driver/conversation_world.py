@@ -20,6 +20,7 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 
 ROWS, STEPS = 2, 10
+SHAPE = {"envs_per_runner": ROWS, "fragment_steps": STEPS}
 SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
 
 
@@ -45,7 +46,7 @@ class ConversationWorld:
         self._incarnations = itertools.count()
         self._hub = _Hub()
         self.written: Mailbox[Any] = Mailbox()
-        config = RunConfig.from_flat({"batch_size": 20, "num_env_runners": 1, **keys})
+        config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
         self.snapshots = SnapshotWriter(self.written, directory, config, 0.0, None)
         # Nothing here is local, so the local workers are asked for nothing.
         local = cast(LocalWorkers, _NobodyIsLocal())
@@ -95,9 +96,9 @@ class ConversationWorld:
     def report(self, worker: Worker, body: Message | any_pb2.Any) -> None:
         self.conversation.hear(Reported(worker, _packed(body)))
 
-    def sample(self, **said: Any) -> None:
-        """The runner answers its first open request."""
-        command_id, request = self.asked(self.runner, training_pb2.SampleRequest)[0]
+    def sample(self, number: int = 0, **said: Any) -> None:
+        """The runner answers its first request, or that of another number."""
+        command_id, request = self.asked(self.runner, training_pb2.SampleRequest)[number]
         receipt = {
             "batch_id": request.batch_id,
             "learner": "learner-0",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conversation_world import ConversationWorld
+from conversation_world import ROWS, SHAPE, STEPS, ConversationWorld
 from google.protobuf import any_pb2
 
 from juggler.driver.config import RunConfig
@@ -87,9 +87,10 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
     told = [request.seed if request.HasField("seed") else None for _, request in requests(world)]
     _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
 
-    resumed = Roster(RunConfig.from_flat({"seed": 5}), first_update=2)
+    resumed = Roster(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
     ((_, runner),) = resumed.joined(world.runner, world.core.weights_version)
-    resumed.runner_ready(world.runner, training_pb2.Ready(), world.core.weights_version)
+    ready = training_pb2.Ready(rows=ROWS, steps=STEPS)
+    resumed.runner_ready(world.runner, ready, world.core.weights_version)
     ((_, learner),) = resumed.joined(world.learner, world.core.weights_version)
     assert told == [None] * 4 + [runner.seed, None]
     assert snapshot.seed == learner.seed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_world import ROWS, STEPS, ConversationWorld
+from conversation_world import ROWS, SPACE, STEPS, ConversationWorld
 from google.protobuf import any_pb2
 
 from juggler.runtime.actors.requests import RequestPool
@@ -52,6 +52,8 @@ def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: Conversatio
     [
         ({"batch_id": 1000}, "a receipt for batch 1000, not 1"),
         ({"live_steps": 2**63}, "9223372036854775808 steps in one batch"),
+        ({"live_steps": ROWS * STEPS + 1}, "21 steps in one batch of 2 rows of 10 steps"),
+        ({"stale_steps": 2**63}, "9223372036854775808 steps too old for a batch"),
         ({"episode_returns": [1.0, 2.0]}, "another number of returns than of lengths"),
         ({"dropped": "boredom"}, "'boredom'"),
     ],
@@ -66,12 +68,32 @@ def test_a_receipt_that_cannot_be_is_blamed_on_its_runner(
     assert world.core.ledger.sampled == 0
 
 
-def test_a_runner_of_endless_batches_is_not_taken(world: ConversationWorld) -> None:
-    runner = world.join("envrunner", 1)
-    command_id, _ = world.asked(runner, training_pb2.Setup)[0]
-    world.reply(runner, command_id, training_pb2.Ready(rows=2**32 - 1, steps=2**32 - 1))
-    assert "steps in one batch" in world.why_dismissed(runner)
+@pytest.mark.parametrize("role", ["envrunner", "evaluator"])
+@pytest.mark.parametrize(
+    ("rows", "steps"), [(2**32 - 1, 2**32 - 1), (65535, 65535), (0, 0), (1, STEPS), (STEPS, ROWS)]
+)
+def test_whose_batches_are_not_as_it_was_told_is_not_taken(
+    world: ConversationWorld, role: str, rows: int, steps: int
+) -> None:
+    worker = world.join(role, 1)
+    command_id, _ = world.asked(worker, training_pb2.Setup)[0]
+    ready = training_pb2.Ready(observation_space=SPACE, action_space=SPACE, rows=rows, steps=steps)
+    world.reply(worker, command_id, ready)
+    assert world.why_dismissed(worker) == (
+        f"sent what cannot be understood: batches of {rows} rows of {steps} steps: it was told to "
+        f"make them of {ROWS} rows (envs_per_runner) of {STEPS} steps (fragment_steps)"
+    )
     assert world.core.num_runners == 1
+    world.leave(worker)
+    assert world.core.ledger.lost_unreported == 0, "nothing was ever asked of it"
+
+
+def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: ConversationWorld) -> None:
+    _, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
+    arrival = training_pb2.Arrival(batch_id=request.batch_id, live_steps=ROWS * STEPS + 1)
+    world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
+    assert "21 steps in one batch of 2 rows of 10 steps" in world.why_dismissed(world.learner)
+    assert world.core.ledger.sampled == 0
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,17 @@ def _worker(role: str, index: int = 0, incarnation: str = "a", host: str = "here
     )
 
 
-def _ready(observation: Any = VECTOR, action: Any = TWO) -> training_pb2.Ready:
+def _ready(observation: Any = VECTOR, action: Any = TWO, rows: int = 16) -> training_pb2.Ready:
     return training_pb2.Ready(
         observation_space=space_to_message(observation),
         action_space=space_to_message(action),
-        rows=4,
-        steps=8,
+        rows=rows,
+        steps=32,
     )
 
 
 def _roster(first_update: int = 0, **keys: Any) -> Roster:
-    return Roster(RunConfig.from_flat(keys), first_update)
+    return Roster(RunConfig.from_flat({"evaluation_episodes": 16, **keys}), first_update)
 
 
 def _set_up(roster: Roster, worker: Worker) -> training_pb2.Setup:
@@ -188,7 +188,7 @@ def test_the_order_of_arrival_changes_no_seed() -> None:
 def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     roster = _roster(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
     runner = json.loads(_set_up(roster, _worker("envrunner")).config)
-    roster.runner_ready(_worker("envrunner"), _ready(), VERSION)
+    roster.runner_ready(_worker("envrunner"), _ready(rows=3), VERSION)
     learner = json.loads(_set_up(roster, _worker("learner")).config)
     assert runner.keys() == {"env_runner", "module", "connectors", "wants"}
     assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}

@@ -88,6 +88,16 @@ class RequestPool:
             for request, _ in pending.values()
         )
 
+    def waiting(self, kind: type[Message]) -> dict[Worker, tuple[int, float]]:
+        """By worker that has commands of this kind in flight: (how many, the seconds since the
+        oldest of them was sent)."""
+        now, found = time.monotonic(), {}
+        for worker, pending in self._in_flight.items():
+            sent = [when for request, when in pending.values() if isinstance(request, kind)]
+            if sent:
+                found[worker] = len(sent), now - min(sent)
+        return found
+
     def asked(self, event: Replied) -> Message | None:
         """The command in flight that this is an answer to."""
         asked = self._in_flight.get(event.worker, {}).get(event.reply.id)

@@ -1,0 +1,65 @@
+"""Standstill: what people are told where nothing comes, from anybody or from one EnvRunner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conversation_world import SHAPE, ConversationWorld
+
+from juggler.driver.config import RunConfig
+from juggler.driver.standstill import Standstill
+from juggler.runtime.actors import requests
+
+SECONDS = 7.0
+
+
+class World(ConversationWorld):
+    """With a clock that the test winds on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(requests, "time", clock)
+        super().__init__(directory)
+        config = RunConfig.from_flat({**SHAPE, "worker_timeout_seconds": SECONDS})
+        self.standstill = Standstill(config, self.conversation)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
+    assert world.standstill.silent_runners() == []
+    world.now += SECONDS - 1
+    assert world.standstill.silent_runners() == []
+    world.now += 1
+    (text,) = world.standstill.silent_runners()
+    assert text.startswith(
+        "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s. Others are"
+    )
+    world.now += SECONDS
+    assert world.standstill.silent_runners() == [], "it was said"
+
+
+def test_one_that_brought_something_is_named_anew_when_it_brings_nothing_again(
+    world: World,
+) -> None:
+    world.now += SECONDS
+    assert len(world.standstill.silent_runners()) == 1
+    for number in range(2):  # all that was asked
+        world.sample(number)
+    assert world.standstill.silent_runners() == []
+    world.now += SECONDS
+    assert len(world.standstill.silent_runners()) == 1
+
+
+def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: World) -> None:
+    assert "brought none" not in world.standstill.what_is_there()
+    world.now += SECONDS
+    text = world.standstill.look()
+    assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
+    assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
