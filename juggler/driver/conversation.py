@@ -27,6 +27,7 @@ from juggler.driver.replies import (
 from juggler.driver.restoring import connectors_of, core_of, metrics_of
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
+from juggler.driver.stale_runners import StaleRunners
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub
@@ -53,6 +54,7 @@ class Conversation:
         stop_reason: why the run should end; "" while it should go on.
         failure: what failed, where that is why it ends.
         evaluating: an evaluation is under way.
+        stale_runners: whose steps come too late.
         learners: as a group.
     """
 
@@ -78,6 +80,7 @@ class Conversation:
         self.checkpointing = Checkpointing(
             config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
         )
+        self.stale_runners = StaleRunners(config.learner.max_staleness)
         self.learners = Learners(config, self.core, self.roster, snapshots, progress, resume)
         self._config = config
         self._hub = hub
@@ -235,6 +238,7 @@ class Conversation:
         self.metrics.workers.sampled(worker.worker_id, receipt.live_steps, received.version)
         self.metrics.workers.spent(worker.worker_id, receipt.seconds)
         self.metrics.workers.counted(worker.worker_id, receipt.counts)
+        self.stale_runners.brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":
@@ -270,6 +274,7 @@ class Conversation:
         used = used_batches(done)
         version = Version.of(done.version)
         self.connectors.merge_waiting()
+        self.stale_runners.answered(used, self.core.ledger.updating)
         self.happened(
             events.UpdateFinished(
                 done.update_id, worker.worker_id, worker.incarnation, version, used
@@ -336,6 +341,7 @@ class Conversation:
         if not self.stop_reason and not (hopeless and failure and not failure.traceback):
             self._show_departure(event)
         if worker.role == ENVRUNNER:
+            self.stale_runners.left(worker.worker_id)
             key = worker.worker_id, worker.incarnation
             not_begun = read_not_begun(event, unanswered)
             self.happened(events.RunnerLeft(*key, event.reason, not_begun))

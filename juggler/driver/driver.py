@@ -286,6 +286,8 @@ class Driver:
             if not self._config.driver.synchronous and not self._workers.stop_reason:
                 self._workers.checkpointing.begin()
         self._progress.update(line)
+        for text in self._workers.stale_runners.look():
+            self._progress.message(text, "warning")
         return line
 
     # -- the end ----------------------------------------------------------------------------------
