@@ -12,6 +12,7 @@ from typing import Any
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.core.events import Finish, StopRequested
+from juggler.driver.endless_episodes import EndlessEpisodes
 from juggler.driver.evaluations import begin_evaluation
 from juggler.driver.intervals import Intervals
 from juggler.driver.lines import metrics_line
@@ -143,6 +144,7 @@ class Driver:
             self._progress,
         )
         self._standstill = Standstill(config, self._workers)
+        self._endless = EndlessEpisodes(config.env_runner)
         self._updates_before = self._workers.updates  # those of the run that is resumed
         self._first_update: float | None = None
         self._solved: float | None = None
@@ -286,7 +288,7 @@ class Driver:
             if not self._config.driver.synchronous and not self._workers.stop_reason:
                 self._workers.checkpointing.begin()
         self._progress.update(line)
-        for text in self._workers.stale_runners.look():
+        for text in (*self._workers.stale_runners.look(), *self._endless.look(self._workers)):
             self._progress.message(text, "warning")
         return line
 

@@ -48,6 +48,11 @@ class EnvRunnerConfig:
     gateway_max_wait_ms: float = 0.0
     """How long a simulator's step waits for those of others, to be inferred together."""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """The environments are none of Python's."""
+        return self.env.startswith(_ELSEWHERE)
+
     def validate(self) -> None:
         """
         Raises:
@@ -63,7 +68,7 @@ class EnvRunnerConfig:
             from juggler.envrunner.wrappers import wrapper_specs  # it brings Gymnasium
 
             wrapper_specs(self.env_wrappers)
-        if self.env_wrappers and (self.gateway or self.env.startswith(_ELSEWHERE)):
+        if self.env_wrappers and (self.gateway or self.is_elsewhere):
             raise ValueError(
                 f"env_wrappers go around environments that Python steps one by one, and those of "
                 f"{self.gateway or self.env!r} are not: leave them out"

@@ -125,6 +125,14 @@ def test_the_first_lines_of_a_run_have_no_return_and_no_staleness_yet() -> None:
         assert "staleness - (max -)" in _panel(progress, 80)
 
 
+def test_the_live_display_says_for_how_long_no_episode_has_ended() -> None:
+    with _live(80) as (progress, _):
+        progress.update(_line(episode_return_age=9.0))
+        assert "no episode" not in _panel(progress, 80)
+        progress.update(_line(episode_return_age=83.0))
+        assert "no episode has ended for 1:23" in _panel(progress, 80)
+
+
 def test_a_run_that_was_not_solved_says_why_it_ended() -> None:
     stream = io.StringIO()
     PlainProgress(stream).finish({**SUMMARY, "solved": False, "reason_for_stop": "learner_lost"})

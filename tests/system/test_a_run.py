@@ -18,6 +18,7 @@ LINE_KEYS = {
     "staleness_mean",
     "staleness_max",
     "episode_return_mean",
+    "episode_return_age",
     "episode_length_mean",
     "steps_per_second",
     "modules",

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from juggler.driver.record.wording import Level, clock, conclude, number, plain, quantity
+from juggler.driver.record.wording import Level, age, clock, conclude, number, plain, quantity
 
 _NARROW = 60  # columns; below, there is no place for bars
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -130,6 +130,8 @@ class LiveProgress:
         ]
         if restarts := line.get("restarts", 0):
             parts.append(Text(_counted(restarts, "restart"), style="yellow"))
+        if old := age(line):
+            parts.insert(0, Text(f"no episode has ended for {old}", style="yellow"))
         if line.get("evaluation_return_mean") is not None:
             parts.insert(0, Text(f"evaluation {number(line['evaluation_return_mean'])}"))
         return Text(" · ").join(parts)

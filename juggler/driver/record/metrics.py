@@ -35,6 +35,9 @@ class Metrics:
     _staleness_last: tuple[float | None, int | None] = (None, None)
     _trained_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
     _counts_last: dict[str, float] = field(default_factory=dict)
+    # When an episode ended last, as seen in lines.
+    _ended_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
+    _episodes_last: int = 0
 
     def episodes_ended(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
         for episode_return, length in zip(returns, lengths, strict=True):
@@ -58,7 +61,8 @@ class Metrics:
 
     def goes_on(self, wall_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
-        self._trained_last = (wall_time, steps_trained)
+        self._trained_last = self._ended_last = (wall_time, steps_trained)
+        self._episodes_last = self.episodes
 
     def solved(self, stop_return: float | None) -> bool:
         """The mean return of the last 100 training episodes is at least `stop_return`."""
@@ -75,6 +79,11 @@ class Metrics:
     def length_mean(self) -> float | None:
         return _mean(self.lengths) if self.lengths else None
 
+    @property
+    def steps_without_an_end(self) -> int:
+        """Trained on since an episode ended, as of the last line."""
+        return self._trained_last[1] - self._ended_last[1]
+
     def line(self, wall_time: float, steps_trained: int) -> dict[str, Any]:
         """What happened since the last line; counters come from the ledger."""
         if self._staleness_count:
@@ -84,6 +93,8 @@ class Metrics:
             self._trained_last,
             (wall_time, steps_trained),
         )
+        if self.episodes != self._episodes_last:
+            self._episodes_last, self._ended_last = self.episodes, self._trained_last
         seconds = max(wall_time - time_before, 1e-9)
         rate = (steps_trained - trained_before) / seconds
         self._staleness_total, self._staleness_count, self._staleness_max = 0.0, 0, 0
@@ -92,6 +103,7 @@ class Metrics:
             "staleness_max": self._staleness_last[1],
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
+            "episode_return_age": wall_time - self._ended_last[0] if self.returns else None,
             "episode_length_mean": self.length_mean,
             "steps_per_second": rate,
             "evaluation_return_mean": self.evaluation_return,

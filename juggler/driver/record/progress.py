@@ -8,7 +8,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TextIO
 
-from juggler.driver.record.wording import Level, clock, conclude, describe, number, plain, quantity
+from juggler.driver.record.wording import (
+    Level,
+    age,
+    clock,
+    conclude,
+    describe,
+    number,
+    plain,
+    quantity,
+)
 from juggler.runtime.actors.logs import log_record
 
 #: Seconds between two plain lines.
@@ -76,9 +85,10 @@ class PlainProgress:
     def update(self, line: Mapping[str, Any]) -> None:
         if line["wall_time"] >= self._due:
             self._due = line["wall_time"] + _PLAIN_SECONDS
+            old = f" ({age(line)} old)" if age(line) else ""
             self._print(
                 f"{clock(line['wall_time']):>7}"
-                f"  return {number(line['episode_return_mean']):>7}"
+                f"  return {number(line['episode_return_mean']):>7}{old}"
                 f"  steps {quantity(line['env_steps_trained']):>5}"
                 f"  {quantity(line['steps_per_second']):>5} steps/s"
                 f"  staleness {number(line['staleness_mean']):>4}"

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 Level = Literal["info", "warning", "error"]
 
+#: Behind which a mean return is not of now.
+_OLD_SECONDS = 10.0
+
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -31,8 +34,9 @@ def describe(config: Mapping[str, Any]) -> str:
 def conclude(summary: Mapping[str, Any]) -> str:
     """How the run ended, in a few lines: from its summary."""
     how = "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
+    old = f" ({age(summary)} old)" if age(summary) else ""
     lines = [
-        f"{how}: return {number(summary.get('episode_return_mean'))} after "
+        f"{how}: return {number(summary.get('episode_return_mean'))}{old} after "
         f"{quantity(summary.get('env_steps_trained', 0))} steps "
         f"in {clock(summary.get('wall_time', 0.0))}"
     ]
@@ -40,6 +44,13 @@ def conclude(summary: Mapping[str, Any]) -> str:
         if summary.get(key):
             lines.append(f"{name}: {summary[key]}")
     return "\n".join(lines)
+
+
+def age(line: Mapping[str, Any]) -> str:
+    """For how long no episode has ended, of a metrics line or summary; "" where the mean return is
+    of now, or there is none."""
+    seconds = line.get("episode_return_age")
+    return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
 
 def plain(text: str) -> str:
