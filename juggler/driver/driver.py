@@ -23,6 +23,7 @@ from juggler.driver.record.line_writer import LineWriter
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.record.whereabouts import announce, withdraw
+from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.standstill import Standstill
@@ -95,8 +96,7 @@ class Driver:
         self._config = config
         self._directory = directory
         self._listen = listen
-        # Time goes on where the checkpoint left it.
-        self._started = started - (resume.counters["wall_time"] if resume else 0.0)
+        self._clock = RunClock(started, resume)
         token = listen.token if listen else secrets.token_hex(16)
         run_id = secrets.token_hex(6)
         self._progress = Journal(progress, directory.path, run_id)
@@ -121,7 +121,7 @@ class Driver:
             self._mailbox,
             directory.checkpoints,
             config,
-            self._started,
+            self._clock,
             resume.path if resume else None,
         )
         self._workers = Conversation(
@@ -137,7 +137,7 @@ class Driver:
             run_id,
             directory.path,
             config,
-            self._started,
+            self._clock,
             self._workers,
             self._hub,
             self._local,
@@ -247,10 +247,12 @@ class Driver:
             workers.go_on()
         else:
             workers.hear(event)
+            if not self._clock.training and workers.core.ledger.requested:
+                self._clock.begin_training()
             if self._first_update is None and workers.updates > self._updates_before:
-                self._first_update = self._wall_time()
+                self._first_update = self._clock.now().wall
             if self._solved is None and workers.stop_reason == "solved":
-                self._solved = self._wall_time()
+                self._solved = self._clock.now().wall
 
     # -- intervals --------------------------------------------------------------------------------
 
@@ -266,8 +268,10 @@ class Driver:
                 case "look":
                     self._look_for_standstill()
         self._workers.regroup()
-        stop_seconds = self._config.driver.stop_seconds
-        if stop_seconds is not None and self._wall_time() >= stop_seconds:
+        driver = self._config.driver
+        if driver.stop_seconds is not None and self._clock.is_up(
+            driver.stop_seconds, driver.worker_timeout_seconds
+        ):
             self._workers.stop("stop_seconds")
 
     def _look_for_standstill(self) -> None:
@@ -282,7 +286,7 @@ class Driver:
             self._progress.message(text, "warning")
 
     def _write_line(self) -> dict[str, Any]:
-        line = metrics_line(self._workers, self._local.restarts, self._wall_time())
+        line = metrics_line(self._workers, self._local.restarts, self._clock.now())
         if self._lines.append(line):  # into a new directory: nobody finds the run there yet
             self._announce()
             if not self._config.driver.synchronous and not self._workers.stop_reason:
@@ -358,6 +362,7 @@ class Driver:
         newest = self._snapshots.newest
         summary = {
             **self._last_line,
+            "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
             "solved": self._solved is not None,
             "wall_seconds_to_first_update": self._first_update,
             "wall_seconds_to_solved": self._solved,
@@ -373,6 +378,3 @@ class Driver:
         self._progress.finish(summary)
         self._directory.close()
         return summary
-
-    def _wall_time(self) -> float:
-        return time.monotonic() - self._started

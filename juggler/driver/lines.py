@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from juggler.driver.conversation import Conversation
+from juggler.driver.run_clock import Times
 
 
-def metrics_line(workers: Conversation, restarts: int, wall_time: float) -> dict[str, Any]:
+def metrics_line(workers: Conversation, restarts: int, times: Times) -> dict[str, Any]:
     """
     Args:
         workers: of the run.
         restarts: of local processes.
-        wall_time: seconds that the run has taken.
+        times: of the run.
 
     Raises:
         LedgerError: the books do not balance.
@@ -22,7 +23,8 @@ def metrics_line(workers: Conversation, restarts: int, wall_time: float) -> dict
     counters.check()
     workers.metrics.workers.mark(counters.trained)
     return {
-        "wall_time": wall_time,
+        "wall_time": times.wall,
+        "training_time": times.training,
         "env_steps_sampled": counters.sampled,
         "env_steps_trained": counters.trained,
         "env_steps_dropped": {reason: n for reason, n in counters.dropped.items() if n},
@@ -35,5 +37,5 @@ def metrics_line(workers: Conversation, restarts: int, wall_time: float) -> dict
         "num_learners": len(core.members),
         "devices": {name: workers.roster.devices[name] for name in core.members},
         "restarts": restarts,
-        **workers.metrics.line(wall_time, counters.trained),
+        **workers.metrics.line(times.wall, counters.trained),
     }

@@ -14,6 +14,7 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.state import CoreSettings
 from juggler.driver.record.metrics import Metrics
+from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.wire.frames import encode_frame
@@ -21,7 +22,7 @@ from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 
-def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[str, Any]:
+def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, Any]:
     """The driver's share of a checkpoint."""
     counters = core.ledger.counters()
     return {
@@ -31,7 +32,8 @@ def counters_of(core: DriverCore, metrics: Metrics, wall_time: float) -> dict[st
         "in_flight": counters.in_flight,
         "lost_unreported": counters.lost_unreported,
         "next_id": core.next_id,
-        "wall_time": wall_time,
+        "wall_time": times.wall,
+        "training_time": times.training,
         "episodes": metrics.episodes,
         "returns": list(metrics.returns),
         "lengths": list(metrics.lengths),

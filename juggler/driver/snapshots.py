@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from juggler.driver.record.checkpoints import write
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import counters_of, with_connectors
 from juggler.driver.roster import Spaces
+from juggler.driver.run_clock import RunClock
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, newest_good
 from juggler.runtime.connectors.mergeable_state import State
@@ -46,7 +46,7 @@ class SnapshotWriter:
         events: Mailbox[Any],
         directory: Path,
         config: RunConfig,
-        started: float,
+        clock: RunClock,
         newest: Path | None,
     ) -> None:
         self.under_way = False
@@ -55,7 +55,7 @@ class SnapshotWriter:
         self._events = events
         self._directory = directory
         self._config = config
-        self._started = started
+        self._clock = clock
         self._reader = _new_reader()
         self._counters: dict[str, Any] | None = None
         self._connectors: State = {}
@@ -86,8 +86,7 @@ class SnapshotWriter:
         if self.writing:
             raise ValueError("more of a state that was whole")
         if self._counters is None:
-            wall_time = time.monotonic() - self._started
-            self._counters = counters_of(core, metrics, wall_time)
+            self._counters = counters_of(core, metrics, self._clock.now())
             self._connectors = connectors
         frame = self._reader.feed(chunk)
         if frame is None:

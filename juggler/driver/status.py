@@ -11,6 +11,7 @@ from juggler.driver.conversation import Conversation
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.workers import WorkerRecord
+from juggler.driver.run_clock import RunClock
 from juggler.runtime.actors.histogram import Histogram
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.memory import resident_bytes
@@ -25,7 +26,7 @@ class StatusReader:
     run_id: str
     run_dir: Path
     config: RunConfig
-    started: float  # of `time.monotonic`
+    clock: RunClock
     workers: Conversation
     hub: Hub
     local: LocalWorkers
@@ -41,7 +42,7 @@ class StatusReader:
             env=self.config.env_runner.env,
             algorithm=self.config.learner.algorithm,
             phase=workers.stop_reason or "training",
-            wall_seconds=time.monotonic() - self.started,
+            wall_seconds=self.clock.now().wall,
             version=workers.core.weights_version.message(),
             updates=records.updates,
             restarts=self.local.restarts + records.restarts(remote),

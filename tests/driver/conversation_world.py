@@ -13,6 +13,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.progress import SilentProgress
+from juggler.driver.run_clock import RunClock
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
@@ -47,7 +48,7 @@ class ConversationWorld:
         self._hub = _Hub()
         self.written: Mailbox[Any] = Mailbox()
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
-        self.snapshots = SnapshotWriter(self.written, directory, config, 0.0, None)
+        self.snapshots = SnapshotWriter(self.written, directory, config, RunClock(0.0), None)
         # Nothing here is local, so the local workers are asked for nothing.
         local = cast(LocalWorkers, _NobodyIsLocal())
         hub = cast(Hub, self._hub)

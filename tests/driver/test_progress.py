@@ -257,10 +257,10 @@ def test_the_bar_starts_at_the_first_return_and_ends_at_the_goal(stop_return: fl
 def test_a_run_without_a_goal_has_no_bar() -> None:
     config = {"env": "Pendulum-v1", "algorithm": "impala", "stop_seconds": 600.0}
     with _live(80, config) as (progress, _):
-        progress.update(_line(wall_time=65.0))
+        progress.update(_line(wall_time=73.0, training_time=65.0))
         shown = _panel(progress, 80)
     assert "━" not in shown
-    assert "1:05 of 10:00" in shown
+    assert "training for 1:05 of 10:00" in shown
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 40, 59, 60])

@@ -19,6 +19,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.prometheus import families, serve_metrics
+from juggler.driver.run_clock import RunClock
 from juggler.driver.status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub_events import Left
@@ -37,7 +38,7 @@ class Watched:
             "run1",
             directory,
             RunConfig(),
-            0.0,
+            RunClock(0.0),
             self.world.conversation,
             cast(Any, hub),
             cast(Any, SimpleNamespace(restarts=0)),

@@ -18,6 +18,7 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import connectors_of, core_of
 from juggler.driver.roster import Spaces
+from juggler.driver.run_clock import RunClock
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
@@ -50,7 +51,8 @@ class World:
         self.metrics = Metrics()
         self.connectors: State = {}
         self.events: Mailbox[Any] = Mailbox()
-        self.writer = SnapshotWriter(self.events, directory, CONFIG, time.monotonic() - 60, newest)
+        clock = RunClock(time.monotonic() - 60)
+        self.writer = SnapshotWriter(self.events, directory, CONFIG, clock, newest)
 
     def take(self, chunks: list[bytes], whole: bool = True) -> None:
         for index, chunk in enumerate(chunks):

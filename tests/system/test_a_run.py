@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 
-from place import Place, assert_books_balance, eventually, metrics, summary
+import pytest
+from place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
+
+from juggler.driver.record.wording import clock
 
 LINE_KEYS = {
     "wall_time",
+    "training_time",
     "env_steps_sampled",
     "env_steps_trained",
     "env_steps_dropped",
@@ -132,4 +137,38 @@ def test_environments_may_have_processes_of_their_own(place: Place) -> None:
     run = place.run("train", "--env", "CartPole-v1", "--num-env-runners", 2, *options, *sizes)
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Place) -> None:
+    place.write(
+        "slow_start.py",
+        "import time, gymnasium\n"
+        "def make():\n"
+        "    time.sleep(5)\n"
+        "    return gymnasium.make('CartPole-v1')\n",
+    )
+    directory, python_path = place.path / "run", {"PYTHONPATH": f"{REPOSITORY}:{place.path}"}
+    options = ["--env", "slow_start:make", "--envs-per-runner", 1, "--batch-size", 32]
+    run = place.run("train", *options, "--run-dir", "run", "--stop-seconds", 3, **python_path)
+    assert run.status == 0, run.output
+    first = summary(directory)
+    assert first["reason_for_stop"] == "stop_seconds"
+    assert first["startup_time"] >= 5
+    assert first["training_time"] >= 3
+    assert first["env_steps_trained"] > 0
+    parts = first["startup_time"] + first["training_time"]
+    assert parts == pytest.approx(first["wall_time"])
+    assert f"(start-up {clock(first['startup_time'])}, training " in run.output
+
+    newest = place.path / first["checkpoint"]
+    saved = json.loads((newest / "checkpoint.json").read_text())["counters"]
+    more = saved["training_time"] + 2
+    run = place.run("train", "--resume", "run", "--stop-seconds", more, **python_path)
+    assert run.status == 0, run.output
+    end = summary(directory)
+    assert end["training_time"] >= more
+    assert end["startup_time"] >= first["startup_time"] + 5, "both starts"
+    assert end["env_steps_trained"] > first["env_steps_trained"]
+    assert end["wall_time"] >= saved["wall_time"] + 7
     place.assert_nothing_is_left()

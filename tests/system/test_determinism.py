@@ -137,7 +137,7 @@ def record(place: Place, run: str, update: int) -> dict[str, Any]:
     path = checkpoint(place, run, update) / "checkpoint.json"
     found: dict[str, Any] = json.loads(path.read_text())
     kept = {key: found[key] for key in ("counters", "extra", "spaces")}
-    del kept["counters"]["wall_time"]
+    del kept["counters"]["wall_time"], kept["counters"]["training_time"]
     return kept
 
 

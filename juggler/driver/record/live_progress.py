@@ -137,10 +137,10 @@ class LiveProgress:
         return Text(" · ").join(parts)
 
     def _time(self) -> str:
-        elapsed = self._line.get("wall_time", 0.0) + time.monotonic() - self._line_came
-        limit = self._config.get("stop_seconds")
-        shown = clock(elapsed) if elapsed >= 60 else f"{elapsed:.0f} s"
-        return shown if limit is None else f"{shown} of {clock(limit)}"
+        if (limit := self._config.get("stop_seconds")) is not None:
+            trained = self._line.get("training_time", 0.0)
+            return f"training for {_seconds(trained)} of {clock(limit)}"
+        return _seconds(self._line.get("wall_time", 0.0) + time.monotonic() - self._line_came)
 
 
 class Curve:
@@ -199,6 +199,10 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
         complete_style="cyan",
         finished_style="green",
     )
+
+
+def _seconds(elapsed: float) -> str:
+    return clock(elapsed) if elapsed >= 60 else f"{elapsed:.0f} s"
 
 
 def _dash(value: object) -> str:

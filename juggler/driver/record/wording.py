@@ -38,12 +38,19 @@ def conclude(summary: Mapping[str, Any]) -> str:
     lines = [
         f"{how}: return {number(summary.get('episode_return_mean'))}{old} after "
         f"{quantity(summary.get('env_steps_trained', 0))} steps "
-        f"in {clock(summary.get('wall_time', 0.0))}"
+        f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     ]
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
             lines.append(f"{name}: {summary[key]}")
     return "\n".join(lines)
+
+
+def _parts(summary: Mapping[str, Any]) -> str:
+    if "startup_time" not in summary:
+        return ""
+    startup, training = clock(summary["startup_time"]), clock(summary["training_time"])
+    return f" (start-up {startup}, training {training})"
 
 
 def age(line: Mapping[str, Any]) -> str:

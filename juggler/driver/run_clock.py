@@ -1,0 +1,53 @@
+"""How long a run has taken, and how long it has trained."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+
+
+class Times(NamedTuple):
+    """In seconds; both go on where a run is resumed."""
+
+    wall: float  # since the command was given
+    training: float  # since the first sample request
+
+
+class RunClock:
+    """Begins with the command; training begins with the first sample request.
+
+    Args:
+        started: when the command was given, in seconds of `time.monotonic`.
+        resume: the state that the run goes on from.
+    """
+
+    def __init__(self, started: float, resume: Checkpoint | None = None) -> None:
+        self._started = started
+        self._began: float | None = None  # to train
+        self._before = Times(0.0, 0.0)
+        if resume is not None:
+            wall = resume.counters["wall_time"]
+            # Checkpoints of before training was timed have one time for both.
+            self._before = Times(wall, resume.counters.get("training_time", wall))
+
+    @property
+    def training(self) -> bool:
+        """It has begun."""
+        return self._began is not None
+
+    def begin_training(self) -> None:
+        self._began = time.monotonic()
+
+    def now(self) -> Times:
+        now = time.monotonic()
+        trained = 0.0 if self._began is None else now - self._began
+        return Times(self._before.wall + now - self._started, self._before.training + trained)
+
+    def is_up(self, stop_seconds: float, patience: float) -> bool:
+        """Whether a run that is to train for so long has done so; or has not begun for as long, and
+        for longer than anything is waited for."""
+        if self.training:
+            return self.now().training >= stop_seconds
+        return time.monotonic() - self._started >= max(stop_seconds, patience)
