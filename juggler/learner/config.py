@@ -83,7 +83,7 @@ class LearnerConfig:
 
     max_staleness: int = 6
     """Updates that weights may be behind when steps that they sampled are trained on; older ones
-    are dropped. So that none are, requests stop while half as many updates' worth is open."""
+    are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
 
     weights_interval: int = 1
     """EnvRunners get weights after every so many updates. What they sample is up to
@@ -219,7 +219,7 @@ class PpoConfig(LearnerConfig):
 
     max_staleness: int = 4
     """Updates that weights may be behind when steps that they sampled are trained on; older ones
-    are dropped. So that none are, requests stop while half as many updates' worth is open."""
+    are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
 
     epochs: int = 4
     """Passes over each sample."""
