@@ -48,7 +48,8 @@ class WorkerArguments:
     """Seconds to wait for the driver to answer."""
 
     reattach_seconds: float = 600.0
-    """How long to look for a driver that is lost, or its successor; 0: leave at once."""
+    """How long to look for a driver that is lost, or its successor, and to come back to one that
+    has no room just now; 0: leave at once."""
 
     health_bind: str = ""
     """Serve health there, HOST:PORT, without TLS: for probes and `juggler healthcheck`."""
@@ -76,6 +77,7 @@ class WorkerArguments:
             tls=tls,
             timeout=self.timeout,
             health=health,
+            reattach_seconds=self.reattach_seconds,
             predecessor=os.environ.pop(PREDECESSOR, ""),
             log=WorkerLog(role, self.log_format),
         )

@@ -35,5 +35,5 @@ def _work(given: Arguments) -> int:
     door = Door(given.gateway, given.insecure) if given.gateway else None
     contact = given.contact("envrunner")
     program = EnvRunnerProgram(contact, door=door)
-    work(contact, given.reattach_seconds, lambda: main(program))
+    work(contact, lambda: main(program))
     return 0

@@ -38,5 +38,5 @@ def _work(given: Arguments) -> int:
 
     contact = given.contact("learner")
     program = LearnerProgram(contact, given.bind, given.advertise, given.insecure, given.reflection)
-    work(contact, given.reattach_seconds, lambda: main(program))
+    work(contact, lambda: main(program))
     return 0

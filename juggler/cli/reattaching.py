@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import sys
@@ -11,25 +10,23 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.worker import Contact, LostTheDriver
 
 #: In the environment of a program that takes the place of a worker: that one's incarnation.
 PREDECESSOR = "JUGGLER_PREDECESSOR"
-_FIRST_DELAY_SECONDS = 0.5
-_LONGEST_DELAY_SECONDS = 15.0
 _LINE_SECONDS = 30.0
 
 
-def work(contact: Contact, patience: float, main: Callable[[], None]) -> None:
+def work(contact: Contact, main: Callable[[], None]) -> None:
     """Work until the driver says that it is enough. If the driver is lost, begin anew as soon as
     somebody listens there again: as a new program, which has nothing of the old one but what that
     kept for it.
 
     Args:
-        contact: of the worker.
-        patience: seconds to wait for it; 0: not at all.
+        contact: of the worker, which says how long to wait.
         main: of the worker.
 
     Raises:
@@ -38,32 +35,29 @@ def work(contact: Contact, patience: float, main: Callable[[], None]) -> None:
     try:
         main()
     except LostTheDriver as lost:
-        if not patience or not _is_back(contact, patience):
+        if not contact.reattach_seconds or not _is_back(contact):
             raise
         os.environ[PREDECESSOR] = lost.incarnation
         _begin_anew()
 
 
-def _is_back(contact: Contact, patience: float) -> bool:
-    """Waits until somebody listens there, with back-off so that not all workers come at once."""
+def _is_back(contact: Contact) -> bool:
+    """Waits until somebody listens there."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
     for number in (signal.SIGTERM, signal.SIGINT):  # there is nothing to be ended in order
         signal.signal(number, signal.SIG_DFL)
-    begun = said = time.monotonic()
-    delay = _FIRST_DELAY_SECONDS
-    log.info(f"waiting up to {patience:.0f} s for a driver at {driver}")
-    while time.monotonic() - begun < patience:
-        time.sleep(delay * random.uniform(0.5, 1.0))
+    said = time.monotonic()
+    log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
+    for _ in attempts(contact.reattach_seconds):
         try:
             socket.create_connection(split_address(driver), timeout=5.0).close()
         except OSError as error:
             if time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
                 log.info(f"no driver at {driver} yet ({error})")
-            delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
         else:
             return True
-    log.error(f"nobody came back within {patience:.0f} s")
+    log.error(f"nobody came back within {contact.reattach_seconds:.0f} s")
     return False
 
 

@@ -118,30 +118,30 @@ class _RunService:
         self._token = token
 
     async def add_to(self, server: Any) -> None:
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._status,
-            request_deserializer=status_pb2.StatusRequest.FromString,
-            response_serializer=status_pb2.RunStatus.SerializeToString,
+        # As a stream, because gRPC would wait for the request of any other before the token is
+        # looked at.
+        handler: Any = grpc.stream_stream_rpc_method_handler(
+            self._status, response_serializer=status_pb2.RunStatus.SerializeToString
         )
         service, method = STATUS_METHOD.strip("/").split("/")
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
 
-    async def _status(
-        self, _: status_pb2.StatusRequest, context: Any
-    ) -> status_pb2.RunStatus | None:
+    async def _status(self, _: Any, context: Any) -> None:
         # Whoever can open the Unix socket is the driver's own user.
         if not context.peer().startswith("unix:"):
             metadata = context.invocation_metadata() or ()
             if (refusal := why_not_admitted(metadata, self._token)) is not None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._question()), ANSWER_SECONDS)
+            # The request says nothing, so that nobody waits for it.
+            status = await asyncio.wait_for(asyncio.wrap_future(self._question()), ANSWER_SECONDS)
         except TimeoutError:
             reason = f"the driver's loop has not come round for {ANSWER_SECONDS:.0f} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
-        return None
+        else:
+            await context.write(status)
 
 
 class _Reflection:

@@ -11,11 +11,12 @@ from grpc_health.v1 import health
 
 from juggler.learner.program import LearnerProgram
 from juggler.runtime.actors.endpoints import bind, make_server
-from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.health import MOST_ASKING, Health
 from juggler.runtime.actors.reflection import add_reflection
 from juggler.runtime.episodes.stream import PUSH_METHOD
 from juggler.runtime.modules.weights import SUBSCRIBE_METHOD
 
+_MOST_STREAMS = 1024  # of EnvRunners; those who ask for health take nothing of it
 _SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
@@ -33,7 +34,7 @@ class LearnerServer:
         """
         self._later = _Later()
         self._health = program.contact.health or Health()
-        self._server = make_server()
+        self._server = make_server(_MOST_STREAMS + 2 * MOST_ASKING)
         self._server.add_generic_rpc_handlers((self._later,))
         self._health.add_to(self._server, *_SERVICES)
         if program.reflection:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 import ssl
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,7 +19,7 @@ from network import free_address
 
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
-from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -139,3 +142,46 @@ def test_beyond_loopback_it_wants_both_or_to_be_told_otherwise(tls: Tls) -> None
             serve_metrics("0.0.0.0:0", status, **options)
     serve_metrics("0.0.0.0:0", status, token="a secret", tls=tls)()
     serve_metrics("0.0.0.0:0", status, insecure=True)()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_only_connects_keeps_nobody_out_and_holds_few_threads(tls: Tls, secure: bool) -> None:
+    options: dict[str, Any] = {"tls": tls, "token": "secret"} if secure else {}
+    context = scraper(tls) if secure else None
+    with ExitStack() as connections, metrics(**options) as address:
+        host, port = split_address(address)
+        idle = [
+            connections.enter_context(socket.create_connection((host, port), timeout=30))
+            for _ in range(100)
+        ]
+        url = f"http{'s' if secure else ''}://{address}/metrics"
+        assert "juggler_driver_answers" in scrape(url, options.get("token", ""), context)
+        for oldest in idle[: 100 - 64]:
+            assert oldest.recv(1) == b"", "it was hung up on"
+        idle[-1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
+
+
+def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def slow_status() -> status_pb2.RunStatus:
+        asked.set()
+        assert answers.wait(30)
+        return status()
+
+    monkeypatch.setattr(sys.modules[__name__], "status", slow_status)
+    with ExitStack() as connections, metrics(token="secret") as address:
+        scraped = connections.enter_context(ThreadPoolExecutor(1)).submit(
+            scrape, f"http://{address}/metrics", "secret"
+        )
+        assert asked.wait(30)
+        for _ in range(100):
+            last = socket.create_connection(split_address(address), timeout=30)
+            connections.enter_context(last)
+        last.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert last.recv(12) == b"HTTP/1.0 401"
+        monkeypatch.undo()
+        answers.set()
+        assert "juggler_driver_answers" in scraped.result(30)

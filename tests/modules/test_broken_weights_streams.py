@@ -102,6 +102,16 @@ def test_a_subscriber_with_the_wrong_token_gets_nothing_and_can_say_why(
     assert subscription.newest is None
 
 
+def test_who_has_no_token_is_refused_before_it_says_what_it_wants(learner: Learner) -> None:
+    said = threading.Event()
+    with dial(learner.address) as channel:
+        subscribe = channel.stream_stream(SUBSCRIBE_METHOD)
+        call = subscribe(iter(said.wait, None), timeout=PATIENCE)  # it says nothing
+        with pytest.raises(grpc.RpcError, match="the token is missing or wrong"):
+            next(call)
+        said.set()
+
+
 def test_a_subscriber_of_another_run_is_refused(learner: Learner) -> None:
     learner.publish(1, 0)
     with dial(learner.address) as channel:

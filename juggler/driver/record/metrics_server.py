@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from juggler.runtime.actors.credentials import why_not_admitted
+from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
 Application = Callable[..., Iterable[bytes]]
 
 _CLIENT_SECONDS = 10.0  # without a byte from one
+_MOST_STRANGERS = 64  # connections at once that have not shown the token
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
@@ -31,6 +35,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # connections that come at once
 
     def __init__(
         self, host: str, port: int, application: Application, token: str, tls: Tls | None
@@ -40,11 +45,23 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         )
         super().__init__(address[:2], _QuietHandler)  # type: ignore[arg-type]
         self._tls = tls
-        self.set_app(_Guarded(application, token))
+        self._strangers = Strangers(_MOST_STRANGERS)
+        self._of_thread = threading.local()  # its visit, of which it is let off by the token
+        self.set_app(_Guarded(application, token, self._is_known))
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In the connection's thread, so that who says nothing holds up nobody else."""
         request.settimeout(_CLIENT_SECONDS)
+        with request.dup() as twin, ExitStack() as visit:  # TLS takes the socket itself
+            visit.enter_context(self._strangers.visit(lambda: _hang_up(twin)))
+            self._of_thread.visit = visit
+            self._serve(request, client_address)
+
+    def _is_known(self) -> None:
+        """Whoever this thread serves has shown the token."""
+        self._of_thread.visit.close()
+
+    def _serve(self, request: Any, client_address: Any) -> None:
         if self._tls is None:
             return super().finish_request(request, client_address)
         try:
@@ -61,23 +78,31 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             super().handle_error(request, client_address)
 
 
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Nobody wants a line for each scrape."""
 
 
 class _Guarded:
-    """An application for those who know the token."""
+    """An application for those who know the token. Calls `is_known` where somebody has shown it."""
 
-    def __init__(self, application: Application, token: str) -> None:
+    def __init__(self, application: Application, token: str, is_known: Callable[[], None]) -> None:
         self._application = application
         self._token = token
+        self._is_known = is_known
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         shown = (("authorization", str(environ.get("HTTP_AUTHORIZATION", ""))),)
         if (refusal := why_not_admitted(shown, self._token)) is None:
+            if self._token:
+                self._is_known()
             return self._application(environ, start_response)
         headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
         start_response("401 Unauthorized", headers)

@@ -21,6 +21,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.runtime.actors.credentials import bearer
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial, wait_until_ready
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
@@ -36,11 +37,16 @@ ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
 _LONG_TEXT = 1 << 16  # characters of a failure, so that it fits a message whatever was raised
+_BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
 
 
 class AttachError(RuntimeError):
     """The driver refused this worker or let go of it; the message says why."""
+
+
+class DriverBusy(AttachError):
+    """The driver has no room for this worker now, or went away just then. It may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,7 @@ class Attachment:
     ) -> None:
         """Raises:
         EndpointError: nobody answers at `address`.
+        DriverBusy: the driver could not let this worker in now.
         AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
@@ -162,7 +169,7 @@ class Attachment:
                 ATTACH_METHOD,
                 request_serializer=attach_pb2.FromWorker.SerializeToString,
                 response_deserializer=attach_pb2.ToWorker.FromString,
-            )(self._messages())
+            )(self._messages(), metadata=bearer(token) if token else None)
             self.welcome = self._greet(address)
         except BaseException:
             self.close()
@@ -262,7 +269,8 @@ class Attachment:
         except StopIteration:
             raise AttachError(f"the driver at {address} closed the stream without a word") from None
         except grpc.RpcError as error:
-            raise AttachError(f"the driver at {address} broke off: {_details(error)}") from None
+            kind = DriverBusy if _code(error) in _BUSY else AttachError
+            raise kind(f"the driver at {address} broke off: {_details(error)}") from None
         if first.HasField("refusal"):
             raise AttachError(f"the driver at {address} refused: {first.refusal.reason}")
         return first.welcome
@@ -318,6 +326,11 @@ class Attachment:
 
 def _nobody_knows(_: FrameType) -> str:
     return ""
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode | None:
+    code = getattr(error, "code", None)
+    return code() if callable(code) else None
 
 
 def _details(error: grpc.RpcError) -> str:

@@ -152,7 +152,7 @@ def _why_not_bound(host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}. Choose another address or port"
 
 
-def make_server(max_streams: int = 1024, on_one_connection: int = 16) -> grpc.Server:
+def make_server(max_streams: int, on_one_connection: int = 16) -> grpc.Server:
     """A server for data streams. Each open stream holds one thread, made when it is needed; one
     too many is told so, and does not wait. One too many on a connection waits."""
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")

@@ -2,45 +2,72 @@
 
 The service "" stands for the process: it serves as long as the process runs, whatever becomes of
 others. "readiness", and each of the process's services by its name, serve while it can do its work.
+
+Whoever asks shows no token. All methods are served as streams, because gRPC would wait for the
+request of any other before this module could say how many may wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
 import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
+from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
 READINESS = "readiness"
+#: Who may ask, or watch, at once.
+MOST_ASKING = 64
 
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_Status = health_pb2.HealthCheckResponse
+_CROWDED_OUT = f"over {MOST_ASKING} others ask for health"
 
 
-class Health:
+class _Statuses:
+    """What is said of each service."""
+
+    def __init__(self, services: tuple[str, ...] = ()) -> None:
+        self._services = {"", READINESS, *services}
+        self._ready = False
+
+    def _status(self, request: bytes) -> Any:
+        """SERVICE_UNKNOWN for what is no request either."""
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError:
+            return _Status.SERVICE_UNKNOWN
+        if service not in self._services:
+            return _Status.SERVICE_UNKNOWN
+        return _Status.SERVING if self._ready or not service else _Status.NOT_SERVING
+
+
+class Health(_Statuses):
     """On servers that have threads. Not ready before somebody says so."""
 
     def __init__(self) -> None:
-        self._services = [READINESS]
-        self._servicer = health.HealthServicer()
+        super().__init__()
+        self._changed = threading.Condition()
+        self._strangers = Strangers(MOST_ASKING)
         self._server: grpc.Server | None = None
-        self.ready(False)
 
     def add_to(self, server: grpc.Server, *services: str) -> None:
-        """Before the server starts.
+        """Before the server starts. It needs threads for `MOST_ASKING` calls, and some more.
 
         Args:
             server: of this process.
             services: their full names; all are ready at the same time.
         """
-        self._services += services
-        self.ready(False)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self._services.update(services)
+        server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def serve(self, address: str) -> None:
         """On a server of its own, for probes that know no TLS. It says no more than whether a
@@ -49,45 +76,116 @@ class Health:
         Raises:
             EndpointError: it cannot listen there.
         """
-        pool = futures.ThreadPoolExecutor(4, thread_name_prefix="health")
-        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=64)
+        pool = futures.ThreadPoolExecutor(2 * MOST_ASKING, thread_name_prefix="health")
+        self._server = grpc.server(pool, options=SERVER_OPTIONS)
         bind(self._server, address, insecure=True)
         self.add_to(self._server)
         self._server.start()
 
     def ready(self, is_ready: bool) -> None:
-        for service in self._services:
-            self._servicer.set(service, _SERVING if is_ready else _NOT_SERVING)
+        with self._changed:
+            self._ready = is_ready
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End its own server."""
         if self._server is not None:
             self._server.stop(grace=0)
 
+    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._strangers.visit(context.cancel):
+            for request in requests:
+                if (status := self._status(request)) == _Status.SERVICE_UNKNOWN:
+                    context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+                yield _response(status)
+                return
 
-class AsyncHealth:
+    def _watch(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._strangers.visit(context.cancel):
+            for request in requests:
+                context.add_callback(self._wake)
+                told = None
+                while context.is_active():
+                    with self._changed:
+                        while (status := self._status(request)) == told and context.is_active():
+                            self._changed.wait()
+                    told = status
+                    yield _response(status)
+                return
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class AsyncHealth(_Statuses):
     """The same on a server of asyncio; `ready` may be called in any thread."""
 
     def __init__(self, *services: str) -> None:
-        self._services = (READINESS, *services)
-        self._servicer = health.aio.HealthServicer()
+        super().__init__(services)
+        self._strangers = Strangers(MOST_ASKING)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def add_to(self, server: Any) -> None:
         """Before the server starts, in its loop."""
         self._loop = asyncio.get_running_loop()
-        await self._set(_NOT_SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self._changed = asyncio.Event()  # and another one after each change
+        server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def ready(self, is_ready: bool) -> None:
         """Once it has a server."""
         assert self._loop is not None
-        status = _SERVING if is_ready else _NOT_SERVING
-        asyncio.run_coroutine_threadsafe(self._set(status), self._loop)
+        self._loop.call_soon_threadsafe(self._turn, is_ready)
 
-    async def _set(self, status: Any) -> None:
-        for service in self._services:
-            await self._servicer.set(service, status)
+    def _turn(self, is_ready: bool) -> None:
+        self._ready = is_ready
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _check(self, _: Any, context: Any) -> None:
+        await self._answer(context, watches=False)
+
+    async def _watch(self, _: Any, context: Any) -> None:
+        await self._answer(context, watches=True)
+
+    async def _answer(self, context: Any, watches: bool) -> None:
+        call: Any = asyncio.current_task()
+        try:
+            with self._strangers.visit(call.cancel):
+                request = await context.read()
+                if request is not grpc.aio.EOF:
+                    await (self._tell if watches else self._say)(request, context)
+        except asyncio.CancelledError:  # which gRPC would tell nobody
+            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            context.set_details(_CROWDED_OUT)
+
+    async def _say(self, request: bytes, context: Any) -> None:
+        if (status := self._status(request)) == _Status.SERVICE_UNKNOWN:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+        else:
+            await context.write(_response(status))
+
+    async def _tell(self, request: bytes, context: Any) -> None:
+        told = None
+        while True:
+            changed, status = self._changed, self._status(request)
+            if status != told:
+                await context.write(_response(status))
+                told = status
+            await changed.wait()
+
+
+def _handlers(check: Any, watch: Any) -> grpc.GenericRpcHandler:
+    handlers: dict[str, Any] = {
+        "Check": grpc.stream_stream_rpc_method_handler(check),
+        "Watch": grpc.stream_stream_rpc_method_handler(watch),
+    }
+    return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
+
+
+def _response(status: Any) -> bytes:
+    message: bytes = _Status(status=status).SerializeToString()
+    return message
 
 
 def check_health(address: str, service: str, tls: Tls | None, timeout: float) -> str:
@@ -108,7 +206,7 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
         except grpc.RpcError as error:
             return _why_no_answer(error, service, timeout)
-    return "" if answer.status == _SERVING else "it is not ready"
+    return "" if answer.status == _Status.SERVING else "it is not ready"
 
 
 def _why_no_answer(error: Any, service: str, timeout: float) -> str:

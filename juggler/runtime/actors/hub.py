@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from juggler.runtime.actors.credentials import why_not_admitted
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.vitals import Service, Vitals
 from juggler.runtime.wire.v1 import attach_pb2
@@ -31,7 +34,7 @@ REASON_KEY = "juggler-reason-bin"
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
 _WELCOME_SECONDS = 5.0  # for a worker to take its first message
-_OTHER_CALLS = 256  # at once: those who ask for health or status, or have not said who they are
+_MOST_STRANGERS = 1024  # streams at once that have shown no token and said no hello yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Hub:
         self._settings = settings
         self._events = events
         self._connections: dict[str, _Connection] = {}  # by worker id
+        self._strangers = Strangers(_MOST_STRANGERS)
         self._to_wake: deque[_Connection] = deque()
         self._waking = False
         self._loop = asyncio.new_event_loop()
@@ -146,8 +150,8 @@ class Hub:
             self._to_wake.popleft().wake.set()
 
     async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
-        most_calls = self._settings.max_workers + _OTHER_CALLS
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=most_calls)
+        # No limit of calls in all: those that show no token would use it up.
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(
             self._attach,
             request_deserializer=None,  # what is no message must not end in gRPC's hands
@@ -179,8 +183,12 @@ class Hub:
 
     async def _attach(self, _: Any, context: Any) -> None:
         silence = self._settings.silence_seconds
+        handler: Any = asyncio.current_task()
         try:
-            first = await asyncio.wait_for(context.read(), silence)
+            with (
+                nullcontext() if self._is_known(context) else self._strangers.visit(handler.cancel)
+            ):
+                first = await asyncio.wait_for(context.read(), silence)
             if first is grpc.aio.EOF:
                 return
             worker = self._admit(first, local=context.peer().startswith("unix:"))
@@ -188,7 +196,10 @@ class Hub:
             reason = str(error) or f"no hello within {silence:.0f} s"
             await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason)))
             return
-        handler: Any = asyncio.current_task()
+        except asyncio.CancelledError:  # by a stranger that came later; its client tries again
+            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            context.set_details(f"over {_MOST_STRANGERS} others came in before the hello")
+            return
         connection = _Connection(worker, asyncio.Event(), handler.cancel)
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
@@ -217,6 +228,13 @@ class Hub:
             if connection.unheard:  # as for every network that fails: it is to come back
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
                 context.set_details(left.reason)
+
+    def _is_known(self, context: Any) -> bool:
+        """Whether a stream showed the token as it opened, or comes from this user's processes."""
+        if context.peer().startswith("unix:"):
+            return True
+        token, metadata = self._settings.token, context.invocation_metadata() or ()
+        return bool(token) and why_not_admitted(metadata, token) is None
 
     def _admit(self, first: bytes, local: bool) -> Worker:
         settings = self._settings

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
+import grpc.aio
+
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.strangers import Strangers
+
+_MOST_ASKING = 16  # at once; they show no token
 
 
 def add_reflection(server: Any, services: Sequence[str]) -> None:
@@ -18,9 +25,28 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
         EndpointError: the library is not installed.
     """
     try:
-        from grpc_reflection.v1alpha import reflection
+        from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
     except ImportError:
         raise EndpointError(
             "--reflection needs a library that is not there: pip install 'juggler[reflection]'"
         ) from None
-    reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
+    names = [*services, reflection.SERVICE_NAME]
+    of_asyncio = isinstance(server, grpc.aio.Server)
+    servicer: Any = (reflection.aio if of_asyncio else reflection).ReflectionServicer(names)
+    answers, strangers = servicer.ServerReflectionInfo, Strangers(_MOST_ASKING)
+
+    def bounded(requests: Any, context: Any) -> Any:
+        with strangers.visit(context.cancel):
+            yield from answers(requests, context)
+
+    async def bounded_of_asyncio(requests: Any, context: Any) -> Any:
+        call: Any = asyncio.current_task()
+        try:
+            with strangers.visit(call.cancel):
+                async for answer in answers(requests, context):
+                    yield answer
+        except asyncio.CancelledError:  # which gRPC would tell nobody
+            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    servicer.ServerReflectionInfo = bounded_of_asyncio if of_asyncio else bounded
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

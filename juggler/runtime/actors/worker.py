@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import signal
 import sys
 import threading
@@ -20,9 +21,11 @@ from juggler.runtime.actors.attachment import (
     Attachment,
     Command,
     Detached,
+    DriverBusy,
     describe,
     new_incarnation,
 )
+from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import WorkerLog
@@ -45,6 +48,7 @@ class Contact:
         tls: of its host, for whatever it dials or listens to over TCP; None: plain.
         local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
         health: of its process, where probes have a server of their own to ask.
+        reattach_seconds: to wait for a driver that is lost, or has no room just now; 0: not at all.
         predecessor: incarnation of the worker that this process was before; "" where it was none.
         log: takes the lines of its process; None: a new one.
     """
@@ -58,6 +62,7 @@ class Contact:
     socket_dir: str = ""
     timeout: float = 20.0
     health: Health | None = None
+    reattach_seconds: float = 0.0
     predecessor: str = ""
     log: WorkerLog | None = None
 
@@ -143,21 +148,7 @@ def attach_and_run(
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
-        attachment = Attachment(
-            contact.address,
-            role,
-            contact.index,
-            new_incarnation(),
-            inbox,
-            token=contact.token,
-            tls=contact.tls,
-            run_id=contact.run_id,
-            predecessor=contact.predecessor,
-            devices=devices,
-            data_addresses=data_addresses,
-            local=contact.local,
-            timeout=contact.timeout,
-        )
+        attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
         log.error(str(error))
         sys.exit(1)
@@ -185,6 +176,45 @@ def attach_and_run(
         sys.exit(1)
     if reason.startswith(LOST_THE_DRIVER):
         raise LostTheDriver(attachment.incarnation)
+
+
+def _attach(
+    contact: Contact,
+    role: str,
+    inbox: Inbox,
+    log: WorkerLog,
+    devices: Sequence[str],
+    data_addresses: Sequence[str],
+) -> Attachment:
+    """Raises:
+    EndpointError, AttachError: as of an Attachment. Who is busy has been tried again.
+    """
+
+    def attach() -> Attachment:
+        return Attachment(
+            contact.address,
+            role,
+            contact.index,
+            new_incarnation(),
+            inbox,
+            token=contact.token,
+            tls=contact.tls,
+            run_id=contact.run_id,
+            predecessor=contact.predecessor,
+            devices=devices,
+            data_addresses=data_addresses,
+            local=contact.local,
+            timeout=contact.timeout,
+        )
+
+    for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
+        try:
+            return attach()
+        except DriverBusy as error:
+            busy = error
+            if contact.reattach_seconds:
+                log.info(f"{error}. Trying for {contact.reattach_seconds:.0f} s in all")
+    raise busy
 
 
 def _give_up_on(number: signal.Signals, reason: str) -> None:

@@ -114,17 +114,13 @@ class WeightsPublisher:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
-        subscribe: grpc.RpcMethodHandler[episodes_pb2.Subscription, bytes]
-        subscribe = grpc.unary_stream_rpc_method_handler(
-            self._subscribe,
-            request_deserializer=episodes_pb2.Subscription.FromString,
-            response_serializer=None,  # chunks are bytes already
-        )
+        # With a stream of requests, of which none is read: for a single one gRPC would wait, in a
+        # thread, before the token is looked at.
+        subscribe: grpc.RpcMethodHandler[bytes, bytes]
+        subscribe = grpc.stream_stream_rpc_method_handler(self._subscribe)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
 
-    def _subscribe(
-        self, _: episodes_pb2.Subscription, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def _subscribe(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if not context.peer().startswith("unix:"):

@@ -1,0 +1,21 @@
+"""Trying again, with pauses that grow."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+_FIRST_DELAY_SECONDS = 0.5
+_LONGEST_DELAY_SECONDS = 15.0
+
+
+def attempts(patience: float) -> Iterator[None]:
+    """Once for each attempt, behind a pause, as long as `patience` seconds are not over. The pauses
+    grow and differ, so that not all who try come at once."""
+    end = time.monotonic() + patience
+    delay = _FIRST_DELAY_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, delay * random.uniform(0.5, 1.0)))
+        delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+        yield
