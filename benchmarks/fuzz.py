@@ -22,12 +22,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from gymnasium import spaces
 
+from juggler.driver import replies
 from juggler.learner.store import BatchStore
 from juggler.runtime.actors.hello import Refused, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
@@ -47,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     jobs = [(given.seconds, given.seed + number) for number in range(os.cpu_count() or 1)]
     with multiprocessing.Pool(len(jobs)) as pool:
-        results = pool.starmap(_fuzz, jobs)
+        results = pool.starmap(fuzz, jobs)
     counts: Counter[str] = sum((counts for counts, _ in results), Counter())
     frames = sum(number for key, number in counts.items() if key.endswith((" taken", " refused")))
     print(
@@ -62,7 +65,7 @@ def main() -> None:
     )
 
 
-def _fuzz(seconds: float, seed: int) -> tuple[Counter[str], float]:
+def fuzz(seconds: float, seed: int) -> tuple[Counter[str], float]:
     rng = random.Random(seed)
     readers = _readers()
     for reader in readers.values():
@@ -117,12 +120,12 @@ class Reader(NamedTuple):
     Attributes:
         good: a message that it takes.
         read: a message.
-        refuses: the error, and the only one, with which it refuses others.
+        refuses: the errors, and the only ones, with which it refuses others.
     """
 
     good: bytes
     read: Callable[[bytes], Any]
-    refuses: type[Exception]
+    refuses: type[Exception] | tuple[type[Exception], ...]
 
 
 def _readers() -> dict[str, Reader]:
@@ -175,7 +178,65 @@ def _readers() -> dict[str, Reader]:
         ),
         "attach": Reader(several.SerializeToString(), read_message, Refused),
         "space": Reader(space_to_message(space).SerializeToString(), read_space, WireError),
+        **_answers(space_to_message(space)),
     }
+
+
+def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
+    """What the driver reads of what workers answer and report."""
+    version = training_pb2.WeightsVersion(generation=1, update=2)
+    request = training_pb2.SampleRequest(batch_id=1, learner="learner-0")
+    receipt = training_pb2.Receipt(
+        batch_id=1,
+        learner="learner-0",
+        live_steps=8,
+        version=version,
+        episode_returns=[1.0, 2.0],
+        episode_lengths=[3, 4],
+        explanation="why",
+        seconds={"waiting": 1.0, "inference": 2.0},
+        counts={"inferences": 3.0},
+    )
+    update = training_pb2.Update(update_id=1, batch_ids=[1, 2])
+    used = [training_pb2.UsedBatch(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
+    done = training_pb2.UpdateDone(
+        update_id=1, version=version, batches=used, seconds={"update": 1.0}
+    )
+    done.metrics["default"].values["loss"] = 1.0
+    ready = training_pb2.Ready(observation_space=space, action_space=space, rows=2, steps=4)
+    of_learner = training_pb2.Ready(
+        description="cpu", meeting_point="host:1", kept=version, last_updates=[done]
+    )
+    arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
+    group = training_pb2.Group(generation=1)
+    asked = training_pb2.Evaluate(episodes=2)
+    newest = Version(1, 2)
+    good = {
+        "receipt": (receipt, lambda m: replies.read_receipt(request, m)),
+        "answer": (done, lambda m: replies.read_update_done(update, m, newest)),
+        "runner ready": (ready, replies.read_runner_ready),
+        "learner ready": (of_learner, replies.read_learner_ready),
+        "arrivals": (training_pb2.Arrivals(arrivals=arrived), replies.read_arrivals),
+        "note": (training_pb2.Note(text="some words"), replies.read_note),
+        "group": (
+            training_pb2.GroupFormed(generation=1, update=2, state_hash=3),
+            lambda m: replies.read_group_formed(group, m, newest),
+        ),
+        "evaluation": (
+            training_pb2.Evaluation(episode_returns=[1.0, 2.0], episode_lengths=[3, 4]),
+            lambda m: replies.read_evaluation(asked, m),
+        ),
+    }
+    return {name: _answer(message, read) for name, (message, read) in good.items()}
+
+
+def _answer(message: Any, read: Callable[[any_pb2.Any], Any]) -> Reader:
+    kind = f"type.googleapis.com/{message.DESCRIPTOR.full_name}"
+    return Reader(
+        message.SerializeToString(),
+        lambda content: read(any_pb2.Any(type_url=kind, value=content)),
+        (TypeError, ValueError),
+    )
 
 
 def _batch() -> dict[str, Any]:

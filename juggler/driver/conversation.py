@@ -8,6 +8,7 @@ from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
+from juggler.driver.departures import Departures, inset
 from juggler.driver.learners import Learners
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.outbox import Outbox
@@ -17,10 +18,11 @@ from juggler.driver.replies import (
     read_arrivals,
     read_evaluation,
     read_group_formed,
+    read_learner_ready,
     read_not_begun,
     read_note,
-    read_ready,
     read_receipt,
+    read_runner_ready,
     read_update_done,
     used_batches,
 )
@@ -30,6 +32,7 @@ from juggler.driver.snapshots import SnapshotWriter
 from juggler.driver.stale_runners import StaleRunners
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.program import LEARNER
+from juggler.runtime.actors.hello import Rate, one_line
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Reported, Worker
 from juggler.runtime.actors.requests import Completed
@@ -37,6 +40,8 @@ from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
+
+_NOTE_COUNTS = 1000  # as much as so many arrivals: twenty notes in a second are too many
 
 
 class Conversation:
@@ -91,8 +96,11 @@ class Conversation:
         self._only_local = only_local
         # Episodes not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
-        self._shown: set[str] = set()  # failures that people have seen already
+        self._departures = Departures(self.roster, progress)
+        # Of those who are attached:
         self._failed_once: set[Worker] = set()
+        self._let_go: set[Worker] = set()
+        self._rates: dict[Worker, Rate] = {}
 
     @property
     def updates(self) -> int:
@@ -107,6 +115,8 @@ class Conversation:
 
     def hear(self, event: HubEvent) -> None:
         """Something came from a worker, or a worker came or went."""
+        if event.worker in self._let_go and not isinstance(event, Left):
+            return  # what it had said by then
         for heard in self._receipts_first.in_order(event):
             self._hear_or_dismiss(heard)
         self.go_on()
@@ -123,8 +133,10 @@ class Conversation:
             self._hear(event)
         except (TypeError, ValueError) as error:
             # A worker that says what nobody can understand is let go; the others do not notice.
-            reason = f"sent what cannot be understood: {error}"
-            self._hub.dismiss(event.worker, reason)
+            self._let_go.add(event.worker)
+            self._hub.dismiss(
+                event.worker, f"sent what cannot be understood: {one_line(str(error))}"
+            )
 
     def happened(self, event: events.Event) -> None:
         """Tell the core, and carry out its commands."""
@@ -154,7 +166,7 @@ class Conversation:
             last = self.roster.last_failure
             return self.fail(f"no EnvRunner is left: {text}. {last}".rstrip(), "no_envrunner")
         traceback = self.roster.tracebacks.get(event.worker_id, "")
-        self._progress.message(f"{text}\n{traceback}".rstrip(), "error")
+        self._progress.message(f"{text}\n{inset(traceback)}".rstrip(), "error")
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -171,11 +183,20 @@ class Conversation:
             version = self.core.weights_version
             self.metrics.workers.joined(event.worker)
             self._set_up(self.roster.joined(event.worker, version))
+            self._rates[event.worker] = Rate()
         elif isinstance(event, Reported):
-            if (note := read_note(event.body)) is not None:
-                self._progress.message(f"{event.worker.worker_id} {note}", "info")
-            else:
-                self._arrived(event.worker, read_arrivals(event.body))
+            self._reported(event.worker, event.body)
+
+    def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
+        """Each role has its own kind of report."""
+        if worker.role == LEARNER:
+            arrivals = read_arrivals(body)
+            self._rates[worker].count(len(arrivals.arrivals))
+            return self._arrived(worker, arrivals)
+        if worker.role != ENVRUNNER:
+            raise ValueError(f"a report, where {worker.role}s have none")
+        self._rates[worker].count(_NOTE_COUNTS)
+        self._progress.message(f"{worker.worker_id} {read_note(body)}", "info")
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         worker, request, last = completed.worker, completed.request, completed.last
@@ -197,9 +218,10 @@ class Conversation:
                 if met is not None:
                     self.happened(met)
             case training_pb2.Setup():
-                self._ready(worker, read_ready(body))
+                of_learner = worker.role == LEARNER
+                self._ready(worker, (read_learner_ready if of_learner else read_runner_ready)(body))
             case training_pb2.Evaluate():
-                self._evaluated(read_evaluation(body))
+                self._evaluated(read_evaluation(request, body))
 
     def _failed(self, completed: Completed, reason: str) -> None:
         """It could not do what it was asked to. Our workers leave then; their farewell says why."""
@@ -332,6 +354,8 @@ class Conversation:
         self.roster.left(worker)
         self.connectors.left(worker)
         self._failed_once.discard(worker)
+        self._let_go.discard(worker)
+        self._rates.pop(worker, None)
         if worker.local:
             # It may hang, and must not stay at a post that a successor has to fill.
             after = 5.0 if event.farewell else 0.0
@@ -339,7 +363,7 @@ class Conversation:
         # Where nothing has ever worked, to try again would only say the same again.
         hopeless = bool(failure) and not self.roster.had_runner and self._only_local
         if not self.stop_reason and not (hopeless and failure and not failure.traceback):
-            self._show_departure(event)
+            self._departures.show(event)
         if worker.role == ENVRUNNER:
             self.stale_runners.left(worker.worker_id)
             key = worker.worker_id, worker.incarnation
@@ -358,16 +382,3 @@ class Conversation:
             # What one has failed at, with nobody else there, the next one would fail at too.
             if failure and not self.core.members:
                 self.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
-
-    def _show_departure(self, event: Left) -> None:
-        text, failure = f"{event.worker.worker_id} left: {event.reason}", event.failure
-        if failure is not None:
-            self.roster.last_failure = failure.message
-            self.roster.tracebacks[event.worker.worker_id] = failure.traceback
-            # A worker that fails in the same way again need not print it all again.
-            if failure.message not in self._shown and failure.traceback:
-                self._shown.add(failure.message)
-                text += f"\n{failure.traceback.rstrip()}"
-        if event.stack:
-            text += f"\nIt was here:\n{event.stack.rstrip()}"
-        self._progress.message(text, "error" if failure else "warning")

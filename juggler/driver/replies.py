@@ -5,63 +5,115 @@ Everything here raises ValueError or TypeError where a worker says what cannot b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
+from juggler.runtime.actors.hello import one_line
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.entries import count_entries
+from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
+from juggler.runtime.wire.spaces import check_limits
 from juggler.runtime.wire.v1 import training_pb2
 
 M = TypeVar("M", bound=Message)
 
-_LONGEST_NOTE = 1000
+#: Where a worker's time may go, and what it may count: these are in every line of metrics.
+_OF_RUNNERS = "waiting environment inference connectors frames messages gathering"
+_OF_LEARNERS = "waiting collate update publish receive"
+SECONDS = frozenset([*_OF_RUNNERS.split(), *_OF_LEARNERS.split()])
+COUNTS = frozenset({"inferences", "inferred_rows", "inferred_batches", "waited_seconds"})
+
+_LONGEST_NOTE = 1000  # characters
+_LONGEST_NAME = 255
 _MOST_STALE_STEPS = 1 << 32  # beside one batch; a run's sum of them has to fit 63 bits
+_MOST_NUMBER = 1e15  # of seconds, or counted
+_MOST_ARRIVALS = 1024  # in one report
+_MORE_EPISODES = 1 << 16  # than steps of a batch: those whose steps are in others, or in none
+_MOST_MODULES = 64
+_MOST_METRICS = 1024  # of a module
+_MOST_KEPT = 64  # updates that a learner kept
+_MOST_USED = 1 << 16  # batches in them
+_FEW = 128  # fields of a message, each name in a map included
 
 
-def unpack(packed: any_pb2.Any, message: M) -> M:
+def unpack(
+    packed: any_pb2.Any, message: M, most_bytes: int = 1 << 14, most_entries: int = _FEW
+) -> M:
     """
+    Args:
+        packed: as it came.
+        message: of the kind that it should be; filled.
+        most_bytes: that it may take.
+        most_entries: that it may have outermost, as of `count_entries`. More is not even read.
+
     Raises:
         TypeError: it is another message.
-        ValueError: it is none.
+        ValueError: it is none, or too large.
     """
     kind: Any = message.DESCRIPTOR
+    if not packed.Is(kind):
+        raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} in place of {kind.full_name}")
+    if len(packed.value) > most_bytes:
+        size = len(packed.value)
+        raise ValueError(f"a {kind.full_name} of {size} bytes: at most {most_bytes}")
+    count_entries(packed.value, most_entries)
     try:
-        if not packed.Unpack(message):
-            raise TypeError(f"{packed.TypeName() or 'nothing'} in place of {kind.full_name}")
+        message.ParseFromString(packed.value)
     except DecodeError as error:
         raise ValueError(f"bytes that are no {kind.full_name}") from error
     return message
 
 
-def read_ready(body: any_pb2.Any) -> training_pb2.Ready:
-    return unpack(body, training_pb2.Ready())
+def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
+    ready = unpack(body, training_pb2.Ready(), MAX_MESSAGE_BYTES)
+    check_limits(ready.observation_space)
+    check_limits(ready.action_space)
+    return ready
+
+
+def read_learner_ready(body: any_pb2.Any) -> training_pb2.Ready:
+    ready = unpack(body, training_pb2.Ready(), 1 << 20)
+    ready.description = one_line(ready.description, _LONGEST_NAME)
+    _check_name("a meeting point", ready.meeting_point)
+    if len(ready.last_updates) > _MOST_KEPT:
+        raise ValueError(f"{len(ready.last_updates)} updates that it kept: at most {_MOST_KEPT}")
+    if sum(len(update.batches) for update in ready.last_updates) > _MOST_USED:
+        raise ValueError(f"over {_MOST_USED} batches in updates that it kept")
+    return ready
 
 
 def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> training_pb2.Receipt:
-    receipt = unpack(body, training_pb2.Receipt())
+    receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES)
     if receipt.batch_id != request.batch_id:
         raise ValueError(f"a receipt for batch {receipt.batch_id}, not {request.batch_id}")
-    if len(receipt.episode_returns) != len(receipt.episode_lengths):
-        raise ValueError("a receipt with another number of returns than of lengths")
     if receipt.stale_steps > _MOST_STALE_STEPS:
         raise ValueError(f"{receipt.stale_steps} steps too old for a batch")
+    if receipt.learner != request.learner:
+        learner = one_line(receipt.learner, _LONGEST_NAME)
+        raise ValueError(f"a receipt for a batch of {learner}, not of {request.learner}")
+    most_episodes = receipt.live_steps + _MORE_EPISODES
+    _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
+    _check_numbers("seconds", receipt.seconds, SECONDS)
+    _check_numbers("counts", receipt.counts, COUNTS)
+    receipt.explanation = one_line(receipt.explanation, _LONGEST_NOTE)
     return receipt
 
 
 def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
-    return unpack(body, training_pb2.Arrivals())
+    """A learner's report."""
+    return unpack(body, training_pb2.Arrivals(), 1 << 16, _MOST_ARRIVALS)
 
 
-def read_note(body: any_pb2.Any) -> str | None:
-    """What a worker has to say to people; None: it is another report."""
-    if body.TypeName() != training_pb2.Note.DESCRIPTOR.full_name:
-        return None
-    return " ".join(unpack(body, training_pb2.Note()).text[:_LONGEST_NOTE].split())
+def read_note(body: any_pb2.Any) -> str:
+    """What an EnvRunner has to say to people, in one line."""
+    return one_line(unpack(body, training_pb2.Note()).text, _LONGEST_NOTE)
 
 
 def read_not_begun(left: Left, unanswered: Iterable[Completed]) -> frozenset[int]:
@@ -79,9 +131,21 @@ def read_update_done(
     update: training_pb2.Update, body: any_pb2.Any, newest: Version
 ) -> training_pb2.UpdateDone:
     """`newest`: the version that nothing before this update can exceed."""
-    done = unpack(body, training_pb2.UpdateDone())
+    most = len(update.batch_ids)
+    size, entries = (1 << 18) + (most << 6), most + _FEW
+    done = unpack(body, training_pb2.UpdateDone(), size, entries)
     if done.update_id != update.update_id:
         raise ValueError(f"an answer to update {done.update_id}, not {update.update_id}")
+    if len(done.batches) > most:
+        raise ValueError(f"an answer about {len(done.batches)} batches, of {most} in the update")
+    if len(done.metrics) > _MOST_MODULES:
+        raise ValueError(f"metrics of {len(done.metrics)} modules: at most {_MOST_MODULES}")
+    for module_id, metrics in done.metrics.items():
+        if len(metrics.values) > _MOST_METRICS:
+            raise ValueError(f"{len(metrics.values)} metrics of a module: at most {_MOST_METRICS}")
+        for name in (module_id, *metrics.values):
+            _check_name("a metric or module", name)
+    _check_numbers("seconds", done.seconds, SECONDS)
     _check_version(Version.of(done.version), newest)
     return done
 
@@ -114,10 +178,12 @@ def read_group_formed(
     return formed
 
 
-def read_evaluation(body: any_pb2.Any) -> training_pb2.Evaluation:
-    evaluation = unpack(body, training_pb2.Evaluation())
+def read_evaluation(request: training_pb2.Evaluate, body: any_pb2.Any) -> training_pb2.Evaluation:
+    evaluation = unpack(body, training_pb2.Evaluation(), (1 << 10) + 16 * request.episodes)
     if not evaluation.episode_returns:
         raise ValueError("an evaluation without an episode")
+    returns, lengths = evaluation.episode_returns, evaluation.episode_lengths
+    _check_returns(returns, lengths, request.episodes)
     return evaluation
 
 
@@ -125,3 +191,25 @@ def _check_version(version: Version, newest: Version) -> None:
     # Runners would wait for such weights, and in vain.
     if version.generation > newest.generation or version.update > newest.update + 1:
         raise ValueError(f"weights of {version}, where the newest can be one after {newest}")
+
+
+def _check_returns(returns: Collection[float], lengths: Collection[int], most: int) -> None:
+    if len(returns) != len(lengths):
+        raise ValueError("another number of returns than of lengths")
+    if len(returns) > most:
+        raise ValueError(f"{len(returns)} episodes, where there can be {most}")
+    if not all(map(math.isfinite, returns)):
+        raise ValueError("a return that is not finite")
+
+
+def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[str]) -> None:
+    for name, value in numbers.items():
+        if name not in known:
+            raise ValueError(f"{what} of {name[:100]!r}: known are {', '.join(sorted(known))}")
+        if not 0 <= value <= _MOST_NUMBER:
+            raise ValueError(f"{value} as {what} of {name}")
+
+
+def _check_name(what: str, name: str) -> None:
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"{what} has no name of at most {_LONGEST_NAME} characters for people")

@@ -18,6 +18,8 @@ from juggler.runtime.episodes.permits import Permits
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
+_LONGEST_SPACES = 1000  # bytes, for people
+
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
@@ -25,6 +27,11 @@ class Spaces:
 
     observation: spaces_pb2.Space
     action: spaces_pb2.Space
+
+    def __str__(self) -> str:
+        sides = self.observation, self.action
+        size = sum(side.ByteSize() for side in sides)
+        return str(self.to_json()) if size < _LONGEST_SPACES else f"spaces of {size} bytes"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -45,7 +52,7 @@ class Roster:
     spaces: Spaces | None = None
     had_runner: bool = False
     last_failure: str = ""  # of any worker, in its own words
-    tracebacks: dict[str, str] = field(default_factory=dict)  # the last one of each worker
+    tracebacks: dict[str, str] = field(default_factory=dict)  # the last one of each local worker
     meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
     devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
     permits: Permits = field(default_factory=Permits.new)  # to send learners what was asked for
@@ -78,8 +85,8 @@ class Roster:
         if self.spaces is not None and spaces != self.spaces:
             raise ValueError(
                 f"{worker.worker_id} on {worker.host} has other spaces than the EnvRunners before "
-                f"it: {spaces.to_json()}, not {self.spaces.to_json()}. Do all hosts have the same "
-                "version of the environment?"
+                f"it: {spaces}, not {self.spaces}. Do all hosts have the same version of the "
+                "environment?"
             )
         self.spaces = spaces
         self.ready[worker.worker_id] = worker

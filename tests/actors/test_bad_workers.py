@@ -34,6 +34,10 @@ def hello(**changes: Any) -> bytes:
     return attach_pb2.FromWorker(hello=attach_pb2.Hello(**fields | changes)).SerializeToString()
 
 
+def said(**fields: Any) -> bytes:
+    return attach_pb2.FromWorker(**fields).SerializeToString()
+
+
 def replies(count: int) -> bytes:
     many = [attach_pb2.Reply(id=number, last=True) for number in range(count)]
     return attach_pb2.FromWorker(replies=many).SerializeToString()
@@ -84,8 +88,13 @@ NOT_LET_IN: dict[str, list[bytes]] = {
     "this driver speaks protocol version 2, the worker 7": [hello(protocol_version=7)],
     "this is run run, not another": [hello(run_id="another")],
     "unknown role 'king': expected one of worker, other": [hello(role="king")],
-    "index 2000000000: at most 1048576": [hello(index=2_000_000_000)],
+    "index 2000000000: at most 4095": [hello(index=2_000_000_000)],
     "a hello of 70042 bytes: at most 65536": [hello(host="x" * 70_000)],
+    "incarnation: must be at most 64 characters": [hello(incarnation="x" * 65)],
+    "host: must be at most 255 characters that can be printed": [hello(host="a\nhost")],
+    "address: must be at most 255 characters": [hello(data_addresses=["x" * 256])],
+    "a hello with 100 of address: at most 64": [hello(data_addresses=["x"] * 100)],
+    "a hello with 65 of device: at most 64": [hello(devices=["cpu"] * 65)],
     "RESOURCE_EXHAUSTED: SERVER: Received message larger than max": [hello(host="x" * 9_000_000)],
 }
 
@@ -104,6 +113,19 @@ LET_GO: dict[str, list[bytes]] = {
     "sent a second hello": [hello(), hello()],
     "sent over 20000 replies and reports in a second": [hello(), *[replies(10_001)] * 6],
     "RESOURCE_EXHAUSTED: SERVER: Received message larger than max": [hello(), b"x" * 9_000_000],
+    "sent a message of over 20000 entries": [hello(), b"\x1a\x00" * 4_000_000],
+    "sent a stack of 200000 characters: at most 131072": [
+        hello(),
+        said(heartbeat=attach_pb2.Heartbeat(stack="x" * 200_000)),
+    ],
+    "sent a traceback of 200000 characters: at most 131072": [
+        hello(),
+        said(replies=[attach_pb2.Reply(failure=attach_pb2.Failure(traceback="x" * 200_000))]),
+    ],
+    "sent a farewell with over 65536 commands": [
+        hello(),
+        said(farewell=attach_pb2.Farewell(unanswered=range(70_000))),
+    ],
 }
 
 
@@ -119,6 +141,23 @@ def test_who_is_let_in_and_then_says_what_it_must_not_is_told_why(
         left = world.wait_for(Left)
         assert left.worker.incarnation == "bad"
         assert left.reason in (reason, "the connection ended without a farewell")
+
+
+def test_what_is_said_for_people_in_one_line_is_in_one_line(world: World) -> None:
+    world.start(token="secret")
+    failure = attach_pb2.Failure(message="it\nfailed\r\n" + "x" * 9000, traceback="a\nb")
+    farewell = attach_pb2.Farewell(reason="error: forged\u2028line\n", failure=failure)
+    conversation(world.address, hello(), said(farewell=farewell))
+    left = world.wait_for(Left)
+    assert left.reason == "error: forged line"
+    assert left.failure.message.startswith("it failed xxx")
+    assert len(left.failure.message) <= 4000
+    assert left.failure.traceback == "a\nb"
+    hung = attach_pb2.Heartbeat(seconds_since_progress=1e9, held_up_by="a\nb", stack="c\nd")
+    conversation(world.address, hello(), said(heartbeat=hung))
+    left = world.wait_for(Left)
+    assert left.reason == "hung in a b: no progress for 1000000000 s"
+    assert left.stack == "c\nd"
 
 
 def test_who_says_no_hello_is_told_why(world: World) -> None:

@@ -13,6 +13,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.progress import SilentProgress
+from juggler.driver.record.wording import Level
 from juggler.driver.run_clock import RunClock
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.runtime.actors.hub import Hub
@@ -40,8 +41,26 @@ class _Hub:
         self.dismissed.append((worker, reason))
 
 
+class _Told(SilentProgress):
+    """Keeps what people are told.
+
+    Attributes:
+        messages: oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self.messages.append(text)
+
+
 class ConversationWorld:
-    """A driver's conversation with one EnvRunner and one learner that are ready."""
+    """A driver's conversation with one EnvRunner and one learner that are ready.
+
+    Attributes:
+        told: has what people were told.
+    """
 
     def __init__(self, directory: Path, **keys: Any) -> None:
         self._incarnations = itertools.count()
@@ -52,8 +71,9 @@ class ConversationWorld:
         # Nothing here is local, so the local workers are asked for nothing.
         local = cast(LocalWorkers, _NobodyIsLocal())
         hub = cast(Hub, self._hub)
+        self.told = _Told()
         self.conversation = Conversation(
-            config, hub, local, SilentProgress(), self.snapshots, None, only_local=False
+            config, hub, local, self.told, self.snapshots, None, only_local=False
         )
         self.core = self.conversation.core
         self.runner = self.join("envrunner")

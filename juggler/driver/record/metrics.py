@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +39,11 @@ class Metrics:
     _ended_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
     _episodes_last: int = 0
 
-    def episodes_ended(self, returns: Iterable[float], lengths: Iterable[int]) -> None:
-        for episode_return, length in zip(returns, lengths, strict=True):
-            self.returns.append(episode_return)
-            self.lengths.append(length)
-            self.episodes += 1
+    def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """As many of one as of the other."""
+        self.returns.extend(returns[-RETURN_WINDOW:])
+        self.lengths.extend(lengths[-RETURN_WINDOW:])
+        self.episodes += len(returns)
 
     def batch_consumed(self, staleness: int) -> None:
         self.staleness.observe(staleness)
@@ -52,9 +52,9 @@ class Metrics:
         self._staleness_max = max(self._staleness_max, staleness)
 
     def updated(self, worker_id: str, modules: Mapping[str, Mapping[str, float]]) -> None:
-        """What a learner says of its newest updates."""
-        own = self.modules.setdefault(worker_id, {})
-        own.update({module_id: dict(values) for module_id, values in modules.items()})
+        """What a learner says of its newest updates, of all its modules at a time."""
+        if modules:
+            self.modules[worker_id] = {key: dict(values) for key, values in modules.items()}
 
     def learner_left(self, worker_id: str) -> None:
         self.modules.pop(worker_id, None)

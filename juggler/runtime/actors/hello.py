@@ -9,11 +9,19 @@ from google.protobuf.message import DecodeError
 
 from juggler.runtime.actors.credentials import same_token
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
+from juggler.runtime.wire.entries import count_entries
+from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2
 
 _MOST_HELLO_BYTES = 1 << 16
-_MOST_INDEX = 1 << 20
-#: Replies and reports of one worker. A healthy one has some hundreds.
+_MOST_INDEX = 4095
+_LONGEST_WORD = 64  # of incarnations
+_LONGEST_NAME = 255  # of hosts, their addresses and devices
+_MOST_NAMES = 64  # of devices or addresses
+_LONGEST_LINE = 4000
+_LONGEST_TEXT = 1 << 17  # of a traceback
+_MOST_UNANSWERED = 1 << 16  # as many as a worker is ever asked at once
+#: Replies and reports of one worker, or entries of its reports. A healthy one has some hundreds.
 MOST_EVENTS_PER_SECOND = 20_000
 
 
@@ -22,15 +30,44 @@ class Refused(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Any message but the first.
+    """Any message but the first. What it says for people in one line is in one line then.
 
     Raises:
-        Refused: it is none.
+        Refused: it is none, or holds more than it may.
     """
     message = _parsed(raw)
     if message.HasField("hello"):
         raise Refused("sent a second hello")
+    for reply in message.replies:
+        if reply.HasField("failure"):
+            _check_failure(reply.failure)
+    if message.HasField("heartbeat"):
+        heartbeat = message.heartbeat
+        _check_length("stack", heartbeat.stack, _LONGEST_TEXT)
+        heartbeat.held_up_by = one_line(heartbeat.held_up_by)
+    if message.HasField("farewell"):
+        farewell = message.farewell
+        farewell.reason = one_line(farewell.reason)
+        if farewell.HasField("failure"):
+            _check_failure(farewell.failure)
+        if len(farewell.unanswered) > _MOST_UNANSWERED:
+            raise Refused(f"sent a farewell with over {_MOST_UNANSWERED} commands")
     return message
+
+
+def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
+    """What a worker says for people, which must not look like lines of somebody else."""
+    return " ".join(text[:longest].split())
+
+
+def _check_failure(failure: attach_pb2.Failure) -> None:
+    failure.message = one_line(failure.message)
+    _check_length("traceback", failure.traceback, _LONGEST_TEXT)
+
+
+def _check_length(what: str, text: str, longest: int) -> None:
+    if len(text) > longest:
+        raise Refused(f"sent a {what} of {len(text)} characters: at most {longest}")
 
 
 def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> attach_pb2.Hello:
@@ -59,17 +96,34 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
             f"{hello.protocol_version}: install the same version of Juggler on both"
         )
     if hello.run_id and hello.run_id != run_id:
-        raise Refused(f"this is run {run_id}, not {hello.run_id}")
+        raise Refused(f"this is run {run_id}, not {one_line(hello.run_id, _LONGEST_WORD)}")
     if hello.role not in roles:
-        raise Refused(f"unknown role {hello.role!r}: expected one of {', '.join(roles)}")
+        role = one_line(hello.role, _LONGEST_WORD)
+        raise Refused(f"unknown role {role!r}: expected one of {', '.join(roles)}")
     if hello.index > _MOST_INDEX:
         raise Refused(f"index {hello.index}: at most {_MOST_INDEX}")
+    _check_names("incarnation", [hello.incarnation, hello.predecessor], 2, _LONGEST_WORD)
+    _check_names("host", [hello.host], 1)
+    _check_names("device", hello.devices)
+    _check_names("address", hello.data_addresses)
     return hello
+
+
+def _check_names(
+    what: str, names: Sequence[str], most: int = _MOST_NAMES, longest: int = _LONGEST_NAME
+) -> None:
+    if len(names) > most:
+        raise Refused(f"a hello with {len(names)} of {what}: at most {most}")
+    if any(len(name) > longest or not name.isprintable() for name in names):
+        raise Refused(f"{what}: must be at most {longest} characters that can be printed")
 
 
 def _parsed(raw: bytes) -> attach_pb2.FromWorker:
     try:
+        count_entries(raw, MOST_EVENTS_PER_SECOND)
         return attach_pb2.FromWorker.FromString(raw)
+    except WireError as error:
+        raise Refused(f"sent {error}") from None
     except DecodeError:
         raise Refused("sent bytes that are no message of an attach stream") from None
 
@@ -91,4 +145,7 @@ class Rate:
             self._second, self._events = second, 0
         self._events += events
         if self._events > MOST_EVENTS_PER_SECOND:
-            raise Refused(f"sent over {MOST_EVENTS_PER_SECOND} replies and reports in a second")
+            raise Refused(
+                f"sent over {MOST_EVENTS_PER_SECOND} replies and reports in a second, or entries "
+                "of them"
+            )

@@ -311,7 +311,7 @@ class Hub:
                 return Left(worker, "the connection ended without a farewell")
             message = read_message(raw)
             connection.last_seen = time.monotonic()
-            rate.count(len(message.replies) + len(message.reports))
+            rate.count(max(1, len(message.replies) + len(message.reports)))
             for reply in message.replies:
                 events.put(Replied(worker, reply))
             for report in message.reports:

@@ -38,7 +38,7 @@ def space_to_message(space: Space[Any]) -> pb.Space:
         message = _write(space)
     except (ValueError, TypeError) as error:
         raise _invalid("cannot be sent", error) from error
-    _check_limits(message)
+    check_limits(message)
     return message
 
 
@@ -48,7 +48,7 @@ def space_from_message(message: pb.Space) -> Space[Any]:
     Raises:
         WireError: no space is like that, or it exceeds a limit above.
     """
-    _check_limits(message)
+    check_limits(message)
     try:
         return _read(message)
     except (ValueError, TypeError, AssertionError, ArithmeticError, MemoryError) as error:
@@ -61,7 +61,10 @@ def _invalid(what: str, error: Exception) -> WireError:
     return WireError(f"the space {what}: {' '.join(str(error).split())[:200]}")
 
 
-def _check_limits(message: pb.Space) -> None:
+def check_limits(message: pb.Space) -> None:
+    """Raises:
+    WireError: it exceeds a limit above.
+    """
     elements = 0
     for count, inner in enumerate(_walk(message, 1), start=1):
         elements += _elements(inner)
