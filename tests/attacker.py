@@ -9,6 +9,7 @@ prints a line once all calls were made, makes those again that end, and leaves w
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from contextlib import suppress
 
@@ -17,7 +18,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 _CALLS = 16  # on each connection, the most that a server takes
-_AGAIN_SECONDS = 1.0
+_BEGUN_SECONDS = 1.0  # of a call that nobody answers
+_AGAIN_SECONDS = 10.0
 METHODS = {
     "watch": "/grpc.health.v1.Health/Watch",
     "check": "/grpc.health.v1.Health/Check",
@@ -31,7 +33,8 @@ async def main(address: str, kind: str, connections: int) -> None:
     begun: list[asyncio.Event] = []
     sits = []
     for channel in channels:
-        await asyncio.wait_for(channel.channel_ready(), 60)
+        await channel.channel_ready()
+    for channel in channels:
         for _ in range(_CALLS):
             begun.append(asyncio.Event())
             sits.append(asyncio.ensure_future(_sit(channel, kind, begun[-1])))
@@ -54,12 +57,12 @@ async def _sit(channel: grpc.aio.Channel, kind: str, begun: asyncio.Event) -> No
             # That it is there, or that it may well be: one without a request is answered nothing.
             answer = asyncio.ensure_future(call.read())
             answer.add_done_callback(lambda read: read.cancelled() or read.exception())
-            await asyncio.wait([answer], timeout=_AGAIN_SECONDS)
+            await asyncio.wait([answer], timeout=_BEGUN_SECONDS)
             begun.set()
             await call.wait_for_connection()
             await call.code()
         begun.set()
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(random.uniform(0.5, 1.5) * _AGAIN_SECONDS)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,13 @@ def _come(contact: Contact) -> Attachment:
 
 
 @pytest.mark.parametrize(
-    "code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE], ids=str
+    "code",
+    [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+    ],
+    ids=str,
 )
 def test_a_worker_comes_back_to_a_driver_that_has_no_room(
     serve: Callable[[Any], str], code: grpc.StatusCode

@@ -37,7 +37,12 @@ ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
 _LONG_TEXT = 1 << 16  # characters of a failure, so that it fits a message whatever was raised
-_BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+# The last one is of gRPC's core, where calls come faster than a server takes them.
+_BUSY = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+)
 _LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
 
 
