@@ -35,7 +35,6 @@ class StatusReader:
     def read(self) -> status_pb2.RunStatus:
         workers, records = self.workers, self.workers.metrics.workers
         rates = records.rates(workers.core.ledger.trained)
-        remote = [each.worker_id for each in records.by_id.values() if _is_remote(each)]
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(self.run_dir.resolve()),
@@ -45,7 +44,7 @@ class StatusReader:
             wall_seconds=self.clock.now().wall,
             version=workers.core.weights_version.message(),
             updates=records.updates,
-            restarts=self.local.restarts + records.restarts(remote),
+            restarts=self.local.restarts + records.remote_restarts(),
             steps_per_second=rates.get("", 0.0),
             steps=self._steps(),
             queues=self._queues(),
@@ -120,10 +119,6 @@ class StatusReader:
             status.resources.resident_bytes = vitals.resident_bytes
             status.resources.device_bytes = vitals.device_bytes
         return status
-
-
-def _is_remote(record: WorkerRecord) -> bool:
-    return record.worker is not None and not record.worker.local
 
 
 def _histogram(histogram: Histogram) -> status_pb2.Histogram:

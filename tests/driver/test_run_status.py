@@ -24,7 +24,7 @@ from juggler.driver.status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.vitals import Vitals
-from juggler.runtime.wire.v1 import status_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
 
 
 class Watched:
@@ -77,11 +77,15 @@ class _Once(Collector):
         return families(self._status)
 
 
-def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
-    """By name and labels, as a scrape would read them."""
+def _registry(status: status_pb2.RunStatus) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_Once(status))
-    text = generate_latest(registry).decode()
+    return registry
+
+
+def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
+    """By name and labels, as a scrape would read them."""
+    text = generate_latest(_registry(status)).decode()
     return {
         (sample.name.removeprefix("juggler_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -164,3 +168,18 @@ def test_a_port_that_is_taken_is_named() -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(EndpointError, match=f"cannot serve metrics on {address}"):
             serve_metrics(address, status_pb2.RunStatus, insecure=False)
+
+
+def test_status_and_metrics_stay_small_after_thousands_have_come_and_gone(
+    watched: Watched,
+) -> None:
+    world = watched.world
+    for index in range(10_000):
+        worker = world.join("envrunner", 1 + index % 4000)
+        failure = attach_pb2.Failure(message="x" * 4000, traceback="y" * 1000)
+        world.leave(worker, failure=failure)
+    status = watched.read()
+    assert len(status.workers) <= 256 + 2
+    assert status.ByteSize() < 500_000
+    assert len(generate_latest(_registry(status))) < 500_000
+    assert {"envrunner-0", "learner-0"} <= {worker.worker_id for worker in status.workers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.driver.record.workers import WorkerRecords
+from juggler.driver.record.workers import MOST_GONE, WorkerRecords
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
@@ -71,6 +71,46 @@ def test_time_is_summed_by_role_however_many_workers_there_are() -> None:
         "envrunner": {"inference": 6.0, "only 0": 1.0, "only 1": 1.0, "only 2": 1.0},
         "learner": {"update": 4.0},
     }
+
+
+def test_of_thousands_who_come_and_go_few_are_remembered_and_their_totals_stay() -> None:
+    records = WorkerRecords()
+    for index in range(1000):
+        worker = _worker("a", f"envrunner-{index}")
+        records.joined(worker)
+        records.joined(worker := _worker("b", f"envrunner-{index}"))
+        records.spent(worker.worker_id, {"waiting": 1.0})
+        records.counted(worker.worker_id, {"inferences": 2.0})
+        if index == 7:
+            records.sampled(worker.worker_id, 10, V)
+        records.left(Left(worker, "the connection broke"))
+    assert len(records.by_id) == MOST_GONE
+    assert "envrunner-999" in records.by_id
+    assert "envrunner-7" in records.by_id, "one that was of use is remembered longest"
+    assert records.seconds() == {"envrunner": {"waiting": 1000.0}}
+    assert records.counts() == {"inferences": 2000.0}
+    assert records.remote_restarts() == 1000
+
+
+def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
+    records = WorkerRecords()
+    for index in range(2 * MOST_GONE):
+        records.joined(_worker("a", f"learner-{index}"))
+    restarting = [f"learner-{index}" for index in range(MOST_GONE)]
+    for name in restarting:
+        worker = records.by_id[name].worker
+        assert worker is not None
+        records.left(Left(worker, "the connection broke"))
+        records.exited(Exited(name, 1, "killed by SIGKILL", 0.5))
+    for index in range(2 * MOST_GONE):
+        worker = _worker("a", f"envrunner-{index}")
+        records.joined(worker)
+        records.left(Left(worker, "the connection broke"))
+    back = _worker("b", f"envrunner-{2 * MOST_GONE - 1}")
+    records.joined(back)
+    assert len(records.by_id) == 3 * MOST_GONE
+    assert all(f"learner-{index}" in records.by_id for index in range(2 * MOST_GONE))
+    assert records.by_id[back.worker_id].worker is back
 
 
 def test_how_a_process_ended_says_more_than_that_its_stream_broke() -> None:

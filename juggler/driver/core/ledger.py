@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
 
+_MOST_UNREPORTED = 1 << 16  # batches whose runners died
+
 
 class LedgerError(RuntimeError):
     """The books do not balance: a bug, or counters that were tampered with."""
@@ -160,6 +162,8 @@ class Ledger:
         """Close a requested batch whose runner died: nobody knows how much of it was sampled."""
         del self.requested[batch.batch_id]
         self.unreported[batch.batch_id] = batch
+        if len(self.unreported) > _MOST_UNREPORTED:  # the oldest will not turn up any more
+            del self.unreported[next(iter(self.unreported))]
         self.lost_unreported += batch.steps
 
     def revive(self, batch_id: int) -> Batch | None:

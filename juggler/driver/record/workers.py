@@ -1,10 +1,11 @@
-"""What became of everybody who was ever a worker of this run, by worker id."""
+"""What became of the workers of this run, by worker id: of all who are here, and of those who left
+lately."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from juggler.runtime.actors.hub_events import Left, Worker
@@ -13,6 +14,8 @@ from juggler.runtime.episodes.version import Version
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
+#: Records that are kept of workers that left.
+MOST_GONE = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +55,11 @@ class WorkerRecord:
     def turns(self, state: str) -> None:
         self.state, self.changed = state, time.monotonic()
 
+    @property
+    def remote_restarts(self) -> int:
+        """Those that no supervisor counts."""
+        return self.restarts if self.worker is not None and not self.worker.local else 0
+
     def total_seconds(self) -> dict[str, float]:
         """Of all processes; never goes down."""
         return _sum(self.seconds_before, self.seconds)
@@ -71,12 +79,16 @@ class WorkerRecords:
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
         self.updates = 0
+        self._gone: dict[str, WorkerRecord] = {}  # of those in `by_id` who left, oldest first
+        self._forgotten: dict[str, WorkerRecord] = {}  # by role, the totals of those before
+        self._forgotten_restarts = 0
         self._newest = Version(0, 0)
         # Steps by worker id, and those of the run under "", at some moments of the last seconds.
         self._marks: deque[tuple[float, dict[str, int]]] = deque()
 
     def joined(self, worker: Worker) -> None:
         record = self._of(worker.worker_id)
+        self._gone.pop(worker.worker_id, None)
         if record.worker is not None:
             record.restarts += 1
         record.seconds_before, record.seconds = record.total_seconds(), {}
@@ -99,10 +111,13 @@ class WorkerRecords:
             record.failed(event.reason)
         if not ended:
             record.turns("left")
+            self._gone[record.worker_id] = record
+            self._forget()
 
     def exited(self, event: Exited) -> None:
         """A local process has ended."""
         record = self._of(event.worker_id)
+        self._gone.pop(event.worker_id, None)
         record.ended_pid = event.pid
         if not record.said_why:
             record.failed(event.how)
@@ -132,14 +147,14 @@ class WorkerRecords:
     def counts(self) -> dict[str, float]:
         """What all processes have counted, by name."""
         sums: dict[str, float] = {}
-        for record in self.by_id.values():
+        for record in self._all():
             sums = _sum(sums, record.total_counts())
         return sums
 
     def seconds(self) -> dict[str, dict[str, float]]:
         """By role, where the time of all processes went; never goes down."""
         sums: dict[str, dict[str, float]] = {}
-        for record in self.by_id.values():
+        for record in self._all():
             for name, spent in record.total_seconds().items():
                 of_role = sums.setdefault(record.role, {})
                 of_role[name] = of_role.get(name, 0.0) + spent
@@ -162,8 +177,25 @@ class WorkerRecords:
         now = {"": steps_trained, **{name: record.steps for name, record in self.by_id.items()}}
         return {name: (now[name] - before.get(name, 0)) / seconds for name in now}
 
-    def restarts(self, ids: Iterable[str]) -> int:
-        return sum(self.by_id[each].restarts for each in ids)
+    def remote_restarts(self) -> int:
+        """Of workers that no supervisor has started; never goes down."""
+        return self._forgotten_restarts + sum(each.remote_restarts for each in self.by_id.values())
+
+    def _all(self) -> Iterator[WorkerRecord]:
+        yield from self.by_id.values()
+        yield from self._forgotten.values()
+
+    def _forget(self) -> None:
+        """One of those who left, if they are too many: first those who never did anything."""
+        if len(self._gone) <= MOST_GONE:
+            return
+        useless = (record for record in self._gone.values() if not record.steps)
+        record = next(useless, None) or next(iter(self._gone.values()))
+        del self._gone[record.worker_id], self.by_id[record.worker_id]
+        total = self._forgotten.setdefault(record.role, WorkerRecord(record.worker_id))
+        total.seconds_before = _sum(total.seconds_before, record.total_seconds())
+        total.counts_before = _sum(total.counts_before, record.total_counts())
+        self._forgotten_restarts += record.remote_restarts
 
     def _of(self, worker_id: str) -> WorkerRecord:
         record = self.by_id.get(worker_id)

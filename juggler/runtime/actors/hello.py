@@ -15,8 +15,8 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 _MOST_HELLO_BYTES = 1 << 16
 _MOST_INDEX = 4095
-_LONGEST_WORD = 64  # of incarnations
-_LONGEST_NAME = 255  # of hosts, their addresses and devices
+_LONGEST_WORD = 64  # bytes of an incarnation
+_LONGEST_NAME = 255  # bytes of a host's name, of an address or a device
 _MOST_NAMES = 64  # of devices or addresses
 _LONGEST_LINE = 4000
 _LONGEST_TEXT = 1 << 17  # of a traceback
@@ -114,8 +114,8 @@ def _check_names(
 ) -> None:
     if len(names) > most:
         raise Refused(f"a hello with {len(names)} of {what}: at most {most}")
-    if any(len(name) > longest or not name.isprintable() for name in names):
-        raise Refused(f"{what}: must be at most {longest} characters that can be printed")
+    if any(len(name.encode()) > longest or not name.isprintable() for name in names):
+        raise Refused(f"{what}: must be at most {longest} bytes that can be printed")
 
 
 def _parsed(raw: bytes) -> attach_pb2.FromWorker:
