@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from juggler.driver.record.workers import MOST_GONE, WorkerRecords
@@ -90,6 +92,14 @@ def test_of_thousands_who_come_and_go_few_are_remembered_and_their_totals_stay()
     assert records.seconds() == {"envrunner": {"waiting": 1000.0}}
     assert records.counts() == {"inferences": 2000.0}
     assert records.remote_restarts() == 1000
+
+
+def test_one_that_tells_no_process_id_is_gone_as_well_when_it_leaves() -> None:
+    records = WorkerRecords()
+    records.joined(worker := dataclasses.replace(_worker("a"), pid=0))
+    records.left(Left(worker, "the connection broke"))
+    record = records.by_id["envrunner-0"]
+    assert (record.state, record.last_error) == ("left", "the connection broke")
 
 
 def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:

@@ -42,7 +42,7 @@ class WorkerRecord:
     counts: dict[str, float] = field(default_factory=dict)  # what this process has counted
     counts_before: dict[str, float] = field(default_factory=dict)  # what others did
     said_why: bool = False  # this process
-    ended_pid: int = 0  # of the local process that ended last
+    ended_pid: int | None = None  # of the local process that ended last
 
     @property
     def role(self) -> str:
