@@ -41,6 +41,7 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
+_LONGEST_REASON = 8000  # characters: of spaces, two may be told
 _NOTE_COUNTS = 1000  # as much as so many arrivals: twenty notes in a second are too many
 
 
@@ -134,9 +135,8 @@ class Conversation:
         except (TypeError, ValueError) as error:
             # A worker that says what nobody can understand is let go; the others do not notice.
             self._let_go.add(event.worker)
-            self._hub.dismiss(
-                event.worker, f"sent what cannot be understood: {one_line(str(error))}"
-            )
+            what = one_line(str(error), _LONGEST_REASON)
+            self._hub.dismiss(event.worker, f"sent what cannot be understood: {what}")
 
     def happened(self, event: events.Event) -> None:
         """Tell the core, and carry out its commands."""

@@ -17,7 +17,7 @@ from juggler.runtime.actors.hello import one_line
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.requests import Completed
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.entries import count_entries
+from juggler.runtime.wire.entries import check_entries
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 from juggler.runtime.wire.spaces import check_limits
 from juggler.runtime.wire.v1 import training_pb2
@@ -40,7 +40,7 @@ _MOST_MODULES = 64
 _MOST_METRICS = 1024  # of a module
 _MOST_KEPT = 64  # updates that a learner kept
 _MOST_USED = 1 << 16  # batches in them
-_FEW = 128  # fields of a message, each name in a map included
+_FEW = 1024  # fields of a message, each name in a map included
 
 
 def unpack(
@@ -51,7 +51,7 @@ def unpack(
         packed: as it came.
         message: of the kind that it should be; filled.
         most_bytes: that it may take.
-        most_entries: that it may have outermost, as of `count_entries`. More is not even read.
+        most_entries: that it may have outermost, see `check_entries`. More is not even read.
 
     Raises:
         TypeError: it is another message.
@@ -63,7 +63,7 @@ def unpack(
     if len(packed.value) > most_bytes:
         size = len(packed.value)
         raise ValueError(f"a {kind.full_name} of {size} bytes: at most {most_bytes}")
-    count_entries(packed.value, most_entries)
+    check_entries(packed.value, most_entries)
     try:
         message.ParseFromString(packed.value)
     except DecodeError as error:

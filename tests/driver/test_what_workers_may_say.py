@@ -39,8 +39,8 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"seconds": MANY}, "a message of over 128 entries"),
-        ({"counts": MANY}, "a message of over 128 entries"),
+        ({"seconds": MANY}, "a message of over 1024 entries"),
+        ({"counts": MANY}, "a message of over 1024 entries"),
         ({"seconds": {"sleeping": 1.0}}, "seconds of 'sleeping': known are collate, "),
         ({"counts": {"x" * 9000: 1.0}}, "xxx': known are inferences, "),
         ({"seconds": {"waiting": math.nan}}, "nan as seconds of waiting"),
@@ -128,6 +128,7 @@ def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_pa
     [
         (b"\x0a\x00" * 3_500_000, "of 7000000 bytes: at most 65536"),
         (b"\x0a\x00" * 30_000, "a message of over 1024 entries"),
+        (b"\x0a\x00" * 1025, "a message of over 1024 entries"),
     ],
 )
 def test_a_report_of_countless_arrivals_costs_nothing(
@@ -168,7 +169,7 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: Conversa
     ("said", "words"),
     [
         ({"batches": [training_pb2.UsedBatch()] * 2}, "an answer about 2 batches, of 1"),
-        ({"batches": [training_pb2.UsedBatch()] * 9000}, "a message of over 129 entries"),
+        ({"batches": [training_pb2.UsedBatch()] * 9000}, "a message of over 1025 entries"),
         ({"metrics": {str(n): {} for n in range(65)}}, "metrics of 65 modules: at most 64"),
         (
             {"metrics": {"m": {"values": {str(n): 1.0 for n in range(2000)}}}},

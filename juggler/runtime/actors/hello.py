@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from juggler.runtime.actors.credentials import same_token
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
-from juggler.runtime.wire.entries import count_entries
+from juggler.runtime.wire.entries import check_entries
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -18,8 +18,8 @@ _MOST_INDEX = 4095
 _LONGEST_WORD = 64  # bytes of an incarnation
 _LONGEST_NAME = 255  # bytes of a host's name, of an address or a device
 _MOST_NAMES = 64  # of devices or addresses
-_LONGEST_LINE = 4000
-_LONGEST_TEXT = 1 << 17  # of a traceback
+_LONGEST_LINE = 1000  # characters
+_LONGEST_TEXT = 1 << 17  # characters of a traceback
 _MOST_UNANSWERED = 1 << 16  # as many as a worker is ever asked at once
 #: Replies and reports of one worker, or entries of its reports. A healthy one has some hundreds.
 MOST_EVENTS_PER_SECOND = 20_000
@@ -120,7 +120,7 @@ def _check_names(
 
 def _parsed(raw: bytes) -> attach_pb2.FromWorker:
     try:
-        count_entries(raw, MOST_EVENTS_PER_SECOND)
+        check_entries(raw, MOST_EVENTS_PER_SECOND)
         return attach_pb2.FromWorker.FromString(raw)
     except WireError as error:
         raise Refused(f"sent {error}") from None
