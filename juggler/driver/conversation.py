@@ -294,6 +294,8 @@ class Conversation:
 
     def _updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         used = used_batches(done)
+        for batch in used:
+            self.roster.must_fit_a_batch(batch.live_steps)
         version = Version.of(done.version)
         self.connectors.merge_waiting()
         self.stale_runners.answered(used, self.core.ledger.updating)

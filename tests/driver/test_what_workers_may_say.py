@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversation_world import SPACE, ConversationWorld
+from conversation_world import ROWS, SPACE, STEPS, ConversationWorld
 from google.protobuf import any_pb2
 
 from juggler.driver.replies import COUNTS, SECONDS
@@ -100,7 +100,9 @@ def test_a_runner_of_an_endless_space_is_not_taken(world: ConversationWorld) -> 
     command_id, _ = world.asked(runner, training_pb2.Setup)[0]
     endless = spaces_pb2.Space()
     endless.tuple.spaces.extend([SPACE] * 5000)
-    ready = training_pb2.Ready(observation_space=endless, action_space=SPACE, rows=1, steps=1)
+    ready = training_pb2.Ready(
+        observation_space=endless, action_space=SPACE, rows=ROWS, steps=STEPS
+    )
     world.reply(runner, command_id, ready)
     assert "a space of more than 4096 spaces" in world.why_dismissed(runner)
 
@@ -113,7 +115,9 @@ def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_pa
         world = ConversationWorld(tmp_path)
         runner = world.join("envrunner", 1)
         command_id, _ = world.asked(runner, training_pb2.Setup)[0]
-        ready = training_pb2.Ready(observation_space=space, action_space=SPACE, rows=1, steps=1)
+        ready = training_pb2.Ready(
+            observation_space=space, action_space=SPACE, rows=ROWS, steps=STEPS
+        )
         world.reply(runner, command_id, ready)
         assert "has other spaces than" in world.why_dismissed(runner)
         assert words in world.why_dismissed(runner)
@@ -170,6 +174,10 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: Conversa
     [
         ({"batches": [training_pb2.UsedBatch()] * 2}, "an answer about 2 batches, of 1"),
         ({"batches": [training_pb2.UsedBatch()] * 9000}, "a message of over 1025 entries"),
+        (
+            {"batches": [training_pb2.UsedBatch(batch_id=1, live_steps=2**64 - 1)]},
+            "18446744073709551615 steps in one batch",
+        ),
         ({"metrics": {str(n): {} for n in range(65)}}, "metrics of 65 modules: at most 64"),
         (
             {"metrics": {"m": {"values": {str(n): 1.0 for n in range(2000)}}}},
