@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_origin
 import tyro
 
 from juggler.cli.reattaching import PREDECESSOR
-from juggler.driver.config import RunConfig, must_suit
+from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.learner.algorithms import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
@@ -107,7 +107,13 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
         kind: a dataclass with a RunConfig as `run`.
         arguments: of the command.
         command: its name.
+
+    Raises:
+        ConfigError: an option is one of another library, or a key of the model.
     """
+    for argument in arguments:
+        if answer := instead_of(_key(argument)):
+            raise ConfigError(f"{argument.partition('=')[0]}{answer}")
     configs = {each.config: None for each in ALGORITHMS.values()}
     bases = sorted(configs, key=lambda each: -len(each.__mro__))  # subclasses before their bases
     every = make_dataclass("EveryAlgorithm", [("algorithm", str, "")], bases=tuple(bases))
@@ -129,16 +135,21 @@ def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T
         ConfigError: an option is one of other algorithms.
     """
     for argument in arguments:
-        if argument.startswith("--"):
-            key = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+        if key := _key(argument):
             must_suit(key, default.run.learner.algorithm, argument)  # type: ignore[attr-defined]
     return parse(kind, arguments, command, default)
+
+
+def _key(argument: str) -> str:
+    """The key that an option sets; "" where the argument is none."""
+    if not argument.startswith("--"):
+        return ""
+    return argument.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; what people can mend becomes one message and exit status 1."""
     from juggler.cli.picture import PlotError
-    from juggler.driver.config import ConfigError
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError

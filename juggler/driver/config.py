@@ -18,7 +18,9 @@ from juggler.learner.algorithms import algorithms_with, find_algorithm
 from juggler.learner.config import ImpalaConfig, LearnerConfig
 from juggler.learner.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
+from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.nearest import nearest
 
 
@@ -229,7 +231,9 @@ class RunConfig:
         for key in values:
             if key not in owners:
                 must_suit(key, algorithm, where)
-                raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, owners)}")
+                raise ConfigError(
+                    f"{where}: unknown key {key!r}{instead_of(key) or nearest(key, owners)}"
+                )
         for name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners[key] == name}
             setattr(config, name, _converted(type(part), mine, where))
@@ -269,6 +273,15 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
     if having and algorithm not in having:
         names = " and ".join(having)
         raise ConfigError(f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}")
+
+
+def instead_of(key: str) -> str:
+    """How an error about a key ends that no run has, and that other libraries or models have; or
+    ""."""
+    own_keys = [each.name for each in fields(ModelConfig) if each.name != "distribution"]
+    if key in own_keys:
+        return f": it is a key of the table model, as in model = {{{key} = ...}}"
+    return called_here(key)
 
 
 def _parts(config: RunConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from juggler.learner.algorithms import ALGORITHMS
 from juggler.learner.config import PpoConfig
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.elsewhere import MODEL_KEYS, RUN_KEYS
 from juggler.runtime.modules.model_config import ModelConfig
 
 FROM_ELSEWHERE = [
@@ -91,6 +92,49 @@ def test_keys_that_others_are_translated_to_exist(page: str, titles: list[str]) 
     for title in titles:
         for theirs, keys in translated(page, title):
             assert keys <= known, f"{theirs} is said to be {keys - known}"
+
+
+RUN_TABLES = [
+    ("docs/from-rllib.md", "Configuration"),
+    ("docs/from-cleanrl.md", "Arguments"),
+    ("docs/from-stable-baselines3.md", "Arguments of PPO"),
+    ("docs/from-acme.md", "Hyper-parameters"),
+]
+MODEL_TABLES = [
+    ("docs/from-rllib.md", "Keys of the model"),
+    ("docs/from-stable-baselines3.md", "policy_kwargs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("tables", "answers"), [(RUN_TABLES, RUN_KEYS), (MODEL_TABLES, MODEL_KEYS)]
+)
+def test_keys_of_other_libraries_are_answered_as_the_pages_translate_them(
+    tables: list[tuple[str, str]], answers: dict[str, str]
+) -> None:
+    known = {key for name in ALGORITHMS for key in RunConfig.from_flat({"algorithm": name}).flat()}
+    known |= {key.name for key in fields(ModelConfig)} | {*BUILT_IN}
+    seen = set()
+    for page, title in tables:
+        for theirs, keys in translated(page, title):
+            for name in re.findall(r"`([a-z][a-z0-9_]+)[`=]", theirs):
+                if "×" in theirs or (name in known and name not in answers):
+                    continue  # a product of two, or the same name here
+                seen.add(name)
+                assert name in answers, f"{page}: {name}"
+                answered = set(re.findall(r"\w+", answers[name].partition("=")[0])) & known
+                if not answers[name].startswith("none"):
+                    assert answered, name
+                    assert answered <= keys, f"{page}: {name} is {keys}, and {answers[name]}"
+    pages = "".join((ROOT / page).read_text() for page in FROM_ELSEWHERE)
+    for name in answers.keys() - seen:  # of other tables
+        assert re.search(rf"\b{name}\b", pages), f"no page has {name}"
+
+
+def test_a_key_of_ours_is_never_taken_for_one_of_another_library() -> None:
+    for algorithm in ALGORITHMS:
+        assert not RunConfig.from_flat({"algorithm": algorithm}).flat().keys() & RUN_KEYS.keys()
+    assert not {key.name for key in fields(ModelConfig)} & MODEL_KEYS.keys()
 
 
 def test_metrics_that_others_are_translated_to_are_written(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import gymnasium
 import pytest
 from place import Place
 
+import juggler
 from juggler.cli import main
 
 
@@ -31,7 +32,13 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("learning_rate = 1e-3", "unknown key 'learning_rate'"),
+        ("learning_rate = 1e-3", "unknown key 'learning_rate': it is called lr here"),
+        ("train_batch_size = 9", "it is called batch_size here, over all learners"),
+        ("clip_rewards = true", "it is the connector clip_rewards here"),
+        ("use_sde = true", "there is no such key here"),
+        ("net_arch = [64]", "it is called hidden_sizes here, in the table model"),
+        ("hidden_sizes = [64]", "it is a key of the table model, as in model = {hidden_sizes ="),
+        ("[model]\nfcnet_hiddens = [8]", "it is called hidden_sizes here"),
         ("envs_per_runer = 4", "did you mean 'envs_per_runner'?"),
         ('lr = "fast"', "lr: Expected `float | array`, got `str`"),
         ("lr = -1.0", "lr = -1.0: must be above 0"),
@@ -97,6 +104,36 @@ def test_a_wrong_option_names_the_nearest(
 ) -> None:
     assert _status("train", "cartpole", "--max-stalenes", "3") == 2
     assert "--max-staleness" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "driver"])
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--learning-rate", "--learning-rate: it is called lr here"),
+        ("--n_steps=128", "--n_steps: it is called fragment_steps here"),
+        ("--num-workers", "--num-workers: it is called num_env_runners here"),
+        ("--hidden-sizes", "--hidden-sizes: it is a key of the table model"),
+    ],
+)
+def test_an_option_of_another_library_is_answered(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+    words: str,
+) -> None:
+    assert _status(command, "cartpole", option, "3") == 2
+    assert words in capsys.readouterr().err
+    assert list(in_a_directory.iterdir()) == []
+
+
+def test_a_keyword_of_another_library_is_answered(in_a_directory: Path) -> None:
+    with pytest.raises(juggler.ConfigError, match="'ent_coef': it is called entropy_coefficient"):
+        juggler.train("cartpole", ent_coef=0.01)
+    with pytest.raises(juggler.ConfigError, match="'num_envs': it is called envs_per_runner"):
+        juggler.train("cartpole", num_envs=8)
+    assert list(in_a_directory.iterdir()) == []
 
 
 def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:

@@ -11,6 +11,7 @@ import gymnasium
 
 from juggler.driver.config import ConfigError, RunConfig, must_suit
 from juggler.learner.algorithms import find_algorithm
+from juggler.runtime.elsewhere import called_here
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import shards_pb2
@@ -101,7 +102,8 @@ class LearnerSpec:
         for key in self.learner:
             if key not in known:
                 must_suit(key, algorithm, where)
-                raise ConfigError(f"{where}: learner has no key {key!r}{nearest(key, known)}")
+                instead = called_here(key) or nearest(key, known)
+                raise ConfigError(f"{where}: learner has no key {key!r}{instead}")
         own: dict[str, Any] = {
             "module": self.module,
             "model": dict(self.model),

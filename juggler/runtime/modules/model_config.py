@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
+from juggler.runtime.elsewhere import MODEL_KEYS, called_here
 from juggler.runtime.nearest import nearest
 
 
@@ -59,7 +60,8 @@ class ModelConfig:
         known = [field.name for field in fields(cls)]
         for key in model_config:
             if key not in known:
-                raise ValueError(f"model has no key {key!r}{nearest(key, known)}")
+                instead = called_here(key, MODEL_KEYS) or nearest(key, known)
+                raise ValueError(f"model has no key {key!r}{instead}")
         config = cls(**model_config)
         sizes = config.hidden_sizes
         if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):

@@ -1,0 +1,141 @@
+"""What keys of other libraries are called here. The guides' tables say the same, which a test of
+them compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_FRAGMENTS = "none: episodes go on from one fragment to the next"
+_STATS = "none: it is always of the last 100 episodes"
+
+#: Keys of a run: of RLlib, Stable-Baselines3, CleanRL and Acme. What is here is a key, perhaps with
+#: words behind it, or "the connector ..."; or "none", where nothing is.
+RUN_KEYS: Final = {
+    "adam_epsilon": "optimizer_epsilon",
+    "adam_momentum_decay": "adam_betas, its first number",
+    "adam_variance_decay": "adam_betas, its second number",
+    "anneal_lr": "lr, which takes a schedule",
+    "baseline_cost": "value_coefficient, twice as much",
+    "batch_mode": _FRAGMENTS,
+    "broadcast_interval": "weights_interval",
+    "circular_buffer_iterations_per_batch": "batch_uses",
+    "circular_buffer_num_batches": "buffer_batches",
+    "clip_coef": "clip",
+    "clip_param": "clip",
+    "clip_range": "clip",
+    "clip_range_vf": "value_clip",
+    "clip_rewards": "the connector clip_rewards",
+    "clip_value": "value_clip",
+    "clip_vloss": "value_clip, a number",
+    "cuda": "devices",
+    "decay": "rmsprop_decay",
+    "device": "devices",
+    "discount": "gamma",
+    "ent_coef": "entropy_coefficient",
+    "entropy_coeff": "entropy_coefficient",
+    "entropy_cost": "entropy_coefficient",
+    "env_config": "env_kwargs",
+    "env_id": "env",
+    "eps": "optimizer_epsilon",
+    "epsilon": "optimizer_epsilon",
+    "eval_every": "evaluation_seconds",
+    "evaluation_duration": "evaluation_episodes",
+    "evaluation_interval": "evaluation_seconds",
+    "exp_name": "run_dir",
+    "gae_lambda": "lambda_",
+    "gym_env_vectorize_mode": "vectorize",
+    "kl_coeff": "kl_coefficient",
+    "kl_target": "target_kl",
+    "learning_rate": "lr",
+    "max_abs_reward": "the connector clip_rewards, its limit",
+    "max_grad_norm": "grad_clip",
+    "max_gradient_norm": "grad_clip",
+    "max_num_actor_steps": "stop_steps",
+    "max_requests_in_flight_per_env_runner": "requests_per_runner",
+    "max_to_keep": "keep_checkpoints",
+    "minibatch_size": "minibatches, which says how many there are in a sample",
+    "n_envs": "envs_per_runner, of each of num_env_runners",
+    "n_epochs": "epochs",
+    "n_steps": "fragment_steps",
+    "norm_adv": "normalize_advantages",
+    "normalize_advantage": "normalize_advantages",
+    "normalize_value": "none: reward_scale, or the connector normalize_rewards, does instead",
+    "num_envs": "envs_per_runner, of each of num_env_runners",
+    "num_envs_per_env_runner": "envs_per_runner",
+    "num_epochs": "epochs",
+    "num_eval_episodes": "evaluation_episodes",
+    "num_gpus_per_learner": "devices",
+    "num_minibatches": "minibatches",
+    "num_steps": "fragment_steps",
+    "num_workers": "num_env_runners",
+    "opt_type": "optimizer",
+    "ppo_clipping_epsilon": "clip",
+    "remote_worker_envs": "vectorize",
+    "rollout_fragment_length": "fragment_steps",
+    "run_name": "run_dir",
+    "sequence_length": "fragment_steps",
+    "stats_window_size": _STATS,
+    "stop": "stop_return, stop_steps or stop_seconds",
+    "storage_path": "run_dir",
+    "target_network_update_freq": "target_period",
+    "torch_deterministic": "synchronous, which gives the same numbers every time",
+    "total_timesteps": "stop_steps",
+    "train_batch_size": "batch_size, over all learners",
+    "train_batch_size_per_learner": "batch_size, over all learners",
+    "unroll_length": "fragment_steps",
+    "update_epochs": "epochs",
+    "use_sde": "none",
+    "value_clipping_epsilon": "value_clip",
+    "value_cost": "value_coefficient, twice as much",
+    "verbose": "progress",
+    "vf_clip_param": "none: value_clip says how far values may move",
+    "vf_coef": "value_coefficient",
+    "vf_loss_coeff": "value_coefficient",
+    "vtrace_clip_pg_rho_threshold": "rho_bar_pg",
+    "vtrace_clip_rho_threshold": "rho_bar",
+}
+
+#: Keys of a model, likewise.
+MODEL_KEYS: Final = {
+    "activation_fn": "activation",
+    "conv_filters": "encoder",
+    "custom_action_dist": "distribution, a key of the run",
+    "fcnet_activation": "activation",
+    "fcnet_hiddens": "hidden_sizes",
+    "features_extractor_class": "encoder",
+    "features_extractor_kwargs": "none: a model of your own has keys of its own in model",
+    "framestack": "the connector frame_stack",
+    "log_std_init": "none: it begins at 0; free_log_std",
+    "lstm_cell_size": "recurrent_size",
+    "lstm_use_prev_action": "the connector previous_actions_and_rewards",
+    "lstm_use_prev_reward": "the connector previous_actions_and_rewards",
+    "max_seq_len": "none: a sequence has fragment_steps at most",
+    "net_arch": "hidden_sizes",
+    "optimizer_class": "optimizer, a key of the run",
+    "optimizer_kwargs": "optimizer_epsilon and adam_betas, keys of the run",
+    "ortho_init": "initializer",
+    "share_features_extractor": "shared_value_layers",
+    "squash_output": "squash",
+    "use_lstm": 'recurrent = "lstm"',
+    "vf_share_layers": "shared_value_layers",
+}
+
+
+def called_here(key: str, table: Mapping[str, str] = RUN_KEYS) -> str:
+    """How an error about an unknown key ends that other libraries have; "" where none does.
+
+    Args:
+        key: as somebody gave it.
+        table: of the place where it was given, RUN_KEYS or MODEL_KEYS.
+    """
+    what, where = table.get(key, ""), "here"
+    if not what and table is RUN_KEYS and (what := MODEL_KEYS.get(key, "")):
+        where = "here" if "a key of the run" in what else "here, in the table model"
+    kind, colon, why = what.partition(":")
+    if kind == "none":
+        return f": there is no such key here{colon}{why}"
+    if what.startswith("the connector"):
+        return f": it is {what} here"
+    name, comma, more = what.partition(",")
+    return name and f": it is called {name} {where}{comma}{more}"
