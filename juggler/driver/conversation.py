@@ -163,8 +163,9 @@ class Conversation:
             return self.fail(f"{event.worker_id} is lost: {event.how}", "learner_lost")
         text = f"{event.worker_id} keeps ending (the last time: {event.how}) and stays down"
         if role == ENVRUNNER and self._only_local and not self._local.any_up(ENVRUNNER):
-            last = self.roster.last_failure
-            return self.fail(f"no EnvRunner is left: {text}. {last}".rstrip(), "no_envrunner")
+            env, last = self._config.env_runner.env, self.roster.last_failure
+            text = f"no EnvRunner is left to step {env}: {text}. {last}"
+            return self.fail(text.rstrip(), "no_envrunner")
         traceback = self.roster.tracebacks.get(event.worker_id, "")
         self._progress.message(f"{text}\n{inset(traceback)}".rstrip(), "error")
 

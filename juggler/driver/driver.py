@@ -47,6 +47,9 @@ _LAST_CHECKPOINT_SECONDS = 40.0
 _TELL_SECONDS = 2.0  # until people are told that it is waited for
 _LOOK_SECONDS = 0.2  # silence is no event
 
+#: Reasons to stop for which nobody has to have learned anything.
+_IN_PART = ("stop_steps", "stop_seconds")
+
 _LINE_SECONDS = 1.0
 #: For learners of a group: less than they wait for one of theirs that hangs (COLLECTIVE_SECONDS).
 _PEER_SILENCE_SECONDS = 6.0
@@ -345,6 +348,11 @@ class Driver:
             return
         if workers.stop_reason == "stop_seconds" and workers.updates == self._updates_before:
             workers.failure = f"nothing was trained on. {self._standstill.what_is_there()}"
+        elif workers.stop_reason in _IN_PART and self._local.keep_failing(ENVRUNNER):
+            workers.failure = (
+                f"it got to {workers.stop_reason}, but {self._config.env_runner.env} kept failing "
+                f"in every EnvRunner: {workers.roster.last_failure or 'see above'}"
+            )
         elif workers.updates and self._newest_update() != workers.updates:
             workers.failure = f"the last checkpoint, of update {workers.updates}, was not written"
 

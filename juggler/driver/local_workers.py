@@ -19,6 +19,10 @@ from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 from juggler.runtime.actors.temporary import make_directory
 from juggler.runtime.actors.worker import Contact
 
+#: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
+#: has brought so many batches, again and again, is broken.
+_OF_ENV_RUNNERS = RestartPolicy(enough_uses=50)
+
 
 class LocalWorkers:
     """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
@@ -58,12 +62,12 @@ class LocalWorkers:
         for index in range(config.learners):
             self._start(LEARNER, index, policy)
         for index in range(config.num_env_runners):
-            self._start(ENVRUNNER, index, policy, door)
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
         if config.evaluation_seconds > 0:
             self._start(EVALUATOR, 0, policy)
 
     def of_use(self, worker_id: str) -> None:
-        """It did what it is for: its failures count from zero again."""
+        """It did what it is for; after enough of that its failures count from zero again."""
         self._supervisor.of_use(worker_id)
 
     def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
@@ -77,6 +81,11 @@ class LocalWorkers:
     def any_up(self, role: str) -> bool:
         """Whether a process of this role runs or will run again."""
         return any(post.startswith(f"{role}-") for post in self._posts - self._down)
+
+    def keep_failing(self, role: str) -> bool:
+        """Whether every process of this role has died twice or more without enough use."""
+        posts = [post for post in self._posts if post.startswith(f"{role}-")]
+        return bool(posts) and all(map(self._supervisor.keeps_failing, posts))
 
     def close(self, grace: float) -> None:
         self._supervisor.close(grace)

@@ -120,6 +120,23 @@ def test_a_worker_that_was_of_use_is_not_held_to_old_failures() -> None:
         supervisor.close(grace=0.0)
 
 
+def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
+    supervisor.add("worker-0", _sleeper(), policy)
+    try:
+        for uses, stays_down in ((1, False), (2, False), (1, False), (1, True)):
+            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+            for _ in range(uses):
+                supervisor.of_use("worker-0")
+            os.kill(pid, signal.SIGKILL)
+            assert (exits.next().restart_in is None) == stays_down
+        assert supervisor.keeps_failing("worker-0")
+    finally:
+        supervisor.close(grace=0.0)
+
+
 def test_a_worker_that_dies_too_often_stays_down_however_much_use_it_is_in_between() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)

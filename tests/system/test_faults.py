@@ -176,14 +176,15 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
     place: Place, where: str, words: str
 ) -> None:
     run = place.run("train", *_robot(place, where), "--num-env-runners", 1)
-    assert run.status == 1
+    assert run.status == 2
+    assert not (place.path / "run").exists()
     assert f'raise OSError("{words}")' in run.output
     assert f"failed in {where}: OSError: {words}" in run.output.splitlines()[-1]
     place.assert_nothing_is_left()
 
 
 def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
-    options = ["--num-env-runners", 1, "--stop-steps", 1500]
+    options = ["--num-env-runners", 1, "--stop-steps", 600]
     run = place.run("train", *_robot(place, "step", at=100), *options)
     assert run.status == 0, run.output
     assert run.output.count('raise ZeroDivisionError("the robot fell over")') == 1
@@ -208,8 +209,31 @@ def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(pla
     run = place.run("train", *_robot(place, "step", at=5), "--num-env-runners", 2)
     assert run.status == 1
     last = [line for line in run.output.splitlines() if "no EnvRunner is left" in line][-1]
+    assert "robots:Robot" in last
     assert "the robot fell over" in last
     assert summary(place.path / "run")["reason_for_stop"] == "no_envrunner"
+    place.assert_nothing_is_left()
+
+
+def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
+    place: Place,
+) -> None:
+    run = place.run("train", *_robot(place, "step", at=100), "--num-env-runners", 1)
+    assert run.status == 1
+    assert "no EnvRunner is left to step robots:Robot" in run.output.splitlines()[-2]
+    end = summary(place.path / "run")
+    assert end["reason_for_stop"] == "no_envrunner"
+    assert end["env_steps_trained"] > 0
+    assert end["restarts"] == 4
+    place.assert_nothing_is_left()
+
+
+def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place: Place) -> None:
+    options = ["--num-env-runners", 1, "--stop-steps", 1200]
+    run = place.run("train", *_robot(place, "step", at=100), *options)
+    assert run.status == 1
+    assert "it got to stop_steps, but robots:Robot kept failing in every EnvRunner" in run.output
+    assert "the robot fell over" in run.output.splitlines()[-2]
     place.assert_nothing_is_left()
 
 

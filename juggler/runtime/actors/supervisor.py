@@ -36,8 +36,9 @@ class RestartPolicy:
     """Back-off doubles with each death within `window_seconds`, from `first_delay` to
     `longest_delay`, with jitter of a quarter.
 
-    A worker stays down that dies `quarantine_after` times in a row without having been of use in
-    between, or `most_in_window` times within the window.
+    A worker stays down that dies `most_in_window` times within the window, or `quarantine_after`
+    times in a row without having been of enough use in between. Enough is `enough_uses` times in
+    one life, or a life that lasts for `window_seconds` from its first use on.
     """
 
     first_delay: float = 0.25
@@ -45,6 +46,7 @@ class RestartPolicy:
     quarantine_after: int = 5
     window_seconds: float = 60.0
     most_in_window: int = 8
+    enough_uses: int = 1
 
     def delay(self, deaths: int, jitter: float) -> float:
         """Seconds until the next start.
@@ -64,16 +66,27 @@ class _Post:
     program: WorkerProgram
     policy: RestartPolicy
     process: ForkServerProcess | None = None
-    failures: int = 0  # since the worker was last of use
+    failures: int = 0  # since a life of enough use
+    uses: int = 0  # in this life
+    first_use: float = math.inf
     deaths: deque[float] = field(default_factory=deque)  # when, within the window
     due: float = 0.0  # when to start, where there is no process
     kill_at: float = math.inf  # when to kill, where there is one
     down: bool = False
     restarts: int = 0
 
+    def had_enough_use(self, now: float) -> bool:
+        """In this life."""
+        policy = self.policy
+        return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
+
     def gives_up(self) -> bool:
         """Note a death; whether it was one too many."""
         now = time.monotonic()
+        if self.had_enough_use(now):
+            self.failures = 0
+        self.failures += 1
+        self.uses, self.first_use = 0, math.inf
         self.deaths.append(now)
         while self.deaths[0] < now - self.policy.window_seconds:
             self.deaths.popleft()
@@ -104,10 +117,18 @@ class Supervisor:
             self._thread.start()
 
     def of_use(self, worker_id: str) -> None:
-        """The worker did something useful: its failures count from zero again."""
+        """The worker did something useful; after enough of it its failures count from zero."""
         post = self._posts.get(worker_id)
         if post is not None:
-            post.failures = 0
+            with self._lock:
+                post.uses += 1
+                post.first_use = min(post.first_use, time.monotonic())
+
+    def keeps_failing(self, worker_id: str) -> bool:
+        """Whether it has died twice or more since it was last of enough use, now included."""
+        post = self._posts[worker_id]
+        with self._lock:
+            return post.failures > 1 and not post.had_enough_use(time.monotonic())
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
         """Kill that process in `after` seconds, if it is still the one at this post by then.
@@ -221,8 +242,8 @@ class Supervisor:
     def _failed(self, post: _Post, pid: int, how: str) -> None:
         with self._lock:
             post.process = None
-            post.failures += 1
-            if self._closing.is_set() or post.gives_up():
+            gives_up = post.gives_up()
+            if self._closing.is_set() or gives_up:
                 post.down, delay = True, None
             else:
                 delay = post.policy.delay(len(post.deaths), self._jitter.random())
