@@ -11,7 +11,7 @@ import tyro
 from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.going_on import goal_reached, has_checkpoint
+from juggler.driver.going_on import has_checkpoint
 from juggler.driver.listen import Listen
 from juggler.driver.training import load_config, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
@@ -40,11 +40,12 @@ class Arguments(DoorArguments):
     """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
 
     resume: str | None = None
-    """Go on with the run in this directory, from its newest checkpoint."""
+    """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
+    goal."""
 
     go_on: bool = False
-    """Go on with the run in --run-dir where there is one, from its newest checkpoint, unless it has
-    reached what it was to reach: for whatever starts a driver again by the same command."""
+    """Go on with the run in --run-dir where there is one, from its newest checkpoint: for whatever
+    starts a driver again by the same command."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -79,11 +80,14 @@ def _drive(arguments: Sequence[str], started: float) -> int:
         )
     doors = given.doors(given.insecure, listen.token, listen.tls)
     if checkpoint is not None:
-        run_dir = Path(first.resume or "")
-        if first.go_on and (reached := goal_reached(run_dir, base, given.run)):
-            print(f"the run in {run_dir} has ended ({reached}): nothing to go on with")
-            return 0
-        resume_run(run_dir, checkpoint, given.run, started=started, listen=listen, doors=doors)
+        resume_run(
+            Path(first.resume or ""),
+            checkpoint,
+            given.run,
+            started=started,
+            listen=listen,
+            doors=doors,
+        )
     else:
         start_run(given.run, started=started, over=first.go_on, listen=listen, doors=doors)
     return 0

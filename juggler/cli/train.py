@@ -26,7 +26,8 @@ class Arguments(DoorArguments):
     """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
 
     resume: str | None = None
-    """Go on with the run in this directory, from its newest checkpoint."""
+    """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
+    goal."""
 
     list: bool = False
     """Show the configurations that ship with Juggler and what they were seen to reach, and stop."""

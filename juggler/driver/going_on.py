@@ -1,4 +1,4 @@
-"""What a driver finds that is started again by the same command, as containers are."""
+"""What a command finds that goes on with a run."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
         return ""
     goal = _GOALS.get(reason, "")
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
+
+
+def nothing_to_do(run_dir: Path, reached: str, config: RunConfig) -> str:
+    """For people, where `goal_reached` says something."""
+    goal = _GOALS[reached]
+    return (
+        f"the run in {run_dir} has ended ({reached}): nothing to go on with. To go further, give "
+        f"it another {goal} than {vars(config.driver)[goal]}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver
+from juggler.driver.going_on import goal_reached, nothing_to_do
 from juggler.driver.listen import Listen
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import make_progress
-from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectory
+from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
 from juggler.envrunner.naming import is_name
@@ -235,7 +237,7 @@ def resume_run(
     listen: Listen | None = None,
     doors: Doors | None = None,
 ) -> Result:
-    """Go on with a run. See `Driver` for the arguments.
+    """Go on with a run, unless it has reached its goal. See `Driver` for the arguments.
 
     Raises:
         RunDirectoryError: this is no run directory.
@@ -247,6 +249,11 @@ def resume_run(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
         )
+    if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
+        text = nothing_to_do(run_dir, reached, config)
+        make_progress(config.driver.progress).message(text)
+        summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+        return Result(summary, run_dir, checkpoint.path)
     with _checked(config, own_code, listen):
         return _drive(
             config,

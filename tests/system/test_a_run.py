@@ -98,6 +98,13 @@ def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
     assert after["episodes"] > before["episodes"]
     versions = [line["weights_version"] for line in metrics(place.path / "run")]
     assert versions == sorted(versions), "weights never go backwards"
+
+    files = {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
+    ended = place.run("train", "--resume", "run")
+    assert ended.status == 0, ended.output
+    assert "has ended (stop_steps): nothing to go on with" in ended.output
+    assert "give it another stop_steps than 200000" in ended.output
+    assert files == {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
     place.assert_nothing_is_left()
 
 
