@@ -27,6 +27,7 @@ from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.standstill import Standstill
+from juggler.driver.starting import waits_for
 from juggler.driver.status import StatusReader
 from juggler.driver.watching import Doors, StatusAsked, Watching
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -294,7 +295,11 @@ class Driver:
             self._announce()
             if not self._config.driver.synchronous and not self._workers.stop_reason:
                 self._workers.checkpointing.begin()
-        self._progress.update(line)
+        if self._workers.updates == self._updates_before and not self._workers.stop_reason:
+            text = waits_for(self._config, self._workers.roster, self._workers.core)
+            self._progress.waiting(text, line["wall_time"])
+        else:
+            self._progress.update(line)
         for text in (*self._workers.stale_runners.look(), *self._endless.look(self._workers)):
             self._progress.message(text, "warning")
         return line

@@ -115,7 +115,7 @@ def rehearse(
     Args:
         config: of a run whose workers are on this host.
         own_code: as `EnvRunnerProgram` has it.
-        tell: gets what is waited for.
+        tell: gets what is done, again and again.
 
     Returns:
         The spaces of one environment; None where the run has none on this host, or where a space is
@@ -126,7 +126,7 @@ def rehearse(
     """
     told, tells = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)
-    tell("starting: the forkserver imports torch")
+    tell("the forkserver imports torch")
     with told, stack:
         with tells, writes:
             program = Rehearsal(config, own_code, tells, writes)
@@ -152,10 +152,11 @@ class _Watched:
         self._process, self._told, self._stack = process, told, stack
         self._idle_seconds, self._busy_seconds = driver.worker_timeout_seconds, driver.hang_seconds
         self._tell = tell
-        self._begins("starting")
+        self._begins("starting a process that tries the environment out")
 
     def outcome(self) -> EnvironmentSpaces | None:
         while True:
+            self._tell(self._doing)
             ended = self._process.sentinel in wait(
                 [self._told, self._process.sentinel], _LOOK_SECONDS
             )
@@ -167,7 +168,6 @@ class _Watched:
                     failure = attach_pb2.Failure.FromString(rest)
                     raise PreflightError(failure.message, failure.traceback)
                 self._begins(rest.decode())
-                self._tell(f"starting: {self._doing}")
             elif ended:
                 self._process.join(_ABORT_SECONDS)
                 how = how_it_ended(self._process.exitcode)

@@ -18,7 +18,7 @@ from juggler.driver.driver import Driver
 from juggler.driver.going_on import goal_reached, nothing_to_do
 from juggler.driver.listen import Listen
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
-from juggler.driver.record.progress import make_progress
+from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
@@ -213,8 +213,17 @@ def start_run(
         ConfigError: what the configuration names is not on this host, where its workers would be,
             or cannot be made here.
     """
-    drive = partial(_drive, config, started=started, own_code=own_code, listen=listen, doors=doors)
-    with _checked(config, own_code, listen):
+    progress = make_progress(config.driver.progress)
+    drive = partial(
+        _drive,
+        config,
+        progress=progress,
+        started=started,
+        own_code=own_code,
+        listen=listen,
+        doors=doors,
+    )
+    with _checked(config, own_code, listen, progress, started):
         path = Path(config.driver.run_dir) if config.driver.run_dir else None
         if over and path is not None and (path / CONFIG_FILE).is_file():
             return drive(RunDirectory.open(path, config.flat()))
@@ -249,15 +258,17 @@ def resume_run(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
         )
+    progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
         text = nothing_to_do(run_dir, reached, config)
-        make_progress(config.driver.progress).message(text)
+        progress.message(text)
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
-    with _checked(config, own_code, listen):
+    with _checked(config, own_code, listen, progress, started):
         return _drive(
             config,
             RunDirectory.open(run_dir, config.flat()),
+            progress,
             started=started,
             own_code=own_code,
             resume=checkpoint,
@@ -268,7 +279,11 @@ def resume_run(
 
 @contextmanager
 def _checked(
-    config: RunConfig, own_code: bytes, listen: Listen | None
+    config: RunConfig,
+    own_code: bytes,
+    listen: Listen | None,
+    progress: Progress,
+    started: float,
 ) -> Iterator[EnvironmentSpaces | None]:
     """For a run whose mistakes are told before it has a directory. Gives its spaces, if they show.
 
@@ -281,13 +296,22 @@ def _checked(
         check_names(config)
     share_forkserver()  # which workers will come from
     try:
-        yield rehearse(config, own_code)
+        try:
+            spaces = rehearse(
+                config,
+                own_code,
+                lambda text: progress.waiting(text, time.monotonic() - started),
+            )
+        finally:
+            progress.waits_no_more()
+        yield spaces
     finally:
         let_go_of_forkserver()
 
 
-def _drive(config: RunConfig, directory: RunDirectory, **arguments: Any) -> Result:
-    progress = make_progress(config.driver.progress)
+def _drive(
+    config: RunConfig, directory: RunDirectory, progress: Progress, **arguments: Any
+) -> Result:
     resume = arguments.get("resume")
     for problem in resume.problems if resume else ():
         progress.message(problem, "error")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -99,7 +101,7 @@ def test_plain_lines_say_how_the_run_goes() -> None:
     assert stream.getvalue().splitlines() == [
         "training CartPole-v1 with impala until a return of 475 or 2M steps, seed 3",
         "  1.0 s  return   237.5  steps  100k  51.2k steps/s  staleness 0.75  updates 1200"
-        "  envrunners 2",
+        "  envrunners 2  37.1 s left",
         "solved: return 480.2 after 312k steps in 9.4 s",
         "run directory: runs/cartpole",
         "checkpoint: runs/cartpole/checkpoints/000000300",
@@ -216,12 +218,12 @@ def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_live_display_shows_the_run(width: int) -> None:
     with _live(width) as (progress, _):
-        assert "waiting for the first steps" in _panel(progress, width)
+        assert "starting: " in _panel(progress, width)
         progress.update(_line(episode_return_mean=20.0))
         progress.update(_line(evaluation_return_mean=300.0, env_steps_dropped={"stale": 2048}))
         progress.update(_line(restarts=1, env_steps_dropped={"stale": 0, "learner_lost": 2048}))
         shown = _panel(progress, width)
-    assert all(len(line) == width for line in shown.splitlines())
+    assert all(len(line) == width for line in shown.splitlines()[:-1])
     for text in (
         "juggler CartPole-v1 impala",
         "237.5",
@@ -235,7 +237,80 @@ def test_the_live_display_shows_the_run(width: int) -> None:
     ):
         assert text in shown
     assert "stale)" not in shown
-    assert "waiting" not in shown
+    assert "starting" not in shown
+
+
+def test_what_is_waited_for_stands_in_place_of_rows_of_zeros() -> None:
+    stream = io.StringIO()
+    plain_lines = PlainProgress(stream)
+    plain_lines.waiting("the forkserver imports torch", 0.5)
+    plain_lines.waiting("the forkserver imports torch", 0.7)
+    plain_lines.start(CONFIG)
+    plain_lines.waiting("no EnvRunner is here yet, of 2", 2.6)
+    plain_lines.update(_line(wall_time=5.0))
+    assert [line[:40] for line in stream.getvalue().splitlines()] == [
+        "  0.5 s  starting: the forkserver import",
+        "training CartPole-v1 with impala until a",
+        "  2.6 s  starting: no EnvRunner is here ",
+        "  5.0 s  return   237.5  steps  100k  51",
+    ]
+    with _live(80) as (progress, _):
+        progress.waiting("no EnvRunner is here yet, of 2", 2.6)
+        shown = _panel(progress, 80)
+        assert "starting: no EnvRunner is here yet, of 2" in shown
+        assert "updates" not in shown
+        assert "3 s" in shown
+        progress.update(_line())
+        assert "1,200 updates" in _panel(progress, 80)
+
+
+def test_before_a_run_begins_its_terminal_has_one_line_that_goes_away() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, height=30, force_terminal=True, color_system=None)
+    progress = LiveProgress(console)
+    progress.waiting("the forkserver imports torch", 0.5)
+    deadline = time.monotonic() + 60
+    while "starting: the forkserver imports torch" not in screen.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    progress.waits_no_more()
+    assert screen.getvalue().rstrip("\n").endswith("\x1b[2K")  # erased
+    assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
+
+
+def test_the_cursor_rests_below_the_live_display_until_the_run_is_over() -> None:
+    # A terminal writes "^C" where the cursor is. At a border's end it would begin a new line, of
+    # which nobody knows.
+    with _live(80) as (progress, _):
+        progress.update(_line())
+        assert _panel(progress, 80).splitlines()[-1] == ""
+        progress.finish(SUMMARY)
+        assert _panel(progress, 80).splitlines()[-1].startswith("╰")
+
+
+@pytest.mark.parametrize(
+    ("stops", "left"),
+    [
+        ({"stop_steps": 200_000, "stop_seconds": None}, "10.0 s left"),
+        ({"stop_steps": None, "stop_seconds": 65.0}, "1:04 left"),
+        ({"stop_steps": 200_000, "stop_seconds": 5.0}, "4.0 s left"),
+        ({"stop_steps": 1000, "stop_seconds": None}, "0.0 s left"),
+    ],
+)
+def test_the_time_that_is_left_is_shown_where_a_stop_condition_tells(
+    stops: dict[str, Any], left: str
+) -> None:
+    line = _line(wall_time=1.0, training_time=1.0, steps_per_second=10_000.0)
+    stream = io.StringIO()
+    plain_lines = PlainProgress(stream)
+    plain_lines.start({**CONFIG, **stops})
+    plain_lines.update(line)
+    assert stream.getvalue().endswith(f"  {left}\n")
+    with _live(80, {**CONFIG, **stops}) as (progress, _):
+        progress.update(line)
+        shown = _panel(progress, 80)
+        assert " left ─╯" in shown
+        assert ("time" in shown) == (stops["stop_seconds"] is not None)
 
 
 @pytest.mark.parametrize("stop_return", [475.0, -100.0])
@@ -255,12 +330,17 @@ def test_the_bar_starts_at_the_first_return_and_ends_at_the_goal(stop_return: fl
 
 
 def test_a_run_without_a_goal_has_no_bar() -> None:
-    config = {"env": "Pendulum-v1", "algorithm": "impala", "stop_seconds": 600.0}
+    config: dict[str, Any] = {"env": "Pendulum-v1", "algorithm": "impala"}
     with _live(80, config) as (progress, _):
         progress.update(_line(wall_time=73.0, training_time=65.0))
         shown = _panel(progress, 80)
     assert "━" not in shown
-    assert "training for 1:05 of 10:00" in shown
+    assert "1:13" in shown
+    with _live(80, {**config, "stop_seconds": 600.0}) as (progress, _):
+        progress.update(_line(wall_time=73.0, training_time=65.0))
+        shown = _panel(progress, 80)
+    assert "━" in shown
+    assert re.search("training for 1:0[5-9] of 10:00 · 8:5[0-5] left", shown)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 40, 59, 60])

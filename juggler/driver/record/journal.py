@@ -41,6 +41,12 @@ class Journal:
         if isinstance(shown, JsonProgress):
             shown.ids = self._ids
 
+    def waiting(self, text: str, wall_time: float) -> None:
+        self._shown.waiting(text, wall_time)
+
+    def waits_no_more(self) -> None:
+        self._shown.waits_no_more()
+
     def start(self, config: Mapping[str, Any]) -> None:
         self._shown.start(config)
 

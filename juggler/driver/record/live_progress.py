@@ -12,12 +12,23 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from juggler.driver.record.wording import Level, age, clock, conclude, number, plain, quantity
+from juggler.driver.record.wording import (
+    Level,
+    age,
+    clock,
+    conclude,
+    number,
+    plain,
+    quantity,
+    time_left,
+)
 
 _NARROW = 60  # columns; below, there is no place for bars
+_GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
@@ -33,6 +44,21 @@ class LiveProgress:
         self._line_came = time.monotonic()
         self._returns = Curve()
         self._last = Text()
+        self._waits_for = "workers"  # until the first update; "" behind it
+        self._status = Status("", console=self._console)  # before there is a panel
+        self._over = False
+
+    def waiting(self, text: str, wall_time: float) -> None:
+        self._waits_for = plain(text)
+        if self._live.is_started:
+            self._line = {**self._line, "wall_time": wall_time}
+            self._line_came = time.monotonic()
+        else:
+            self._status.update(Text(f"starting: {self._waits_for}", style="dim"))
+            self._status.start()
+
+    def waits_no_more(self) -> None:
+        self._status.stop()
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -42,6 +68,7 @@ class LiveProgress:
         self._live.start()
 
     def update(self, line: Mapping[str, Any]) -> None:
+        self._waits_for = ""
         self._line = line
         self._line_came = time.monotonic()
         self._returns.add(line["episode_return_mean"])
@@ -55,6 +82,7 @@ class LiveProgress:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._last = Text()
+        self._over = True
         self._live.stop()
         atexit.unregister(self._live.stop)
         headline, *rest = plain(conclude(summary)).splitlines()
@@ -65,19 +93,24 @@ class LiveProgress:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         env, algorithm = (plain(str(self._config.get(key))) for key in ("env", "algorithm"))
-        last = self._last.copy()
-        if not last and not self._line.get("env_steps_sampled"):
-            last = Text("waiting for the first steps", style="dim")
-        last.truncate(max(1, options.max_width - 4), overflow="ellipsis")
-        rows = (self._details(), self._incidents(), last)
+        waits, last = Text(f"starting: {self._waits_for}"), self._last.copy()
+        for text in (waits, last):
+            text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
+        shown: list[RenderableType] = [waits]  # in place of rows of zeros
+        if not self._waits_for or self._over:
+            shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
         yield Panel(
-            Group(self._goals(options.max_width >= _NARROW), *(row for row in rows if row)),
+            Group(*(row for row in (*shown, last) if row)),
             title=Text.assemble(("juggler", "bold"), f" {env} ", (algorithm, "dim")),
             title_align="left",
             subtitle=Text(self._time()),
             subtitle_align="right",
             border_style="cyan",
         )
+        if not self._over:
+            # The cursor rests on a line of its own: the "^C" that a terminal writes where it is
+            # would break the line of the border, and leave a piece of it behind.
+            yield Text("")
 
     def _goals(self, wide: bool) -> Table:
         """The return and the steps, each on its way to where the run stops."""
@@ -97,8 +130,17 @@ class LiveProgress:
                 ("" if stop_steps is None else quantity(stop_steps), speed),
             ),
         ]
+        if (seconds := self._config.get("stop_seconds")) is not None:
+            rows.append(
+                (
+                    ("time", clock(self._trained_for())),
+                    _bar(0, self._trained_for(), seconds),
+                    (clock(seconds), ""),
+                )
+            )
+        goals = any(self._config.get(f"stop_{key}") is not None for key in _GOALS)
         # Without a goal there is no bar, and nothing to fill the width with.
-        grid = Table.grid(padding=(0, 1), expand=not wide or stop_return != stop_steps)
+        grid = Table.grid(padding=(0, 1), expand=not wide or goals)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", style="bold", no_wrap=True, min_width=7)
         if wide:
@@ -136,11 +178,21 @@ class LiveProgress:
             parts.insert(0, Text(f"evaluation {number(line['evaluation_return_mean'])}"))
         return Text(" · ").join(parts)
 
+    def _since_line(self) -> float:
+        return time.monotonic() - self._line_came
+
+    def _trained_for(self) -> float:
+        """Seconds from the first sample request on, as `stop_seconds` counts them."""
+        seconds: float = self._line.get("training_time", 0.0)
+        return seconds + self._since_line() if seconds else 0.0
+
     def _time(self) -> str:
         if (limit := self._config.get("stop_seconds")) is not None:
-            trained = self._line.get("training_time", 0.0)
-            return f"training for {_seconds(trained)} of {clock(limit)}"
-        return _seconds(self._line.get("wall_time", 0.0) + time.monotonic() - self._line_came)
+            shown = f"training for {_seconds(self._trained_for())} of {clock(limit)}"
+        else:
+            shown = _seconds(self._line.get("wall_time", 0.0) + self._since_line())
+        left = time_left(self._config, {**self._line, "training_time": self._trained_for()})
+        return shown if left is None or self._over else f"{shown} · {clock(left)} left"
 
 
 class Curve:

@@ -17,6 +17,7 @@ from juggler.driver.record.wording import (
     number,
     plain,
     quantity,
+    time_left,
 )
 from juggler.runtime.actors.logs import log_record
 
@@ -26,6 +27,15 @@ _PLAIN_SECONDS = 2.0
 
 class Progress(Protocol):
     """Shows a run to people. All calls come from one thread."""
+
+    def waiting(self, text: str, wall_time: float) -> None:
+        """What is done before the first update, said again and again; before `start`, too.
+
+        `wall_time` is how long the run takes already, in seconds.
+        """
+
+    def waits_no_more(self) -> None:
+        """What was waited for before `start` is there, or nobody waits for it any more."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """The run begins; `config` is its flat configuration."""
@@ -56,6 +66,12 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
 class SilentProgress:
     """Shows nothing."""
 
+    def waiting(self, text: str, wall_time: float) -> None:
+        pass
+
+    def waits_no_more(self) -> None:
+        pass
+
     def start(self, config: Mapping[str, Any]) -> None:
         pass
 
@@ -78,14 +94,23 @@ class PlainProgress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._due = 0.0  # in the lines' wall time
+        self._config: Mapping[str, Any] = {}
+
+    def waiting(self, text: str, wall_time: float) -> None:
+        if self._is_due(wall_time):
+            self._print(f"{clock(wall_time):>7}  starting: {text}")
+
+    def waits_no_more(self) -> None:
+        pass
 
     def start(self, config: Mapping[str, Any]) -> None:
+        self._config = config
         self._print(f"training {describe(config)}")
 
     def update(self, line: Mapping[str, Any]) -> None:
-        if line["wall_time"] >= self._due:
-            self._due = line["wall_time"] + _PLAIN_SECONDS
+        if self._is_due(line["wall_time"]):
             old = f" ({age(line)} old)" if age(line) else ""
+            left = time_left(self._config, line)
             self._print(
                 f"{clock(line['wall_time']):>7}"
                 f"  return {number(line['episode_return_mean']):>7}{old}"
@@ -94,6 +119,7 @@ class PlainProgress:
                 f"  staleness {number(line['staleness_mean']):>4}"
                 f"  updates {line['updates']}"
                 f"  envrunners {line['num_env_runners']}"
+                + ("" if left is None else f"  {clock(left)} left")
             )
 
     def message(self, text: str, level: Level = "info") -> None:
@@ -101,6 +127,12 @@ class PlainProgress:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._print(conclude(summary))
+
+    def _is_due(self, wall_time: float) -> bool:
+        due = wall_time >= self._due
+        if due:
+            self._due = wall_time + _PLAIN_SECONDS
+        return due
 
     def _print(self, text: str) -> None:
         self._write(text)

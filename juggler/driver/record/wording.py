@@ -60,6 +60,21 @@ def age(line: Mapping[str, Any]) -> str:
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
 
+def time_left(config: Mapping[str, Any], line: Mapping[str, Any]) -> float | None:
+    """Seconds until `stop_steps` or `stop_seconds` ends the run, as it goes now; None: no such end.
+
+    Args:
+        config: a flat configuration.
+        line: of metrics.
+    """
+    left = []
+    if (steps := config.get("stop_steps")) is not None and line.get("steps_per_second"):
+        left.append((steps - line["env_steps_trained"]) / line["steps_per_second"])
+    if (seconds := config.get("stop_seconds")) is not None:
+        left.append(seconds - line.get("training_time", 0.0))
+    return max(0.0, min(left)) if left else None
+
+
 def plain(text: str) -> str:
     """The text without what would move the cursor or colour the terminal."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n"))

@@ -21,7 +21,13 @@ from juggler.runtime.actors.temporary import claim_multiprocessings
 
 #: Imported by the forkserver once, and shared by all workers. These must run nothing at import
 #: that a fork would break: no gRPC, no CUDA, no torch operation.
-PRELOAD = ("juggler.runtime.actors.forkserver", "torch", "gymnasium")
+PRELOAD = (
+    "juggler.runtime.actors.forkserver",
+    "torch",
+    "gymnasium",
+    "juggler.runtime.connectors.building",
+    "juggler.runtime.modules.building",
+)
 
 _PR_SET_PDEATHSIG = 1
 _start_lock = threading.Lock()
