@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group.update import LearnerGroupError as LearnerGroupError
     from juggler.driver.learner_group.update import ShardLost as ShardLost
     from juggler.driver.learner_group.update import UpdateFailed as UpdateFailed
+    from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
-    from juggler.driver.training import Result as Result
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
     from juggler.policies.loading import load_policy as load_policy
@@ -76,7 +76,7 @@ _PUBLIC = {
     "Policy": "juggler.policies.policy",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
-    "Result": "juggler.driver.training",
+    "Result": "juggler.driver.result",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
     "ShardLost": "juggler.driver.learner_group.update",

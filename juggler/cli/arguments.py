@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -25,6 +26,7 @@ from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact
 
 T = TypeVar("T")
+Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 
 @dataclass(kw_only=True)
@@ -84,10 +86,11 @@ class WorkerArguments:
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
-    """Options by the fields of a dataclass, under flat names. Exits with 2 where they are wrong."""
+    """Options by the fields of a dataclass, under flat names. Exits with 2 where they are wrong.
+
+    What is only ever asked for is a `Flag`; of other booleans, a file may have set either.
+    """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    # As in files: tyro itself knows None by its Python name alone.
-    arguments = ["None" if argument == "none" else argument for argument in arguments]
     parsed: T = tyro.cli(
         kind,
         args=arguments,
@@ -200,6 +203,23 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
             instance_from_str=_from_json,
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [json.dumps(value)],
+        )
+
+    @registry.primitive_rule
+    def text_or_number(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        """As in files, "none" is the word for None; and for no text, which is shown so too."""
+        kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
+        optional = len(kinds) == 1 and NoneType in get_args(info.type)
+        kind = kinds[0] if optional else info.type
+        if kind not in ((str, int, float) if optional else (str,)):
+            return None
+        nothing = None if optional else ""
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=kind.__name__.upper(),
+            instance_from_str=lambda given: nothing if given[0] == "none" else kind(given[0]),
+            is_instance=lambda value: value == nothing or isinstance(value, kind),
+            str_from_instance=lambda value: ["none" if value == nothing else str(value)],
         )
 
     return registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from juggler.cli.arguments import Flag
 from juggler.driver.watching import Doors
 from juggler.runtime.actors.tls import Tls
 
@@ -19,7 +20,7 @@ class DoorArguments:
     health_bind: str = ""
     """Serve health there too, HOST:PORT, without TLS: for probes that know none."""
 
-    reflection: bool = False
+    reflection: Flag = False
     """Let tools such as grpcurl list what the driver's server has."""
 
     def doors(self, insecure: bool, token: str = "", tls: Tls | None = None) -> Doors:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
+from juggler.cli.arguments import Flag, parse_first, parse_rest, process_started, report_errors
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.going_on import has_checkpoint
@@ -23,7 +24,7 @@ from juggler.runtime.checkpoints.checkpoint import read
 class Arguments(DoorArguments):
     """Drive a run. Workers come from `juggler envrunner` and `juggler learner`, at any time."""
 
-    config: tyro.conf.Positional[str | None] = None
+    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
     """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
 
     bind: str = "127.0.0.1:5005"
@@ -36,14 +37,14 @@ class Arguments(DoorArguments):
     """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
     or set JUGGLER_TLS."""
 
-    insecure: bool = False
+    insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
 
     resume: str | None = None
     """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
     goal."""
 
-    go_on: bool = False
+    go_on: Flag = False
     """Go on with the run in --run-dir where there is one, from its newest checkpoint: for whatever
     starts a driver again by the same command."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from juggler.cli.arguments import WorkerArguments, parse, report_errors
+from juggler.cli.arguments import Flag, WorkerArguments, parse, report_errors
 from juggler.cli.reattaching import work
 from juggler.runtime.actors.endpoints import split_address
 
@@ -17,7 +17,7 @@ class Arguments(WorkerArguments):
     gateway: str = ""
     """Take simulators there, HOST:PORT, instead of having environments."""
 
-    insecure: bool = False
+    insecure: Flag = False
     """With gateway: listen beyond loopback even without TLS or without a token."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from juggler.cli.arguments import WorkerArguments, parse, report_errors
+from juggler.cli.arguments import Flag, WorkerArguments, parse, report_errors
 from juggler.cli.reattaching import work
 
 
@@ -19,11 +19,11 @@ class Arguments(WorkerArguments):
     advertise: str = ""
     """How EnvRunners shall dial this learner, where that is not as bound; port 0: as bound."""
 
-    insecure: bool = False
+    insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token, or, TLS or not, as one of several
     learners, which are plain among themselves: on a network that you trust."""
 
-    reflection: bool = False
+    reflection: Flag = False
     """Let tools such as grpcurl list what this learner's server has."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import Flag, parse, report_errors
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Arguments:
     """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
     or set JUGGLER_TLS."""
 
-    insecure: bool = False
+    insecure: Flag = False
     """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import Flag, parse, report_errors
 
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
@@ -27,10 +27,10 @@ class Arguments:
     where: tyro.conf.Positional[str]
     """HOST:PORT of the driver; or, on its host, the run's directory."""
 
-    once: bool = False
+    once: Flag = False
     """Show it once."""
 
-    json: bool = False
+    json: Flag = False
     """One JSON object a line, with everything there is."""
 
     token_file: str | None = None

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import parse_first, parse_rest, process_started, report_errors
+from juggler.cli.arguments import Flag, parse_first, parse_rest, process_started, report_errors
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import RunConfig
 from juggler.driver.training import load_config, must_be_given_again, resume_run, start_run
@@ -22,17 +23,17 @@ class Arguments(DoorArguments):
     Algorithms have options of their own: `juggler train --algorithm ppo --help` shows those of PPO,
     and `juggler train pendulum --help` those of a configuration, with its values."""
 
-    config: tyro.conf.Positional[str | None] = None
+    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
     """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
 
     resume: str | None = None
     """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
     goal."""
 
-    list: bool = False
+    list: Flag = False
     """Show the configurations that ship with Juggler and what they were seen to reach, and stop."""
 
-    insecure: bool = False
+    insecure: Flag = False
     """Serve --metrics-bind beyond loopback without encryption: on a network that you trust."""
 
     run: RunConfig = field(default_factory=RunConfig)

@@ -96,8 +96,8 @@ class DriverConfig:
     """A worker whose main loop makes no progress for so long is killed and replaced."""
 
     progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
-    """What is shown meanwhile; auto: live in a terminal, plain lines elsewhere; json: those as
-    objects."""
+    """What is shown meanwhile; auto: live in a terminal, one line in a notebook, plain lines
+    elsewhere; json: those as objects."""
 
     def validate(self) -> None:
         at_least = {

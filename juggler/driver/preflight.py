@@ -152,7 +152,7 @@ class _Watched:
         self._process, self._told, self._stack = process, told, stack
         self._idle_seconds, self._busy_seconds = driver.worker_timeout_seconds, driver.hang_seconds
         self._tell = tell
-        self._begins("starting a process that tries the environment out")
+        self._begins("a process that tries the environment out begins")
 
     def outcome(self) -> EnvironmentSpaces | None:
         while True:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from juggler.driver.listen import Listen
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
+from juggler.driver.result import Result
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.watching import Doors
 from juggler.envrunner.naming import is_name
@@ -29,25 +29,6 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
 from juggler.runtime.nearest import closest
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        summary: what `summary.json` holds.
-        run_dir: where everything is.
-        checkpoint: the newest checkpoint; None where the run made none.
-    """
-
-    summary: dict[str, Any]
-    run_dir: Path
-    checkpoint: Path | None
-
-    @property
-    def solved(self) -> bool:
-        return bool(self.summary["solved"])
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:

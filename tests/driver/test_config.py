@@ -86,7 +86,8 @@ def test_none_stands_for_no_value_where_there_may_be_none() -> None:
 
 def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
     assert RunConfig.from_flat({"env": "none"}).env_runner.env == "none"
-    assert RunConfig.from_flat({"model": {"a": "none"}}).module.model == {"a": "none"}
+    own = {"module": "package:Module", "model": {"a": "none"}}
+    assert RunConfig.from_flat(own).module.model == {"a": "none"}
     assert _error({"gamma": "none"}) == "run.toml: gamma: Expected `float`, got `str`"
     assert "gamma: Expected `float`" in _error({"gamma": None})
 
@@ -246,7 +247,7 @@ _changes = st.fixed_dictionaries(
         "env_kwargs": st.dictionaries(
             st.text(max_size=5), st.integers(-5, 5) | st.text(max_size=5) | st.just([1, 2])
         ),
-        "model": st.just({"hidden_sizes": [8, 8], "activation": "none"}),
+        "model": st.just({"hidden_sizes": [8, 8], "recurrent": "none"}),
         "vectorize": st.sampled_from(["auto", "native", "sync", "async"]),
         "progress": st.sampled_from(["auto", "off"]),
     },

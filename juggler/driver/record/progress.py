@@ -51,7 +51,8 @@ class Progress(Protocol):
 
 
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
-    """The display of that kind; "auto" is live in a terminal that can show it, else plain."""
+    """The display of that kind; "auto" is live in a terminal that can show it, one line that is
+    written anew in a notebook, else plain."""
     if kind == "off":
         return SilentProgress()
     if kind == "json":
@@ -60,6 +61,11 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
         from juggler.driver.record.live_progress import LiveProgress  # rich is for those who see it
 
         return LiveProgress()
+    if kind == "auto":
+        from juggler.driver.record.notebook_progress import NotebookProgress, in_notebook
+
+        if in_notebook():
+            return NotebookProgress()
     return PlainProgress()
 
 

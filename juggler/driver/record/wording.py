@@ -31,12 +31,21 @@ def describe(config: Mapping[str, Any]) -> str:
     return f"{config.get('env')} with {config.get('algorithm')}{goal}{seed}"
 
 
+def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What came out, in three rows of a name and a value: from a run's summary."""
+    steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
+    time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
+    return [
+        ("outcome", f"{_how(summary)} after {time}"),
+        ("return", f"{_mean(summary)}, the mean of the last episodes"),
+        ("steps", f"{quantity(steps)} trained on, in {updates:,} updates"),
+    ]
+
+
 def conclude(summary: Mapping[str, Any]) -> str:
     """How the run ended, in a few lines: from its summary."""
-    how = "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
-    old = f" ({age(summary)} old)" if age(summary) else ""
     lines = [
-        f"{how}: return {number(summary.get('episode_return_mean'))}{old} after "
+        f"{_how(summary)}: return {_mean(summary)} after "
         f"{quantity(summary.get('env_steps_trained', 0))} steps "
         f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     ]
@@ -58,6 +67,15 @@ def age(line: Mapping[str, Any]) -> str:
     of now, or there is none."""
     seconds = line.get("episode_return_age")
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
+
+
+def _how(summary: Mapping[str, Any]) -> str:
+    return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
+
+
+def _mean(summary: Mapping[str, Any]) -> str:
+    old = f" ({age(summary)} old)" if age(summary) else ""
+    return f"{number(summary.get('episode_return_mean'))}{old}"
 
 
 def time_left(config: Mapping[str, Any], line: Mapping[str, Any]) -> float | None:

@@ -1,0 +1,28 @@
+"""What people read before they have run anything."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from juggler.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_words_of_python(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert "None" not in said
+    assert "default: ''" not in said
+    only_asked_for = "--no-(list|insecure|reflection|go-on|once|json)"
+    assert re.search(only_asked_for, said) is None
+    if command in ("train", "driver"):
+        assert f"usage: juggler {command} [-h] [OPTIONS] [CONFIG]" in said
+        assert "--stop-steps INT " in said
+        assert "--synchronous, --no-synchronous" in said  # a file may say it
