@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from juggler.driver.core.events import UsedBatch
 from juggler.driver.core.ledger import Batch
 
-_FEWEST = 10  # batches that say anything
+_FEWEST = 5  # stale batches that say anything
 _MOST = 80  # batches behind which older ones count for half
 _MUCH = 0.2  # of the steps of one EnvRunner
 _CHANGE = 0.3
@@ -19,6 +19,7 @@ class _Lately:
     """Of one EnvRunner, over its last batches."""
 
     batches: float = 0.0
+    stale_batches: float = 0.0
     steps: float = 0.0
     stale: float = 0.0
     said: float | None = None  # the share that people were told last
@@ -51,9 +52,10 @@ class StaleRunners:
         lately = self._lately.setdefault(worker_id, _Lately())
         lately.batches, lately.steps = lately.batches + 1, lately.steps + steps
         lately.stale += stale
+        lately.stale_batches += stale > 0
         if lately.batches >= _MOST:
             lately.batches, lately.steps = lately.batches / 2, lately.steps / 2
-            lately.stale /= 2
+            lately.stale, lately.stale_batches = lately.stale / 2, lately.stale_batches / 2
 
     def left(self, worker_id: str) -> None:
         self._lately.pop(worker_id, None)
@@ -62,10 +64,12 @@ class StaleRunners:
         """For people: of each EnvRunner whose share is much, or another than was said."""
         texts = []
         for worker_id, lately in self._lately.items():
-            if lately.batches < _FEWEST or not lately.steps:
-                continue
-            share, said = lately.stale / lately.steps, lately.said
-            if share >= _MUCH if said is None else abs(share - said) >= _CHANGE:
+            share, said = lately.stale / max(1.0, lately.steps), lately.said
+            if said is None:
+                due = lately.stale_batches >= _FEWEST and share >= _MUCH
+            else:
+                due = abs(share - said) >= _CHANGE
+            if due:
                 lately.said = share
                 texts.append(self._text(worker_id, share))
         return texts
