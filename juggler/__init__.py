@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
+    from juggler.runtime.checkpoints.weights import read_weights as read_weights
     from juggler.runtime.connectors.connector import ActionConnector as ActionConnector
     from juggler.runtime.connectors.connector import ContextConnector as ContextConnector
     from juggler.runtime.connectors.connector import LearnerConnector as LearnerConnector
@@ -84,6 +85,7 @@ _PUBLIC = {
     "UpdateFailed": "juggler.driver.learner_group.update",
     "evaluate": "juggler.driver.evaluating",
     "load_policy": "juggler.policies.loading",
+    "read_weights": "juggler.runtime.checkpoints.weights",
     "resume": "juggler.driver.training",
     "shipped_configs": "juggler.driver.shipped",
     "train": "juggler.driver.training",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -91,6 +92,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     What is only ever asked for is a `Flag`; of other booleans, a file may have set either.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
+    # Python has no room for a key of this name.
+    arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     parsed: T = tyro.cli(
         kind,
         args=arguments,

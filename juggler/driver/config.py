@@ -38,6 +38,15 @@ class DriverConfig:
     run_dir: str | None = None
     """Where the run writes; none: a new directory under runs/."""
 
+    from_checkpoint: str | None = None
+    """Begin with the weights in this checkpoint, or in the newest one of this run's directory:
+    `--from` on the command line. All else, such as counts and the optimizer, begins anew."""
+
+    from_parameters: list[str] = field(default_factory=list)
+    """With from_checkpoint, take only parameters and buffers whose names fit one of these patterns,
+    such as encoder.*; the rest is drawn from the seed. Empty: take all of them, and what connectors
+    have learned of observations."""
+
     num_env_runners: int = 2
     """EnvRunner processes on this host."""
 
@@ -113,6 +122,10 @@ class DriverConfig:
         for key, minimum in at_least.items():
             if getattr(self, key) < minimum:
                 raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {minimum}")
+        if self.from_parameters and self.from_checkpoint is None:
+            raise ConfigError(
+                f"from_parameters = {self.from_parameters}: set from_checkpoint, which they are of"
+            )
         devices = self.device_names()
         if self.num_learners is not None and self.num_learners < len(devices):
             raise ConfigError(

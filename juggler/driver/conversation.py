@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from google.protobuf import any_pb2
 
+from juggler.driver.beginning import Beginning
 from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
@@ -73,12 +74,13 @@ class Conversation:
         snapshots: SnapshotWriter,
         resume: Checkpoint | None,
         only_local: bool,
+        beginning: Beginning | None = None,
     ) -> None:
         self.core = core_of(config, resume)
         most_learners = config.driver.most_learners(dialled=not only_local)
         self.roster = Roster(config, self.updates, most_learners)
         self.metrics = metrics_of(resume)
-        self.connectors = connectors_of(resume)
+        self.connectors = connectors_of(resume, beginning)
         self.stop_reason = ""
         self.failure = ""
         self.evaluating = False
@@ -87,7 +89,9 @@ class Conversation:
             config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
         )
         self.stale_runners = StaleRunners(config.learner.max_staleness)
-        self.learners = Learners(config, self.core, self.roster, snapshots, progress, resume)
+        self.learners = Learners(
+            config, self.core, self.roster, snapshots, progress, resume, beginning
+        )
         self._config = config
         self._hub = hub
         self._receipts_first = ReceiptsFirst(self.outbox.pool, config.driver.synchronous)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from juggler.driver.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.core.events import Finish, StopRequested
@@ -83,6 +84,7 @@ class Driver:
         started: float,
         own_code: bytes = b"",
         resume: Checkpoint | None = None,
+        beginning: Beginning | None = None,
         listen: Listen | None = None,
         doors: Doors | None = None,
     ) -> None:
@@ -94,11 +96,13 @@ class Driver:
             started: when the command was given, in seconds of `time.monotonic`.
             own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
             resume: a state to go on from.
+            beginning: of a new run, what it begins with that another one has learned.
             listen: take workers of other hosts there, and start none here.
             doors: through which others may watch; None: its status alone.
         """
         self._config = config
         self._directory = directory
+        self._beginning = beginning
         self._listen = listen
         self._clock = RunClock(started, resume)
         token = listen.token if listen else secrets.token_hex(16)
@@ -136,6 +140,7 @@ class Driver:
             self._snapshots,
             resume,
             only_local=listen is None,
+            beginning=beginning,
         )
         self._status = StatusReader(
             run_id,
@@ -214,6 +219,10 @@ class Driver:
         self._progress.start(self._config.flat())
         if self._workers.updates:
             self._progress.message(f"going on from update {self._workers.updates}", "info")
+        if self._beginning is not None:
+            self._progress.message(f"beginning with {self._beginning.text}", "info")
+            for warning in self._beginning.warnings:
+                self._progress.message(warning, "warning")
         self._announce()
         self._watching.ready(True)
         if self._listen is None:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import Message
 
+from juggler.driver.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UpdateKept
 from juggler.driver.record.progress import Progress
 from juggler.driver.replies import read_update_kept
-from juggler.driver.restoring import restore_commands
+from juggler.driver.restoring import begin_commands, restore_commands
 from juggler.driver.roster import Roster
 from juggler.driver.snapshots import SnapshotWriter
 from juggler.learner.program import LEARNER
@@ -42,6 +43,7 @@ class Learners:
         snapshots: SnapshotWriter,
         progress: Progress,
         resume: Checkpoint | None,
+        beginning: Beginning | None,
     ) -> None:
         self.steps: dict[str, dict[str, int]] = {}
         self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
@@ -56,16 +58,20 @@ class Learners:
         self._snapshots = snapshots
         self._progress = progress
         self._resume = resume
+        self._beginning = beginning
 
     def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
-        """What a learner is told first: its setup, and the newest checkpoint. Those that have got
+        """What a learner is told first: its setup, and the newest checkpoint; before there is one,
+        the weights that the run begins with, so that all begin with the same. Those that have got
         further give it what they have when they meet; where nobody is left, it may have kept its
         own weights while it had lost this driver."""
         if self._roster.devices and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
             setup.kept.CopyFrom(oldest.message())
         state = self._state_for(learner)
-        return [setup] if state is None else restore_commands(setup, state)
+        if state is not None:
+            return restore_commands(setup, state)
+        return [setup] if self._beginning is None else begin_commands(setup, self._beginning)
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
         if not self._roster.devices:  # no learner was there before
@@ -73,7 +79,8 @@ class Learners:
         state, problems = self._snapshots.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
-        self._given[learner] = "new weights" if state is None else f"update {state.version[1]}"
+        at_first = self._beginning.text if self._beginning else "new weights"
+        self._given[learner] = at_first if state is None else f"update {state.version[1]}"
         return state
 
     def ready(self, learner: Worker, ready: training_pb2.Ready) -> Iterator[UpdateKept]:

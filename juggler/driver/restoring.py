@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from juggler.driver.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.connector_state import ConnectorState
 from juggler.driver.core.driver_core import DriverCore
@@ -86,9 +87,11 @@ def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree
     return {**tree, CONNECTORS: state} if state else tree
 
 
-def connectors_of(resume: Checkpoint | None) -> ConnectorState:
+def connectors_of(resume: Checkpoint | None, beginning: Beginning | None) -> ConnectorState:
     """What connectors have learned so far: nothing, or what is in a checkpoint."""
-    return ConnectorState({} if resume is None else connector_state(resume))
+    if resume is not None:
+        return ConnectorState(connector_state(resume))
+    return ConnectorState({} if beginning is None else beginning.connectors)
 
 
 def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Iterator[Message]:
@@ -99,9 +102,27 @@ def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Itera
         extra=json.dumps(checkpoint.extra),
     )
     tree = {key: branch for key, branch in checkpoint.tree.items() if key != CONNECTORS}
+    return _in_parts(setup, header, tree, training_pb2.Restore(last=True))
+
+
+def begin_commands(setup: training_pb2.Setup, beginning: Beginning) -> Iterator[Message]:
+    """What a learner is told so that it begins with weights of another run."""
+    last = training_pb2.Restore(last=True, weights=True, whole=beginning.whole)
+    return _in_parts(setup, training_pb2.StateHeader(), beginning.weights, last)
+
+
+def _in_parts(
+    setup: training_pb2.Setup,
+    header: training_pb2.StateHeader,
+    tree: Tree,
+    last: training_pb2.Restore,
+) -> Iterator[Message]:
+    """A setup, and the frame that it announces; `last` is all but the chunk of the last part."""
     chunks = list(encode_frame(header, tree, digest=True))
     # Arrays are aligned in the payload, so it is somewhat larger than their sum.
     setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(tree))
     yield setup
-    for index, chunk in enumerate(chunks):
-        yield training_pb2.Restore(chunk=chunk, last=index == len(chunks) - 1)
+    for chunk in chunks[:-1]:
+        yield training_pb2.Restore(chunk=chunk)
+    last.chunk = chunks[-1]
+    yield last

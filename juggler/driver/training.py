@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from juggler.driver.beginning import beginning_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Driver
 from juggler.driver.going_on import goal_reached, nothing_to_do
@@ -192,7 +193,7 @@ def start_run(
 
     Raises:
         ConfigError: what the configuration names is not on this host, where its workers would be,
-            or cannot be made here.
+            or cannot be made here; or the run cannot begin with the weights that it names.
     """
     progress = make_progress(config.driver.progress)
     drive = partial(
@@ -201,6 +202,7 @@ def start_run(
         progress=progress,
         started=started,
         own_code=own_code,
+        beginning=beginning_of(config),
         listen=listen,
         doors=doors,
     )
@@ -238,6 +240,12 @@ def resume_run(
         raise ConfigError(
             f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
             "that is resumed keeps its algorithm"
+        )
+    began = checkpoint.config.get("from_checkpoint")
+    if config.driver.from_checkpoint != began:
+        raise ConfigError(
+            f"from_checkpoint = {config.driver.from_checkpoint!r}: a run that is resumed goes on "
+            "with its own weights; to begin with others, start a new run"
         )
     progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):

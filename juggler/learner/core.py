@@ -141,6 +141,23 @@ class LearnerCore(Protocol[S]):
         """The parameters and buffers that acting needs, in the `weights_dtype` of the config. Later
         steps do not change them."""
 
+    def with_weights(
+        self, state: S, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
+    ) -> S:
+        """The state with parameters and buffers from elsewhere in place of its own. What follows
+        from these (the optimizer's memory, a target network) begins anew; counts go on.
+
+        Args:
+            state: on any device; left as it is.
+            weights: name -> array by module id, as of `get_params`. What they lack stays.
+            seed: of what begins anew.
+            whole: weights that lack something are refused.
+
+        Raises:
+            ValueError: the core cannot do that, or a StateMismatch: they do not fit its modules.
+        """
+        raise ValueError(f"{self.name} has no `with_weights`: it cannot take over weights")
+
     def state_to_tree(self, state: S) -> dict[str, Tree]:
         """The state as named arrays, for a checkpoint. Later steps do not change them."""
 

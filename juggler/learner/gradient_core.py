@@ -28,7 +28,8 @@ from juggler.learner.making_modules import make_modules
 from juggler.learner.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.optimizer_groups import optimizer_groups
 from juggler.learner.schedules import Schedule
-from juggler.learner.state import arrays_like, as_sent, tensors_like
+from juggler.learner.starting_weights import with_weights
+from juggler.learner.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
 from juggler.learner.training_pass import TrainingPass
 from juggler.learner.unit import Unit
 from juggler.learner.unit_optimizers import UnitOptimizers, check_patterns
@@ -36,6 +37,7 @@ from juggler.learner.unit_state import State as State
 from juggler.learner.unit_state import UnitState as UnitState
 from juggler.learner.unit_state import by_name, from_names
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree
 
 
@@ -148,7 +150,8 @@ class GradientCore(LearnerCore[State], ABC):
     def init(self, seed: int) -> State:
         modules, _ = make_modules(self._factories, seed)
         return {
-            unit_id: self._initial(unit, modules, seed) for unit_id, unit in self._units.items()
+            unit_id: self._beginning(unit, *unit.flatten(modules), seed)
+            for unit_id, unit in self._units.items()
         }
 
     def forward(self, state: State, module_id: str) -> Forward:
@@ -320,14 +323,35 @@ class GradientCore(LearnerCore[State], ABC):
             .items()
         }
 
+    def with_weights(
+        self, state: State, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
+    ) -> State:
+        if unknown := weights.keys() - self.modules.keys():
+            name = sorted(unknown)[0]
+            raise StateMismatch(f"there is no module {name!r}{nearest(name, self.modules)}")
+        new = dict(state)
+        for unit_id, unit in self._units.items():
+            old = state[unit_id]
+            own = {key: weights[key] for key in unit.modules if key in weights}
+            if not own and not whole:
+                continue
+            tensors = with_weights(unit, old["parameters"], old["buffers"], own, whole=whole)
+            begun: UnitState = self._beginning(unit, *tensors, seed)
+            begun = to_device(begun, old["parameters"].device)
+            begun["steps"] = old["steps"]
+            new[unit_id] = begun
+        return new
+
     def state_to_tree(self, state: State) -> dict[str, Tree]:
         return arrays_like(by_name(self._units, state))
 
     def state_from_tree(self, tree: Tree, like: State) -> State:
         return from_names(tensors_like(tree, by_name(self._units, like)))
 
-    def _initial(self, unit: Unit, modules: Mapping[str, RLModule], seed: int) -> UnitState:
-        parameters, buffers = unit.flatten(modules)
+    def _beginning(
+        self, unit: Unit, parameters: Tensor, buffers: dict[str, Tensor], seed: int
+    ) -> UnitState:
+        """The state of a unit that was never trained, with these parameters [P] and buffers."""
         moments = self._optimizers[unit.id].init(parameters)
         if len(unit.modules) > 1:
             # Every parameter counts its own updates: not all of them are in each of the unit's.

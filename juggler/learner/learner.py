@@ -71,6 +71,7 @@ class Learner:
         self.source = source
         self.pipelines = dict(pipelines or {})
         self.state = to_device(core.init(seed), self.device)
+        self._seed = seed
         self._buffer = CircularBuffer.of(core.config)
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self._peers: Peers | None = None
@@ -287,6 +288,24 @@ class Learner:
     def get_weights(self) -> dict[str, Tree]:
         """The same as arrays on the host; waits for the update that makes them."""
         return arrays_like(self.get_params())
+
+    def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
+        """Go on with parameters and buffers from elsewhere.
+
+        The optimizer, what the algorithm keeps beside them, such as a target network, and samples
+        that were to be used again begin anew. Counts and the states of pipelines go on.
+
+        Args:
+            weights: name -> array by module id, such as `get_weights` and `juggler.read_weights`
+                give. What they lack stays as it is.
+            whole: weights that lack something are refused.
+
+        Raises:
+            StateMismatch: they are not those of the learner's modules; nothing has changed.
+        """
+        self.wait()
+        self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
+        self.forget()
 
     @property
     def in_group(self) -> bool:

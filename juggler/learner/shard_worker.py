@@ -16,7 +16,6 @@ from juggler.learner.devices import device_for, devices_here
 from juggler.learner.learner import Learner, fetch_metrics
 from juggler.learner.listening import LearnerServer
 from juggler.learner.program import SHARD, LearnerProgram
-from juggler.learner.starting_weights import begin_with
 from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import why_refused
@@ -60,7 +59,6 @@ class _Member:
 
     learner: Learner
     store: BatchStore  # of what waits for an update
-    seed: int
     loading: FrameReader[training_pb2.StateHeader] | None = None
 
 
@@ -129,7 +127,7 @@ class ShardWorker:
             _arrived,
             states={command.module_id: states.get(DEFAULT_MODULE, {})},
         )
-        self._members[command.module_id] = _Member(learner, store, command.seed)
+        self._members[command.module_id] = _Member(learner, store)
         return attach_pb2.Done()
 
     def _remove(self, _: int, command: shards_pb2.RemoveModule) -> attach_pb2.Done:
@@ -188,7 +186,7 @@ class ShardWorker:
             if frame is None:
                 raise ValueError("the state to go on from ended in the middle")
             if part.weights:
-                begin_with(member.learner, frame.tree, member.seed)
+                member.learner.set_weights({DEFAULT_MODULE: frame.tree})
             else:
                 member.learner.restore(frame.tree, json.loads(frame.header.extra))
         return attach_pb2.Done()

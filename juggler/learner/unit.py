@@ -72,6 +72,10 @@ class Unit:
         self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         self._sizes = list(self.sizes.values())
 
+    def names(self, module_id: str) -> Mapping[str, str]:
+        """The names in the unit of one of its modules' parameters and buffers, by its own names."""
+        return self._names[module_id]
+
     def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
         """Copies of the parameters [P] and buffers of modules of the same structure."""
         tensors = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from juggler.learner.optimizers import (
     make_optimizer,
 )
 from juggler.learner.unit import Unit
+from juggler.runtime.checkpoints.weights import is_named
 
 
 class UnitOptimizers:
@@ -154,7 +154,7 @@ def check_patterns(units: Sequence[Unit], groups: Sequence[OptimizerGroup]) -> N
     names = [_full(unit, name) for unit in units for name in unit.sizes]
     for group in groups:
         for pattern in group.patterns:
-            if not any(_names(pattern, name) for name in names):
+            if not any(is_named(pattern, name) for name in names):
                 if len(units) == 1 and len(units[0].modules) == 1:
                     names = [name.partition(":")[2] for name in names]
                 raise ValueError(
@@ -169,7 +169,7 @@ def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup]) -> int:
     named = [
         place
         for place, group in enumerate(groups)
-        if any(_names(pattern, full) for pattern in group.patterns)
+        if any(is_named(pattern, full) for pattern in group.patterns)
     ]
     if len(named) > 1:
         both = " and ".join(f"optimizers.{groups[place].name}" for place in named)
@@ -180,7 +180,3 @@ def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup]) -> int:
 def _full(unit: Unit, name: str) -> str:
     """A parameter's name with its module's before it."""
     return name if ":" in name else f"{unit.id}:{name}"
-
-
-def _names(pattern: str, full: str) -> bool:
-    return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)

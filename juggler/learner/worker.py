@@ -168,8 +168,11 @@ class LearnerWorker:
         if part.last:
             if frame is None:
                 raise ValueError("the state to restore ended in the middle")
-            self._learner.restore(frame.tree, json.loads(frame.header.extra))
             self._restoring = None
+            if part.weights:
+                self._begin_with(frame.tree, whole=part.whole)
+            else:
+                self._learner.restore(frame.tree, json.loads(frame.header.extra))
         return attach_pb2.Done()
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
@@ -247,6 +250,13 @@ class LearnerWorker:
         return after
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _begin_with(self, weights: Any, *, whole: bool) -> None:
+        try:
+            self._learner.set_weights(weights, whole=whole)
+        except ValueError as error:
+            hint = "; to take only some, name them in from_parameters" if whole else ""
+            raise ValueError(f"from_checkpoint: {error}{hint}") from error
 
     def _why_refused(self, metadata: Any) -> str | None:
         return why_refused(metadata, self._token, self._attachment.run_id)

@@ -20,7 +20,7 @@ def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
 ) -> None:
     said = run_python(script(PAGE, tmp_path))
     messages = re.findall(r"^ *refused\(.*\n *# (.*)$", "\n".join(blocks("python", PAGE)), re.M)
-    assert len(messages) == 6
+    assert len(messages) == 7
     for message in messages:
         assert message.removesuffix("…").rstrip() in said
 

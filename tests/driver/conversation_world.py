@@ -9,6 +9,7 @@ from typing import Any, cast
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.driver.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.local_workers import LocalWorkers
@@ -62,7 +63,7 @@ class ConversationWorld:
         told: has what people were told.
     """
 
-    def __init__(self, directory: Path, **keys: Any) -> None:
+    def __init__(self, directory: Path, beginning: Beginning | None = None, **keys: Any) -> None:
         self._incarnations = itertools.count()
         self._hub = _Hub()
         self.written: Mailbox[Any] = Mailbox()
@@ -73,7 +74,14 @@ class ConversationWorld:
         hub = cast(Hub, self._hub)
         self.told = _Told()
         self.conversation = Conversation(
-            config, hub, local, self.told, self.snapshots, None, only_local=False
+            config,
+            hub,
+            local,
+            self.told,
+            self.snapshots,
+            None,
+            only_local=False,
+            beginning=beginning,
         )
         self.core = self.conversation.core
         self.runner = self.join("envrunner")

@@ -199,6 +199,25 @@ def test_a_module_begins_with_the_weights_or_goes_on_from_the_state_of_another(
         group.remove_module(name)
 
 
+def test_weights_from_elsewhere_are_taken_over_behind_the_updates_asked_for_before(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    weights = group.get_weights(["target"])["target"]
+    handle = group.update({"main": [make_batch()]}, async_update=True)
+    group.set_weights({"main": weights})
+    assert handle.done()
+    same(group.get_weights(["main"])["main"], weights)
+    updates = handle.result(PATIENCE)["main"].updates
+    assert group.save(["main"])["main"].extra["updates"] == updates, "they are counted on"
+    assert group.update({"main": [make_batch()]})["main"].updates == updates + 1
+    before = group.get_weights(["main"])["main"]
+    with pytest.raises(juggler.LearnerGroupError, match=r"weights for 'main': module .* has no"):
+        group.set_weights({"main": {"nothing": np.zeros(1, np.float32)}})
+    same(group.get_weights(["main"])["main"], before)
+    with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
+        group.set_weights({"mian": weights})
+
+
 def test_what_a_module_cannot_begin_with_is_said_and_it_is_not_there(
     group: juggler.LearnerGroup,
 ) -> None:

@@ -185,6 +185,21 @@ class LearnerGroup:
         states = self._members.fetch(module_ids, weights=True)
         return {module_id: dict(state.tree) for module_id, state in states.items()}
 
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
+        """Modules go on with weights from elsewhere, such as `juggler.read_weights` gives, behind
+        the updates that were asked for before. What these lack stays as it is; the optimizer begins
+        anew, and the count of updates goes on.
+
+        Args:
+            weights: name -> array by module id.
+
+        Raises:
+            ValueError: there is no such module.
+            LearnerGroupError: a module has no such weights; it is as it was.
+            ShardLost: its process died meanwhile.
+        """
+        self._members.set_weights(weights)
+
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
         """All that `restore` needs, by module id, as all updates asked for before make it.
 

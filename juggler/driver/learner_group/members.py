@@ -22,6 +22,7 @@ from juggler.driver.learner_group.update import LearnerGroupError, ModuleUpdate,
 from juggler.learner.devices import AUTO, parse_devices
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import shards_pb2
 
 Spec = LearnerSpec | Mapping[str, Any]
@@ -155,6 +156,18 @@ class GroupMembers:
                 for module_id, shard in zip(wanted, shards, strict=True)
             ]
         return dict(zip(wanted, _results(fetched), strict=True))
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
+        """As `LearnerGroup.set_weights`."""
+        with self.shards.changed:
+            shards = [self.shard_of(module_id) for module_id in weights]
+            put = []
+            for shard, (module_id, arrays) in zip(shards, weights.items(), strict=True):
+                commands = ModuleState(arrays, {}).commands(module_id, weights=True)
+                put.append(self._put(shard, Job(f"weights for {module_id!r}", [*commands])))
+                # What a process that takes this one's place is to go on from.
+                put.append(self._put(shard, self._fetching(module_id, weights=False)))
+        _results(put)
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
         """As `LearnerGroup.restore`."""

@@ -299,12 +299,16 @@ class KeptState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("chunk", "last")
+    __slots__ = ("chunk", "last", "weights", "whole")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     chunk: bytes
     last: bool
-    def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+    weights: bool
+    whole: bool
+    def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ..., weights: bool = ..., whole: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("episodes", "seed", "connector_state")

@@ -1,0 +1,81 @@
+"""The weights in a checkpoint: what a run, or a learner of a script, can begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+
+#: Arrays by the names of parameters and buffers, by module id.
+Weights = dict[str, dict[str, NDArray[Any]]]
+
+
+class NoSuchWeights(ValueError):
+    """A pattern that names no parameter of a checkpoint; says which there are."""
+
+
+def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weights:
+    """The parameters and buffers in a checkpoint.
+
+    Args:
+        checkpoint: its directory, or that of a run, whose newest good one is read.
+        parameters: patterns of names with `*`, `?` and `[...]`, as in `optimizers`; none: all.
+
+    Returns:
+        Name -> array by module id, as `Learner.set_weights`, `LearnerGroup.set_weights` and
+        `LearnerGroup.add_module` take it.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it has no weights by name.
+        NoSuchWeights: a pattern names nothing in it.
+    """
+    return weights_of(read(Path(checkpoint)), parameters)
+
+
+def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weights:
+    """As `read_weights`, of a checkpoint that was read."""
+    found: Weights = {}
+    for module_id, name, array in _weights(checkpoint.tree):
+        found.setdefault(module_id, {})[name] = array
+    if not found:
+        where = checkpoint.path or Path("in memory")
+        raise CheckpointError(where, "has no parameters by name that could be begun with")
+    if not parameters:
+        return found
+    names = [f"{module_id}:{name}" for module_id, arrays in found.items() for name in arrays]
+    for pattern in parameters:
+        if not any(is_named(pattern, name) for name in names):
+            short = [name.partition(":")[2] for name in names] if len(found) == 1 else names
+            raise NoSuchWeights(
+                f"no parameter has a name like {pattern!r}; there are {', '.join(short)}"
+            )
+    chosen = {
+        module_id: {
+            name: array
+            for name, array in arrays.items()
+            if any(is_named(pattern, f"{module_id}:{name}") for pattern in parameters)
+        }
+        for module_id, arrays in found.items()
+    }
+    return {module_id: arrays for module_id, arrays in chosen.items() if arrays}
+
+
+def is_named(pattern: str, full: str) -> bool:
+    """Whether a pattern names "module:parameter", or the parameter of any module."""
+    return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)
+
+
+def _weights(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """(module id, name, array) of every parameter and buffer; of one that modules share, those of
+    the first of them."""
+    for unit_id, unit in tree.items():
+        if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
+            continue  # what connectors have learned, or what a core of somebody's own keeps
+        for full, array in {**unit["parameters"], **unit.get("buffers", {})}.items():
+            module_id, _, name = full.rpartition(":")
+            yield module_id or unit_id, name, array

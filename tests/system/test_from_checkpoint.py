@@ -1,0 +1,87 @@
+"""A run that begins with the weights of another one, by the real command."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from place import Place, assert_books_balance, checkpoints, metrics, summary
+
+pytestmark = pytest.mark.slow
+
+#: What was learned shows in the first episodes that end, and nothing is learned meanwhile.
+KEEPS = ("--lr", 1e-9, "--stop-steps", 30_000)
+
+
+def first_return(run_dir: Path) -> float:
+    lines = metrics(run_dir)
+    return float(next(line["episode_return_mean"] for line in lines if line["episodes"] >= 20))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that plays CartPole well."""
+    place = Place()
+    try:
+        run = place.run("train", "cartpole", "--stop-return", 400, "--run-dir", "run")
+        assert run.status == 0, run.output
+        return Path(shutil.copytree(place.path / "run", tmp_path_factory.mktemp("t") / "run"))
+    finally:
+        place.close()
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
+def test_its_first_episodes_are_good_whatever_the_algorithm(
+    place: Place, trained: Path, algorithm: str
+) -> None:
+    run = place.run(
+        *("train", "cartpole", "--algorithm", algorithm, "--from", trained, "--run-dir", "run"),
+        *(*KEEPS, "--evaluation-seconds", 1, "--evaluation-episodes", 5),
+    )
+    assert run.status == 0, run.output
+    assert "beginning with the weights of update " in run.output
+    lines = metrics(place.path / "run")
+    assert lines[0]["updates"] == 0
+    assert first_return(place.path / "run") > 150
+    evaluations = [line["evaluation_return_mean"] for line in lines]
+    assert all(each is None or each > 150 for each in evaluations), evaluations
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_load_again(
+    place: Place, trained: Path
+) -> None:
+    directory = place.path / "run"
+    begun = shutil.copytree(trained, place.path / "before")
+    run = place.run(
+        *("train", "cartpole", "--from", "before", "--num-learners", 2, "--run-dir", "run"),
+        *("--stop-steps", 20_000),
+    )
+    assert run.status == 0, run.output
+    assert first_return(directory) > 150
+    updates = summary(directory)["updates"]
+    shutil.rmtree(begun)
+    run = place.run("train", "--resume", "run", "--stop-steps", 40_000)
+    assert run.status == 0, run.output
+    assert f"going on from update {updates}" in run.output
+    assert "beginning with" not in run.output
+    assert len(checkpoints(directory)) >= 2
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
+def test_a_part_of_a_module_is_taken_and_what_does_not_fit_is_one_sentence(
+    place: Place, trained: Path
+) -> None:
+    options = ("train", "cartpole", "--from", trained, "--stop-steps", 1)
+    model = ("--model", '{"hidden_sizes": [64, 64], "activation": "relu"}')
+    run = place.run(*options, *model, "--run-dir", "part", "--from-parameters", "encoder.*")
+    assert run.status == 0, run.output
+    run = place.run(*options, "--model", '{"hidden_sizes": [16]}', "--run-dir", "other")
+    assert run.status == 1
+    said = "from_checkpoint: weights 'encoder.0.weight' of module 'default' have shape (64, 4)"
+    assert said in run.output
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
