@@ -13,13 +13,12 @@ import gymnasium
 import torch
 
 import juggler
-from juggler.runtime.modules.distributions import Categorical, CategoricalSpec
 
 
-class Curious(CategoricalSpec):
+class Curious(juggler.CategoricalSpec):
     """Every action keeps its part of 5 % of the probability, whatever the policy says."""
 
-    def __call__(self, inputs: torch.Tensor) -> Categorical:
+    def __call__(self, inputs: torch.Tensor) -> juggler.Categorical:
         decided = torch.softmax(inputs, -1)  # [..., n]
         return super().__call__(torch.log(0.95 * decided + 0.05 / self.inputs_size))
 

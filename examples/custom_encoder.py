@@ -14,14 +14,13 @@ import gymnasium
 import torch
 
 import juggler
-from juggler.runtime.modules.model_config import ModelConfig
 
 
 class Waves(torch.nn.Module):
     """Observations as sines of many frequencies, which a linear layer makes sharp functions of:
     Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions"."""
 
-    def __init__(self, space: gymnasium.spaces.Box, config: ModelConfig) -> None:
+    def __init__(self, space: gymnasium.spaces.Box, config: juggler.ModelConfig) -> None:
         super().__init__()
         self.size = config.hidden_sizes[-1]  # how many features come out
         self.waves = torch.nn.Linear(math.prod(space.shape), 64)

@@ -17,17 +17,26 @@ from typing import Any
 import gymnasium
 import torch
 
-from juggler import ActorCritic, RLModule
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.sampler import Sampler
-from juggler.learner.config import LearnerConfig
-from juggler.learner.core import LearnerCore, Metrics, Params, Sample
-from juggler.learner.learner import Learner
-from juggler.learner.returns import gae, next_values
-from juggler.learner.sequences import all_observations
-from juggler.learner.state import arrays_like, tensors_like
-from juggler.runtime.modules.acting import acting_names, strip_to_acting
-from juggler.runtime.wire.trees import Tree
+from juggler import (
+    ActorCritic,
+    BehaviourPolicy,
+    Learner,
+    LearnerConfig,
+    LearnerCore,
+    Metrics,
+    Params,
+    RLModule,
+    Sample,
+    Sampler,
+    Tree,
+    acting_names,
+    all_observations,
+    arrays_like,
+    gae,
+    next_values,
+    strip_to_acting,
+    tensors_like,
+)
 
 
 class NoCore(LearnerCore[dict[str, Any]]):

@@ -25,25 +25,26 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
-from juggler import ActorCritic
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.sampler import Sampler
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.core import (
+from juggler import (
     ALONE,
+    ActorCritic,
     Aux,
+    BehaviourPolicy,
     Grads,
+    Impala,
+    ImpalaConfig,
+    Learner,
     LearnerCore,
     Params,
     Sample,
+    Sampler,
     Seam,
     StepOutput,
+    Tree,
+    arrays_like,
+    strip_to_acting,
+    tensors_like,
 )
-from juggler.learner.impala import Impala
-from juggler.learner.learner import Learner
-from juggler.learner.state import arrays_like, tensors_like
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.wire.trees import Tree
 
 DEPTH = 20
 OBSERVATIONS = gymnasium.spaces.Box(0, 1, (DEPTH * DEPTH,), np.float32)

@@ -13,14 +13,17 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 
-from juggler import ActorCritic
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.sampler import Sampler
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
-from juggler.learner.learner import Learner
-from juggler.learner.population import Population, member_id
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler import (
+    ActorCritic,
+    BehaviourPolicy,
+    Impala,
+    ImpalaConfig,
+    Learner,
+    Population,
+    Sampler,
+    member_id,
+    strip_to_acting,
+)
 
 RATES = np.geomspace(1e-5, 1e-1, 16).tolist()
 ENVS, STEPS, UPDATES = 8, 32, 500

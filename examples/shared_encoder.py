@@ -20,13 +20,17 @@ import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv
 
-from juggler import MultiRLModule, RLModule, RLModuleSpec
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.sampler import Sampler
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
-from juggler.learner.learner import Learner
-from juggler.runtime.modules.acting import strip_to_acting
+from juggler import (
+    BehaviourPolicy,
+    Impala,
+    ImpalaConfig,
+    Learner,
+    MultiRLModule,
+    RLModule,
+    RLModuleSpec,
+    Sampler,
+    strip_to_acting,
+)
 
 SIGNAL = 8
 OBSERVATIONS = gymnasium.spaces.Dict(

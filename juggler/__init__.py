@@ -28,6 +28,43 @@ if TYPE_CHECKING:
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
+    from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
+    from juggler.envrunner.sampler import Sampler as Sampler
+    from juggler.learner.actor_critic_pass import actor_critic_pass as actor_critic_pass
+    from juggler.learner.algorithms import build_learner as build_learner
+    from juggler.learner.appo import Appo as Appo
+    from juggler.learner.collate import collate as collate
+    from juggler.learner.config import AppoConfig as AppoConfig
+    from juggler.learner.config import ImpalaConfig as ImpalaConfig
+    from juggler.learner.config import LearnerConfig as LearnerConfig
+    from juggler.learner.config import PpoConfig as PpoConfig
+    from juggler.learner.core import ALONE as ALONE
+    from juggler.learner.core import Aux as Aux
+    from juggler.learner.core import Grads as Grads
+    from juggler.learner.core import LearnerCore as LearnerCore
+    from juggler.learner.core import Metrics as Metrics
+    from juggler.learner.core import Params as Params
+    from juggler.learner.core import Sample as Sample
+    from juggler.learner.core import Seam as Seam
+    from juggler.learner.core import StepOutput as StepOutput
+    from juggler.learner.gradient_core import GradientCore as GradientCore
+    from juggler.learner.gradient_core import Loss as Loss
+    from juggler.learner.impala import Impala as Impala
+    from juggler.learner.learner import Learner as Learner
+    from juggler.learner.learner import fetch_metrics as fetch_metrics
+    from juggler.learner.live_mean import LiveMean as LiveMean
+    from juggler.learner.population import Population as Population
+    from juggler.learner.population import member_id as member_id
+    from juggler.learner.population import stacked as stacked
+    from juggler.learner.ppo import Ppo as Ppo
+    from juggler.learner.returns import gae as gae
+    from juggler.learner.returns import next_values as next_values
+    from juggler.learner.returns import vtrace as vtrace
+    from juggler.learner.sequences import all_observations as all_observations
+    from juggler.learner.shards import shard as shard
+    from juggler.learner.state import StateMismatch as StateMismatch
+    from juggler.learner.state import arrays_like as arrays_like
+    from juggler.learner.state import tensors_like as tensors_like
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
@@ -37,16 +74,27 @@ if TYPE_CHECKING:
     from juggler.runtime.connectors.connector import LearnerConnector as LearnerConnector
     from juggler.runtime.connectors.connector import MergeableConnector as MergeableConnector
     from juggler.runtime.connectors.connector import ObservationConnector as ObservationConnector
+    from juggler.runtime.connectors.moments import Moments as Moments
     from juggler.runtime.connectors.per_episode import PerEpisode as PerEpisode
+    from juggler.runtime.connectors.rows import first_observations as first_observations
+    from juggler.runtime.modules.acting import acting_names as acting_names
+    from juggler.runtime.modules.acting import strip_to_acting as strip_to_acting
+    from juggler.runtime.modules.building import build_module as build_module
     from juggler.runtime.modules.catalog import Catalog as Catalog
     from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
+    from juggler.runtime.modules.distributions import Categorical as Categorical
+    from juggler.runtime.modules.distributions import CategoricalSpec as CategoricalSpec
     from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
+    from juggler.runtime.modules.model_config import ModelConfig as ModelConfig
     from juggler.runtime.modules.models import ActorCritic as ActorCritic
     from juggler.runtime.modules.module_spec import RLModuleSpec as RLModuleSpec
     from juggler.runtime.modules.multi_rl_module import MultiRLModule as MultiRLModule
     from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
     from juggler.runtime.modules.rl_module import RLModule as RLModule
+    from juggler.runtime.modules.specs import AnyOf as AnyOf
+    from juggler.runtime.modules.specs import Maybe as Maybe
     from juggler.runtime.modules.specs import TensorSpec as TensorSpec
+    from juggler.runtime.wire.trees import Tree as Tree
 
 # Else gRPC starts threads of its own in whatever is forked from a process that uses it, even before
 # that becomes another program: what environments and videos start has hung there, or ended. None
@@ -56,39 +104,87 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.
 _PUBLIC = {
+    "ALONE": "juggler.learner.core",
     "ActionConnector": "juggler.runtime.connectors.connector",
     "ActionDistribution": "juggler.runtime.modules.distributions",
     "ActorCritic": "juggler.runtime.modules.models",
+    "AnyOf": "juggler.runtime.modules.specs",
+    "Appo": "juggler.learner.appo",
+    "AppoConfig": "juggler.learner.config",
+    "Aux": "juggler.learner.core",
+    "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
     "Catalog": "juggler.runtime.modules.catalog",
+    "Categorical": "juggler.runtime.modules.distributions",
+    "CategoricalSpec": "juggler.runtime.modules.distributions",
     "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
     "ConfigError": "juggler.driver.config",
     "ContextConnector": "juggler.runtime.connectors.connector",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Evaluated": "juggler.driver.evaluating",
+    "GradientCore": "juggler.learner.gradient_core",
+    "Grads": "juggler.learner.core",
+    "Impala": "juggler.learner.impala",
+    "ImpalaConfig": "juggler.learner.config",
+    "Learner": "juggler.learner.learner",
+    "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
+    "LearnerCore": "juggler.learner.core",
     "LearnerGroup": "juggler.driver.learner_group.group",
     "LearnerGroupError": "juggler.driver.learner_group.update",
     "LearnerSpec": "juggler.driver.learner_group.spec",
+    "LiveMean": "juggler.learner.live_mean",
+    "Loss": "juggler.learner.gradient_core",
+    "Maybe": "juggler.runtime.modules.specs",
     "MergeableConnector": "juggler.runtime.connectors.connector",
+    "Metrics": "juggler.learner.core",
+    "ModelConfig": "juggler.runtime.modules.model_config",
+    "Moments": "juggler.runtime.connectors.moments",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
+    "Params": "juggler.learner.core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
     "Policy": "juggler.policies.policy",
+    "Population": "juggler.learner.population",
+    "Ppo": "juggler.learner.ppo",
+    "PpoConfig": "juggler.learner.config",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.result",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
+    "Sample": "juggler.learner.core",
+    "Sampler": "juggler.envrunner.sampler",
+    "Seam": "juggler.learner.core",
     "ShardLost": "juggler.driver.learner_group.update",
+    "StateMismatch": "juggler.learner.state",
+    "StepOutput": "juggler.learner.core",
     "TensorSpec": "juggler.runtime.modules.specs",
+    "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.update",
+    "acting_names": "juggler.runtime.modules.acting",
+    "actor_critic_pass": "juggler.learner.actor_critic_pass",
+    "all_observations": "juggler.learner.sequences",
+    "arrays_like": "juggler.learner.state",
+    "build_learner": "juggler.learner.algorithms",
+    "build_module": "juggler.runtime.modules.building",
+    "collate": "juggler.learner.collate",
     "evaluate": "juggler.driver.evaluating",
+    "fetch_metrics": "juggler.learner.learner",
+    "first_observations": "juggler.runtime.connectors.rows",
+    "gae": "juggler.learner.returns",
     "load_policy": "juggler.policies.loading",
+    "member_id": "juggler.learner.population",
+    "next_values": "juggler.learner.returns",
     "read_weights": "juggler.runtime.checkpoints.weights",
     "resume": "juggler.driver.training",
+    "shard": "juggler.learner.shards",
     "shipped_configs": "juggler.driver.shipped",
+    "stacked": "juggler.learner.population",
+    "strip_to_acting": "juggler.runtime.modules.acting",
+    "tensors_like": "juggler.learner.state",
     "train": "juggler.driver.training",
+    "vtrace": "juggler.learner.returns",
 }
 __all__ = list(_PUBLIC)
 

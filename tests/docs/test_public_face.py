@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks
 
 import juggler
+import juggler.client
 import juggler.runtime
 
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))]
+EXAMPLES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("examples/**/*.py"))
+#: What pages and examples may import, and the names in it.
+PUBLIC = {"juggler": juggler.__all__, "juggler.client": juggler.client.__all__}
 PACKAGE = Path(inspect.getfile(juggler)).parent
 
 
 def test_everything_that_it_names_is_there() -> None:
     for name in juggler.__all__:
         value = getattr(juggler, name)
-        assert callable(value), name
-        assert value.__name__ == name
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__name__ == name
+        else:
+            assert getattr(importlib.import_module(juggler._PUBLIC[name]), name) is value
     with pytest.raises(AttributeError, match="no attribute 'RLModul'"):
         juggler.RLModul  # noqa: B018
 
@@ -52,3 +62,53 @@ def test_it_imports_nothing_that_was_not_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def imported(python: str) -> set[tuple[str, str]]:
+    """(module, name) of all that is imported from Juggler; a module itself has no name."""
+    found = set()
+    for node in ast.walk(ast.parse(python)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "", name.name) for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {(name.name, "") for name in node.names}
+    return {(module, name) for module, name in found if module.partition(".")[0] == "juggler"}
+
+
+def used(python: str) -> set[tuple[str, str]]:
+    """The same of attributes, as in `juggler.Learner`."""
+    return {
+        ("juggler", node.attr)
+        for node in ast.walk(ast.parse(python))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "juggler"
+    }
+
+
+def not_public(python: str) -> set[tuple[str, str]]:
+    rooms = {("juggler", module.partition(".")[2]) for module in PUBLIC}
+    public = {(module, name) for module, names in PUBLIC.items() for name in (*names, "")}
+    return (imported(python) | used(python)) - public - rooms
+
+
+@pytest.mark.parametrize("file", [*PAGES, *EXAMPLES])
+def test_what_people_read_imports_public_names_alone(file: str) -> None:
+    """docs/make_configuration.py, which makes a page of the code, is not for them."""
+    of_page = file.endswith(".md")
+    python = "\n".join(blocks("python", file)) if of_page else (ROOT / file).read_text()
+    assert not_public(python) == set()
+    if of_page:
+        text = (ROOT / file).read_text()
+        deep = re.findall(r"\bjuggler\.(?:driver|envrunner|learner|policies|runtime)\.\w+", text)
+        assert deep == []
+
+
+def test_such_an_import_would_be_noticed() -> None:
+    assert not_public("from juggler.learner.learner import Learner")
+    assert not_public("import juggler.learner.learner")
+    assert not_public("from juggler import Lerner")
+    assert not_public("import juggler\njuggler.Lerner")
+    assert not not_public("import juggler\nfrom juggler.client import connect\njuggler.Learner")
+    assert len(EXAMPLES) > 8
+    assert len([page for page in PAGES if imported("\n".join(blocks("python", page)))]) > 8
