@@ -91,6 +91,9 @@ class Curious(LearnerCore[State]):
     def initial_states(self) -> dict[str, Any]:
         return self.inner.initial_states()
 
+    def batch_spaces(self) -> Any:
+        return self.inner.batch_spaces()
+
     def get_params(self, state: State) -> Params:
         return self.inner.get_params(state["inner"])
 

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from juggler.learner.core import Sample as Sample
     from juggler.learner.core import Seam as Seam
     from juggler.learner.core import StepOutput as StepOutput
+    from juggler.learner.forward import Loss as Loss
     from juggler.learner.gradient_core import GradientCore as GradientCore
-    from juggler.learner.gradient_core import Loss as Loss
     from juggler.learner.impala import Impala as Impala
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.learner import fetch_metrics as fetch_metrics
@@ -133,7 +133,7 @@ _PUBLIC = {
     "LearnerGroupError": "juggler.driver.learner_group.update",
     "LearnerSpec": "juggler.driver.learner_group.spec",
     "LiveMean": "juggler.learner.live_mean",
-    "Loss": "juggler.learner.gradient_core",
+    "Loss": "juggler.learner.forward",
     "Maybe": "juggler.runtime.modules.specs",
     "MergeableConnector": "juggler.runtime.connectors.connector",
     "Metrics": "juggler.learner.core",

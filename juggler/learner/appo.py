@@ -45,7 +45,8 @@ class Appo(GradientCore):
     """
 
     name = "appo"
-    trains_on = frozenset({"episodes"})
+    trains_on = frozenset({"episodes", "batch"})
+    learns_from_episodes = True
     config: AppoConfig
 
     def __init__(self, factories: Factories, config: AppoConfig) -> None:

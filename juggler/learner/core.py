@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import gymnasium
 from torch import Tensor
 
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.wire.trees import Tree
 
 S = TypeVar("S")
+Space = gymnasium.Space[Any]
 
 #: One module's part of a sample, by the names in `columns`: tensors, or maps of tensors by string
 #: keys, nested to any depth.
@@ -123,6 +125,36 @@ class LearnerCore(Protocol[S]):
         May consume the state, and leaves the sample as it is.
         """
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
+
+    def step_in_parts(
+        self,
+        state: S,
+        sample: Sample,
+        seam: Seam,
+        *,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[S]:
+        """One update in so many steps of the optimizer.
+
+        May consume the state, and leaves the sample as it is.
+
+        Args:
+            state: as of `step`.
+            sample: the same.
+            seam: the same.
+            minibatches: parts of the sample, of a step each; none: as the config says.
+            epochs: passes over all of them; none: as the config says.
+
+        Raises:
+            ValueError: the core does not do that.
+        """
+        raise ValueError(f"{self.name} takes neither minibatch_size nor num_epochs")
+
+    def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
+        """By module id, the observation and the action space that batches of columns must fit,
+        which then are checked as whole batches of episodes; {}: columns may be any."""
+        return {}
 
     def nothing(self, state: S) -> tuple[Grads, Aux]:
         """What `grads` would give for a sample of all modules without a single live step: what a

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,12 +19,17 @@ from juggler.learner.core import (
     LearnerCore,
     Params,
     Sample,
+    Seam,
+    Space,
     StepOutput,
     UnitAux,
 )
 from juggler.learner.differentiation import functional_gradient_of, gradient_of
+from juggler.learner.forward import Forward as Forward
+from juggler.learner.forward import Loss as Loss
 from juggler.learner.making_modules import Factories as Factories
 from juggler.learner.making_modules import make_modules
+from juggler.learner.mean_metrics import mean_metrics
 from juggler.learner.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.optimizer_groups import optimizer_groups
 from juggler.learner.schedules import Schedule
@@ -36,39 +41,9 @@ from juggler.learner.unit_optimizers import UnitOptimizers, check_patterns
 from juggler.learner.unit_state import State as State
 from juggler.learner.unit_state import UnitState as UnitState
 from juggler.learner.unit_state import by_name, from_names
-from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree
-
-
-class Loss(NamedTuple):
-    """What an algorithm makes of one module's part of a sample."""
-
-    total: Tensor  # [] to be minimized, a mean over live steps
-    live_steps: Tensor  # [] int64
-    metrics: dict[str, Tensor]  # [] each
-    means: dict[str, Tensor]  # [] each: what the algorithm decides by
-
-
-class Forward(NamedTuple):
-    """The training pass of one module, with the parameters and buffers of a state."""
-
-    unit: Unit
-    module_id: str
-    parameters: Tensor  # [P]
-    buffers: dict[str, Tensor]
-
-    @property
-    def module(self) -> RLModule:
-        """For its spaces and its distribution; its own parameters are not those in training."""
-        return self.unit.modules[self.module_id]
-
-    def initial_state(self) -> dict[str, Any]:
-        """As the module's `get_initial_state`."""
-        return self.unit.initial_state(self.module_id, self.parameters, self.buffers)
-
-    def __call__(self, batch: Batch) -> dict[str, Any]:
-        return self.unit.forward_train(self.module_id, self.parameters, self.buffers, batch)
 
 
 class GradientCore(LearnerCore[State], ABC):
@@ -87,6 +62,9 @@ class GradientCore(LearnerCore[State], ABC):
 
     name: str
     trains_on: frozenset[str]
+
+    learns_from_episodes: bool = False
+    """Whether a batch of columns has to be a whole batch of episodes, with all of its columns."""
 
     mean_names: tuple[str, ...] = ()
     """Of the means that `loss` returns."""
@@ -184,6 +162,39 @@ class GradientCore(LearnerCore[State], ABC):
                     count = torch.full_like(live_steps, calls)  # []
                     aux[unit_id].metrics[module_id]["compiled_calls"] = count
         return grads, aux
+
+    def step_in_parts(
+        self,
+        state: State,
+        sample: Sample,
+        seam: Seam,
+        *,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[State]:
+        """Parts are rows of the sample, in their order: what is estimated along a row stays whole.
+        However often a step is learned from, it counts once for schedules."""
+        count, epochs = minibatches or 1, epochs or 1
+        parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
+        before, each = state, []
+        for _ in range(epochs):
+            # As many at every learner, though its sample has fewer rows.
+            for place in range(count):
+                part = {key: own[place] for key, own in parts.items() if place < len(own)}
+                state, metrics, _ = self.step(state, part, seam)
+                each.append(metrics)
+        for unit_id, old in before.items():
+            steps = old["steps"] + (state[unit_id]["steps"] - old["steps"]) // epochs  # []
+            state = {**state, unit_id: UnitState(**{**state[unit_id], "steps": steps})}
+        return StepOutput(state, mean_metrics(each))
+
+    def batch_spaces(self) -> dict[str, tuple[Space, Space]]:
+        if not self.learns_from_episodes:
+            return {}
+        return {
+            key: (module.observation_space, module.action_space)
+            for key, module in self.modules.items()
+        }
 
     def nothing(self, state: State) -> tuple[Grads, Aux]:
         grads: Grads = {}

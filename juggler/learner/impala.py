@@ -26,7 +26,8 @@ class Impala(GradientCore):
     """Trains modules that return "action_dist_inputs" and "values" in training."""
 
     name = "impala"
-    trains_on = frozenset({"episodes"})
+    trains_on = frozenset({"episodes", "batch"})
+    learns_from_episodes = True
     config: ImpalaConfig
 
     def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from juggler.learner.batch_columns import checked_batch
 from juggler.learner.circular_buffer import CircularBuffer
 from juggler.learner.collate import collate
-from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample
+from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample, StepOutput
 from juggler.learner.mean_metrics import mean_metrics
+from juggler.learner.passes import check_passes
 from juggler.learner.peers import Peers
 from juggler.learner.reduction import mean_over_learners
 from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.taking_over import state_hash, take_over_newest
-from juggler.learner.updates_in_flight import UpdatesInFlight
+from juggler.learner.updates import Episodes as Episodes
+from juggler.learner.updates import Updates
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
-from juggler.runtime.modules.columns import CONNECTOR_STATES, MODULE_STATE
+from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
-
-#: Batches of episodes by module id; a bare list is for the module "default".
-Episodes = Mapping[str, Sequence[EpisodeBatch]]
 
 #: Where a saved tree has the states of pipelines, beside those of units.
 _PIPELINES = "learner_pipelines"
 
 
-class Learner:
+class Learner(Updates):
     """Turns samples, batches or episodes into better parameters.
 
     It owns the state, where it lies, and the count of updates. No call waits for the device:
@@ -65,6 +64,7 @@ class Learner:
             before anything is learned from them.
         updates_in_flight: with `async_update`, how many may be asked for and not finished.
         """
+        super().__init__(updates_in_flight)
         self.core = core
         self.config = core.config
         self.device = torch.device(device)
@@ -73,18 +73,29 @@ class Learner:
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._buffer = CircularBuffer.of(core.config)
-        self._in_flight = UpdatesInFlight(updates_in_flight)
         self._peers: Peers | None = None
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
-    def step(self, sample: Sample | None = None) -> Metrics:
+    def step(
+        self,
+        sample: Sample | None = None,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+    ) -> Metrics:
         """One update on the sample given, else on the next one of the source, as it is.
+
+        Args:
+            sample: columns on any device, by module id.
+            minibatch_size: as for `update_from_batch`.
+            num_epochs: the same.
 
         Raises:
             ValueError: neither is there, or the sample lacks what the algorithm needs.
             StopIteration: the source has come to its end.
         """
+        check_passes(minibatch_size, num_epochs)
         self.wait()
         if sample is None:
             if self.source is None:
@@ -94,7 +105,7 @@ class Learner:
         metrics = []
         for due in self._buffer.push(sample):
             try:
-                output = self.core.step(self.state, due, seam=self)
+                output = self._output(due, minibatch_size, num_epochs)
             except KeyError as error:
                 _check_columns(due, error, self.core.name)
                 raise
@@ -102,6 +113,21 @@ class Learner:
             metrics.append(output.metrics)
         self.updates += 1
         return mean_metrics(metrics)
+
+    def _output(
+        self, sample: Sample, minibatch_size: int | None, num_epochs: int | None
+    ) -> StepOutput[Any]:
+        if minibatch_size is None and num_epochs is None:
+            return self.core.step(self.state, sample, seam=self)
+        minibatches = None
+        if minibatch_size is not None:
+            # The host waits for the device here. A group's learners make equally many.
+            live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
+            most = torch.stack(live).max().double()  # []
+            minibatches = max(1, -(-int(self.sums(most)) // minibatch_size))
+        return self.core.step_in_parts(
+            self.state, sample, self, minibatches=minibatches, epochs=num_epochs
+        )
 
     def before_gradients(self, sample: Sample) -> Sample:
         """For a subclass: what an update learns from, on the device, before any gradient of it is
@@ -147,89 +173,28 @@ class Learner:
         self._peers = peers
         return state_hash(self)
 
-    @overload
-    def update_from_batch(
-        self, batch: Sample, *, async_update: Literal[False] = False
-    ) -> Metrics: ...
+    def _update_from_batch(
+        self, batch: Sample, minibatch_size: int | None, num_epochs: int | None
+    ) -> Metrics:
+        if spaces := self.core.batch_spaces():
+            stored = {key: each.stored_space for key, each in self.pipelines.items()}
+            spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
+            batch = checked_batch(batch, spaces, self.example_states())
+        return self._step(self._prepared(batch), minibatch_size, num_epochs)
 
-    @overload
-    def update_from_batch(
-        self, batch: Sample, *, async_update: Literal[True]
-    ) -> Future[Metrics]: ...
-
-    def update_from_batch(
-        self, batch: Sample, *, async_update: bool = False
-    ) -> Metrics | Future[Metrics]:
-        """One update on columns as they come from a replay or a data set.
-
-        Args:
-            batch: columns by module id.
-            async_update: begin the update and return, once fewer than `updates_in_flight` others
-                are unfinished. The batch must not be changed before it is done.
-
-        Returns:
-            Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
-            what the update raised, and whose `done()` says whether it would wait.
-
-        Raises:
-            TypeError: the algorithm learns from whole episodes.
-            ValueError: a column is missing, or nobody knows a module.
-        """
-        self._must_train_on("batch", "update_from_batch")
-        if async_update:
-            return self._in_flight.begin(self._update_from_batch, batch)
-        self.wait()
-        return self._update_from_batch(batch)
-
-    @overload
-    def update_from_episodes(
+    def _update_from_episodes(
         self,
         episodes: Episodes | Sequence[EpisodeBatch],
-        *,
-        async_update: Literal[False] = False,
-    ) -> Metrics: ...
+        minibatch_size: int | None,
+        num_epochs: int | None,
+    ) -> Metrics:
+        return self._step(self.sample_from_episodes(episodes), minibatch_size, num_epochs)
 
-    @overload
-    def update_from_episodes(
-        self, episodes: Episodes | Sequence[EpisodeBatch], *, async_update: Literal[True]
-    ) -> Future[Metrics]: ...
-
-    def update_from_episodes(
-        self, episodes: Episodes | Sequence[EpisodeBatch], *, async_update: bool = False
-    ) -> Metrics | Future[Metrics]:
-        """One update on episodes as they come from envrunners.
-
-        Args:
-            episodes: by module id; a bare list is for the module "default".
-            async_update: as for `update_from_batch`.
-
-        Returns:
-            As `update_from_batch`.
-
-        Raises:
-            TypeError: the algorithm does not learn from episodes.
-            ValueError: there are no episodes, or nobody knows a module.
-        """
-        self._must_train_on("episodes", "update_from_episodes")
-        if async_update:
-            return self._in_flight.begin(self._update_from_episodes, episodes)
-        self.wait()
-        return self._update_from_episodes(episodes)
-
-    def wait(self) -> None:
-        """Until no update is in flight; at once in the course of one."""
-        self._in_flight.wait()
-
-    def close(self) -> None:
-        """Wait for updates in flight, and end their thread; there are no more with `async_update`
-        afterwards. A learner that never had one needs no closing."""
-        self._in_flight.close()
-
-    def _update_from_batch(self, batch: Sample) -> Metrics:
-        return self.step(self._prepared(batch))
-
-    def _update_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Metrics:
-        return self.step(self.sample_from_episodes(episodes))
+    def _step(self, sample: Sample, minibatch_size: int | None, num_epochs: int | None) -> Metrics:
+        """As `step`, which a subclass may have overridden without the two."""
+        if minibatch_size is None and num_epochs is None:
+            return self.step(sample)
+        return self.step(sample, minibatch_size=minibatch_size, num_epochs=num_epochs)
 
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
         """What `step` takes, on its way to the device, where steps before may still run."""
@@ -257,7 +222,7 @@ class Learner:
         """
         self._must_train_on("episodes", "update_from_episodes")
         self.wait()
-        return self._update_from_batch(sample)
+        return self.step(self._prepared(sample))
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """For a subclass to change episodes before anything is computed from them.
@@ -366,11 +331,6 @@ class Learner:
         """By module id, of the pipelines that have one."""
         states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
         return {module_id: state for module_id, state in states.items() if state}
-
-    def _must_train_on(self, kind: str, method: str) -> None:
-        if kind not in self.core.trains_on:
-            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
-            raise TypeError(f"{self.core.name} does not serve {method}: call {served}")
 
 
 def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:

@@ -19,6 +19,7 @@ from juggler.learner.core import (
     Params,
     Sample,
     Seam,
+    Space,
     StepOutput,
 )
 from juggler.learner.gradient_core import GradientCore, State
@@ -151,6 +152,9 @@ class Population(LearnerCore[PopulationState]):
         """The state of one member, as one of the algorithm by itself, that goes on by itself."""
         member: State = tree_map(lambda x: x[index].clone(), state["members"])
         return member
+
+    def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
+        return {} if self._sample_dim == 0 else self._core.batch_spaces()
 
     def get_params(self, state: PopulationState) -> Params:
         members = [tree_map(lambda x, i=i: x[i], state["members"]) for i in range(self.size)]

@@ -19,8 +19,10 @@ KL(μ || π) is more than 1.5 times that.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Final
 
@@ -65,7 +67,8 @@ class Ppo(GradientCore):
     """
 
     name = "ppo"
-    trains_on = frozenset({"episodes"})
+    trains_on = frozenset({"episodes", "batch"})
+    learns_from_episodes = True
     mean_names = ("kl",)
     config: PpoConfig
 
@@ -90,6 +93,24 @@ class Ppo(GradientCore):
             each.append(metrics)
         state = _with_steps(state, self._counted(before, state, live_steps))
         return StepOutput(state, _metrics(each, prepared))
+
+    def step_in_parts(
+        self,
+        state: State,
+        sample: Sample,
+        seam: Seam,
+        *,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[State]:
+        config = self.config
+        other = copy.copy(self)
+        other.config = replace(
+            config,
+            minibatches=minibatches or config.minibatches,
+            epochs=epochs or config.epochs,
+        )
+        return other.step(state, sample, seam)
 
     def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
         """Of the first step of the optimizer, were the whole sample one minibatch."""

@@ -143,7 +143,12 @@ class ShardWorker:
         if missing:
             raise ValueError(f"batches {missing} are not here")
         episodes = [batch.modules[command.module_id] for batch in held]
-        metrics = fetch_metrics(member.learner.update_from_episodes(episodes))[DEFAULT_MODULE]
+        updated = member.learner.update_from_episodes(
+            episodes,
+            minibatch_size=command.minibatch_size or None,
+            num_epochs=command.num_epochs or None,
+        )
+        metrics = fetch_metrics(updated)[DEFAULT_MODULE]
         if metrics.get("skipped") == 1.0:
             member.learner.forget()  # or the same samples would be used again
             raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.episodes.columns import batch_of_columns
 from juggler.runtime.wire.structures import tree_map
 
 _FINALS = ("final_observations", "final_steps")
@@ -24,7 +25,8 @@ _SEGMENTS = (
 
 
 def shard(
-    episodes: Mapping[str, Sequence[EpisodeBatch]] | Sequence[EpisodeBatch], count: int
+    episodes: Mapping[str, Sequence[EpisodeBatch] | Mapping[str, Any]] | Sequence[EpisodeBatch],
+    count: int,
 ) -> list[dict[str, list[EpisodeBatch]]]:
     """Batches in shards that hold their rows one after the other.
 
@@ -32,11 +34,12 @@ def shard(
     rows' worth, or as much as it takes that none is empty. Rows are views of what is given.
 
     Args:
-        episodes: batches by module id; a bare list is for the module "default".
+        episodes: batches by module id; a bare list is for the module "default". Columns, as
+            `update_from_batch` takes them, are the one batch that they make.
         count: how many shards.
 
     Returns:
-        The same for each shard.
+        For each shard, what `update_from_episodes` takes.
 
     Raises:
         ValueError: a module has fewer rows with a live step than there are to be shards.
@@ -45,7 +48,8 @@ def shard(
         raise ValueError(f"{count} shards: there must be at least 1")
     by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
     shards: list[dict[str, list[EpisodeBatch]]] = [{} for _ in range(count)]
-    for module_id, batches in by_module.items():
+    for module_id, given in by_module.items():
+        batches = [batch_of_columns(given, module_id)] if isinstance(given, Mapping) else given
         live_steps = [np.count_nonzero(batch.live, axis=1) for batch in batches]  # [N] each
         try:
             ends = _ends(np.concatenate([np.zeros(0, np.int64), *live_steps]), count)

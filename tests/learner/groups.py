@@ -43,7 +43,7 @@ def join(learners: Sequence[Learner]) -> list[int]:
     return at_once([lambda x=x, peers=peers: x.join(peers) for x, peers in pairs])  # type: ignore[misc]
 
 
-def update(learners: Sequence[Learner], shards: Sequence[Any]) -> None:
+def update(learners: Sequence[Learner], shards: Sequence[Any], **passes: int) -> None:
     """One update together, each on its own episodes."""
     pairs = zip(learners, shards, strict=True)
-    at_once([lambda x=x, shard=shard: x.update_from_episodes(shard) for x, shard in pairs])  # type: ignore[misc]
+    at_once([lambda x=x, own=own: x.update_from_episodes(own, **passes) for x, own in pairs])  # type: ignore[misc]

@@ -26,10 +26,6 @@ VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
 
 
-class OfBoth(Impala):
-    trains_on = frozenset({"episodes", "batch"})
-
-
 class Gated(Learner):
     """Waits in the middle of an update until somebody lets it go on."""
 
@@ -43,7 +39,7 @@ class Gated(Learner):
         return sample
 
 
-def make_learner(kind: type[Learner] = Learner, core: Any = OfBoth, **options: Any) -> Any:
+def make_learner(kind: type[Learner] = Learner, core: Any = Impala, **options: Any) -> Any:
     plain = build_learner(ImpalaConfig(), None, VECTOR, TWO, {"hidden_sizes": [8]})
     config = PpoConfig() if core is Ppo else ImpalaConfig()
     return kind(core(plain.core._factories, config), **options)
@@ -192,7 +188,10 @@ def test_a_learner_without_asynchronous_updates_has_no_thread(make_batch: MakeBa
 
 
 def test_what_the_algorithm_does_not_serve_is_said_at_once(make_batch: MakeBatch) -> None:
-    learner = make_learner(core=Impala)
+    class OfEpisodes(Impala):
+        trains_on = frozenset({"episodes"})
+
+    learner = make_learner(core=OfEpisodes)
     with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
         learner.update_from_batch({}, async_update=True)
 
@@ -288,7 +287,10 @@ def test_a_learner_around_another_library_updates_asynchronously_too() -> None:
             self.updates += 1
             return {"default": {"updates": torch.tensor(float(self.updates))}}
 
-    learner = make_learner(Counting)
+    class OfAnything(Impala):
+        learns_from_episodes = False
+
+    learner = make_learner(Counting, core=OfAnything)
     handles = [learner.update_from_batch({}, async_update=True) for _ in range(3)]
     assert [fetch_metrics(each.result())["default"]["updates"] for each in handles] == [1, 2, 3]
     learner.close()

@@ -115,7 +115,11 @@ def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBa
 def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     make_batch: MakeBatch,
 ) -> None:
-    learner = make_learner()
+    class OfEpisodes(Impala):
+        trains_on = frozenset({"episodes"})
+
+    factories = make_learner().core._factories
+    learner = Learner(OfEpisodes(factories, ImpalaConfig()))
     sample = {"default": collate([make_batch()])}
     with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
         learner.update_from_batch(sample)
@@ -123,7 +127,7 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     class OfBatches(Impala):
         trains_on = frozenset({"batch"})
 
-    other = Learner(OfBatches(learner.core._factories, ImpalaConfig()))
+    other = Learner(OfBatches(factories, ImpalaConfig()))
     assert other.update_from_batch(sample)["default"]["skipped"] == 0
     with pytest.raises(TypeError, match="does not serve update_from_episodes: call update_from_b"):
         other.update_from_episodes([make_batch()])

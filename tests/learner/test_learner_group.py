@@ -17,6 +17,7 @@ from group_specs import MODEL, SPACES, spec
 
 import juggler
 from juggler.learner.algorithms import build_learner
+from juggler.learner.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.wire.trees import flatten
@@ -80,7 +81,9 @@ def test_each_learns_what_it_would_learn_alone(
         for n, name in enumerate(LEARNERS)
     }
     handles = [
-        group.update({name: own[update] for name, own in batches.items()}, async_update=True)
+        group.update_from_episodes(
+            {name: own[update] for name, own in batches.items()}, async_update=True
+        )
         for update in range(3)
     ]
     results = [handle.result(PATIENCE) for handle in handles]
@@ -109,7 +112,7 @@ def test_episodes_may_change_as_soon_as_their_update_was_asked_for(
 
     monkeypatch.setattr(EpisodeSender, "send", kept)
     batch = make_batch()
-    group.update({"main": [batch]})
+    group.update_from_episodes({"main": [batch]})
     (tree,) = sent
     for (_, given), (_, other) in zip(flatten(batch.to_tree()), flatten(tree), strict=True):
         assert np.array_equal(given, other)
@@ -129,11 +132,11 @@ def test_each_is_on_one_shard_with_its_share(group: juggler.LearnerGroup) -> Non
 def test_a_slow_shard_holds_up_its_own_modules_alone(
     group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
 ) -> None:
-    slow = group.update({"gated": [make_batch()]}, async_update=True)
-    behind = group.update({"target": [make_batch()]}, async_update=True)
+    slow = group.update_from_episodes({"gated": [make_batch()]}, async_update=True)
+    behind = group.update_from_episodes({"target": [make_batch()]}, async_update=True)
     wait_for(gate.with_suffix(".waiting"))
     for _ in range(3):
-        group.update({"main": [make_batch()], "short": [make_batch()]})
+        group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
     assert not slow.done()
     assert not behind.done()
     gate.touch()
@@ -144,11 +147,15 @@ def test_a_slow_shard_holds_up_its_own_modules_alone(
 def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
     group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
 ) -> None:
-    in_flight = [group.update({"gated": [make_batch()]}, async_update=True) for _ in range(2)]
+    in_flight = [
+        group.update_from_episodes({"gated": [make_batch()]}, async_update=True) for _ in range(2)
+    ]
     before = group.save(["main"])["main"].extra["updates"]
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(
-            group.update, {"target": [make_batch()], "main": [make_batch()]}, async_update=True
+            group.update_from_episodes,
+            {"target": [make_batch()], "main": [make_batch()]},
+            async_update=True,
         )
         deadline = time.monotonic() + PATIENCE
         while group.save(["main"])["main"].extra["updates"] == before:
@@ -162,14 +169,14 @@ def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
 def test_modules_come_and_go_while_others_are_in_the_middle_of_an_update(
     group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
 ) -> None:
-    handle = group.update({"gated": [make_batch()]}, async_update=True)
+    handle = group.update_from_episodes({"gated": [make_batch()]}, async_update=True)
     wait_for(gate.with_suffix(".waiting"))
     group.remove_module("epochs")
     group.add_module("exploiter", spec(algorithm="appo"))
     assert group.placement["exploiter"].shard == 0  # where there is room now
-    assert group.update({"exploiter": [make_batch()]})["exploiter"].updates == 1
+    assert group.update_from_episodes({"exploiter": [make_batch()]})["exploiter"].updates == 1
     with pytest.raises(ValueError, match="no module 'epochs'"):
-        group.update({"epochs": [make_batch()]})
+        group.update_from_episodes({"epochs": [make_batch()]})
     group.remove_module("exploiter")
     group.add_module("epochs", spec(**LEARNERS["epochs"]))
     assert not handle.done()
@@ -180,7 +187,7 @@ def test_modules_come_and_go_while_others_are_in_the_middle_of_an_update(
 def test_a_module_begins_with_the_weights_or_goes_on_from_the_state_of_another(
     group: juggler.LearnerGroup, make_batch: MakeBatch
 ) -> None:
-    group.update({"main": [make_batch()]})
+    group.update_from_episodes({"main": [make_batch()]})
     state, weights = group.save(["main"])["main"], group.get_weights(["main"])["main"]
     group.add_module("main_1", spec(seed=1, **LEARNERS["main"]), state=state)
     group.add_module("other", spec(seed=1, algorithm="appo"), weights=weights)
@@ -190,7 +197,7 @@ def test_a_module_begins_with_the_weights_or_goes_on_from_the_state_of_another(
     tree: Any = group.save(["other"])["other"].tree["default"]
     for name, array in tree["parameters"].items():
         assert np.array_equal(tree["extra"]["target"][name], array)
-    done = group.update({"main_1": [make_batch()], "other": [make_batch()]})
+    done = group.update_from_episodes({"main_1": [make_batch()], "other": [make_batch()]})
     assert done["main_1"].updates == state.extra["updates"] + 1
     assert done["other"].updates == 1
     group.restore({"main_1": state})
@@ -199,17 +206,46 @@ def test_a_module_begins_with_the_weights_or_goes_on_from_the_state_of_another(
         group.remove_module(name)
 
 
+def test_columns_are_learned_from_as_the_episodes_are_that_they_were_collated_from(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    for name in ("one", "other"):
+        group.add_module(name, spec(algorithm="ppo"))
+    batches = [make_batch(seed=1), make_batch(seed=2)]
+    passes = {"minibatch_size": 10, "num_epochs": 2}
+    one = group.update_from_episodes({"one": batches}, **passes)["one"]  # type: ignore[call-overload]
+    handle = group.update_from_batch({"other": collate(batches)}, async_update=True, **passes)
+    assert handle.result(PATIENCE)["other"] == one
+    found = group.get_weights(["one", "other"])
+    same(found["other"], found["one"])
+    in_parts = group.update_from_batch({"other": collate(batches)}, num_epochs=1)["other"]
+    assert group.update_from_episodes({"one": batches})["one"].metrics != in_parts.metrics
+    columns = make_batch().to_tree()
+    for wrong, words in (
+        ({"other": {**columns, "reward": columns["rewards"]}}, "'reward': did you mean 'rewards'"),
+        ({"other": {"rewards": columns["rewards"]}}, r"no column 'observations': \[N, T"),
+        ({"othr": columns}, "no module 'othr': did you mean 'other'"),
+        ({}, "no batch: give columns"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            group.update_from_batch(wrong)
+    with pytest.raises(ValueError, match="num_epochs = 0: must be"):
+        group.update_from_batch({"other": columns}, num_epochs=0)
+    for name in ("one", "other"):
+        group.remove_module(name)
+
+
 def test_weights_from_elsewhere_are_taken_over_behind_the_updates_asked_for_before(
     group: juggler.LearnerGroup, make_batch: MakeBatch
 ) -> None:
     weights = group.get_weights(["target"])["target"]
-    handle = group.update({"main": [make_batch()]}, async_update=True)
+    handle = group.update_from_episodes({"main": [make_batch()]}, async_update=True)
     group.set_weights({"main": weights})
     assert handle.done()
     same(group.get_weights(["main"])["main"], weights)
     updates = handle.result(PATIENCE)["main"].updates
     assert group.save(["main"])["main"].extra["updates"] == updates, "they are counted on"
-    assert group.update({"main": [make_batch()]})["main"].updates == updates + 1
+    assert group.update_from_episodes({"main": [make_batch()]})["main"].updates == updates + 1
     before = group.get_weights(["main"])["main"]
     with pytest.raises(juggler.LearnerGroupError, match=r"weights for 'main': module .* has no"):
         group.set_weights({"main": {"nothing": np.zeros(1, np.float32)}})
@@ -240,8 +276,10 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
     other_shape = make_batch(observation_size=5)
     not_finite = make_batch(rewards=np.full((3, 6), np.nan, np.float32))
     handles = [
-        group.update({"main": [make_batch(), other_shape]}, async_update=True),
-        group.update({"short": [not_finite], "epochs": [make_batch()]}, async_update=True),
+        group.update_from_episodes({"main": [make_batch(), other_shape]}, async_update=True),
+        group.update_from_episodes(
+            {"short": [not_finite], "epochs": [make_batch()]}, async_update=True
+        ),
     ]
     with pytest.raises(juggler.UpdateFailed, match=r"'main': .*do not fit the space"):
         handles[0].result(PATIENCE)
@@ -252,7 +290,7 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
     after = group.get_weights()
     for name in ("main", "short"):
         same(after[name], before[name])
-    assert group.update({"main": [make_batch()], "short": [make_batch()]})
+    assert group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
 
 
 def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
@@ -262,13 +300,13 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
     group.remove_module("target")
     group.add_module("target", spec(seed=3, **LEARNERS["target"]))
     for update in range(3):  # a snapshot is taken of the second
-        group.update({"target": [make_batch(seed=update)]})
+        group.update_from_episodes({"target": [make_batch(seed=update)]})
         if update < 2:
             learner.update_from_episodes([make_batch(seed=update)])
     victim = group._shards.links[2].worker
     others = [group._shards.links[shard].worker for shard in (0, 1)]
     assert victim is not None
-    handle = group.update(
+    handle = group.update_from_episodes(
         {"gated": [make_batch()], "target": [make_batch()], "main": [make_batch()]},
         async_update=True,
     )
@@ -283,7 +321,7 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
 
     gate.touch()
     learner.update_from_episodes([make_batch(seed=9)])
-    done = group.update({"target": [make_batch(seed=9)], "gated": [make_batch()]})
+    done = group.update_from_episodes({"target": [make_batch(seed=9)], "gated": [make_batch()]})
     assert (done["target"].updates, done["gated"].updates) == (3, 1)
     same(group.get_weights(["target"])["target"], learner.get_weights()["default"])
 
@@ -324,7 +362,7 @@ def test_a_spec_that_cannot_be_is_refused_before_anything_begins(
 
 def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch: MakeBatch) -> None:
     with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
-        group.update({"mian": [make_batch()]})
+        group.update_from_episodes({"mian": [make_batch()]})
     with pytest.raises(ValueError, match="no module 'mian'"):
         group.get_weights(["mian"])
     with pytest.raises(ValueError, match="no module 'mian'"):
@@ -343,4 +381,4 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
         ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
     ]:
         with pytest.raises(ValueError, match=message):
-            group.update(episodes)  # type: ignore[arg-type]
+            group.update_from_episodes(episodes)  # type: ignore[arg-type]

@@ -41,11 +41,11 @@ def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_mod
     gated = {**spec(), "model": {**MODEL, "gate": str(gate)}, "module": "gated_module:Gated"}
     with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
         with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
-            group.update({"gated": [make_batch()]})
+            group.update_from_episodes({"gated": [make_batch()]})
         gate.touch()
         group.add_module("second", spec())
         assert [place.shard for place in group.placement.values()] == [0, 1]
-        done = group.update({"gated": [make_batch()], "second": [make_batch()]})
+        done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
         assert (done["gated"].updates, done["second"].updates) == (1, 1)
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 
@@ -16,14 +16,19 @@ from juggler.driver.learner_group.module_state import ModuleState
 from juggler.driver.learner_group.placement import Place
 from juggler.driver.learner_group.shard_link import Job
 from juggler.driver.learner_group.update import ModuleUpdate, UpdateHandle
+from juggler.learner.passes import check_passes
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2, shards_pb2
 
 #: Batches of episodes by module id.
 Episodes = Mapping[str, Sequence[EpisodeBatch]]
+#: Columns by name, by module id.
+Columns = Mapping[str, Mapping[str, Any]]
 
 
 class LearnerGroup:
@@ -54,7 +59,7 @@ class LearnerGroup:
                 each module), or several with commas, such as "cuda:0,cuda:1"; "fake:4" are four
                 processes on the CPU that stand for GPUs.
             seed: of what specs have no seed for.
-            updates_in_flight: calls of `update` that a shard may have unfinished.
+            updates_in_flight: updates that a shard may have unfinished.
             snapshot_updates: after so many updates of a module its state is fetched, for a process
                 that takes the place of one that died.
             hang_seconds: a shard that makes no progress for so long is killed and replaced.
@@ -74,15 +79,32 @@ class LearnerGroup:
     # -- updates ----------------------------------------------------------------------------------
 
     @overload
-    def update(
-        self, episodes: Episodes, *, async_update: Literal[False] = False
+    def update_from_episodes(
+        self,
+        episodes: Episodes,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[False] = False,
     ) -> dict[str, ModuleUpdate]: ...
 
     @overload
-    def update(self, episodes: Episodes, *, async_update: Literal[True]) -> UpdateHandle: ...
+    def update_from_episodes(
+        self,
+        episodes: Episodes,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[True],
+    ) -> UpdateHandle: ...
 
-    def update(
-        self, episodes: Episodes, *, async_update: bool = False
+    def update_from_episodes(
+        self,
+        episodes: Episodes,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: bool = False,
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
         """One update of each of these modules, on episodes of its own.
 
@@ -91,6 +113,8 @@ class LearnerGroup:
 
         Args:
             episodes: batches by module id; copied before this returns.
+            minibatch_size: as for `Learner.update_from_batch`.
+            num_epochs: the same.
             async_update: return as soon as all shards have been asked.
 
         Returns:
@@ -102,8 +126,11 @@ class LearnerGroup:
             UpdateFailed: a module could not update; has what became of the others. Of a handle, its
                 `result` raises it.
         """
+        check_passes(minibatch_size, num_epochs)
         shares = self._shares(episodes)
         handle = UpdateHandle(episodes)
+        like = shards_pb2.UpdateModule()
+        like.minibatch_size, like.num_epochs = minibatch_size or 0, num_epochs or 0
         while shares:
             with self._changed:
                 self._changed.wait_for(lambda: any(map(self._has_room, shares)))
@@ -111,13 +138,44 @@ class LearnerGroup:
                 shard = next(filter(self._has_room, shares))
                 sender = self._shards.links[shard].sender
                 asked = [
-                    (module_id, batches, self._ask(shard, module_id, len(batches), handle))
+                    (module_id, batches, self._ask(shard, module_id, len(batches), like, handle))
                     for module_id, batches in shares.pop(shard).items()
                 ]
             for module_id, batches, batch_ids in asked:
                 for batch_id, batch in zip(batch_ids, batches, strict=True):
                     self._send(shard, sender, module_id, batch_id, batch)
         return handle if async_update else handle.result()
+
+    @overload
+    def update_from_batch(
+        self, batch: Columns, *, async_update: Literal[False] = False, **passes: int | None
+    ) -> dict[str, ModuleUpdate]: ...
+
+    @overload
+    def update_from_batch(
+        self, batch: Columns, *, async_update: Literal[True], **passes: int | None
+    ) -> UpdateHandle: ...
+
+    def update_from_batch(
+        self, batch: Columns, *, async_update: Any = False, **passes: int | None
+    ) -> dict[str, ModuleUpdate] | UpdateHandle:
+        """The same on columns that are put together already.
+
+        Args:
+            batch: by module id, arrays by column, as `juggler.batch_of_columns` takes them.
+            async_update: as for `update_from_episodes`.
+            passes: its `minibatch_size` and `num_epochs`.
+
+        Raises:
+            ValueError: as `update_from_episodes`; or a column is missing, unknown, or does not fit
+                the others. What does not fit the module is told in an UpdateFailed.
+        """
+        if not isinstance(batch, Mapping) or not batch:
+            raise ValueError("no batch: give columns by name, by module id")
+        episodes = {module_id: [_episodes(module_id, each)] for module_id, each in batch.items()}
+        done: dict[str, ModuleUpdate] | UpdateHandle
+        done = self.update_from_episodes(episodes, async_update=async_update, **passes)
+        return done
 
     def _shares(self, episodes: Episodes) -> dict[int, dict[str, list[EpisodeBatch]]]:
         """By shard, its modules' batches."""
@@ -141,12 +199,21 @@ class LearnerGroup:
         there = link.set_up and link.updates < self._updates_in_flight
         return there or bool(link.down or self._shards.over)
 
-    def _ask(self, shard: int, module_id: str, batches: int, handle: UpdateHandle) -> list[int]:
-        """Have an update made of so many batches; their ids."""
+    def _ask(
+        self,
+        shard: int,
+        module_id: str,
+        batches: int,
+        like: shards_pb2.UpdateModule,
+        handle: UpdateHandle,
+    ) -> list[int]:
+        """Have an update like this one made of so many batches; their ids."""
         batch_ids = [next(self._batch_ids) for _ in range(batches)]
+        update = shards_pb2.UpdateModule(module_id=module_id, batch_ids=batch_ids)
+        update.MergeFrom(like)
         job = Job(
             f"update of {module_id!r}",
-            [shards_pb2.UpdateModule(module_id=module_id, batch_ids=batch_ids)],
+            [update],
             partial(self._members.updated, module_id),
             update=handle,
             unsettled=set(batch_ids),
@@ -280,3 +347,14 @@ class LearnerGroup:
             self.close()
         else:  # nobody waits for what is in flight
             self._shards.close(at_once=True)
+
+
+def _episodes(module_id: str, columns: Mapping[str, Any]) -> EpisodeBatch:
+    """
+    Raises:
+        ValueError: these are not the columns of a batch of episodes, or there are others.
+    """
+    for name in columns:
+        if name not in COLUMNS:
+            raise ValueError(f"{module_id}: nobody knows a column {name!r}{nearest(name, COLUMNS)}")
+    return batch_of_columns(columns, module_id)

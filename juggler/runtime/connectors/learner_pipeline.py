@@ -22,6 +22,7 @@ class LearnerPipeline:
     """The learner's half of context connectors, then learner connectors.
 
     Attributes:
+        stored_space: of the observations in batches.
         observation_space: of what the module sees.
         contexts: by name, in order.
     """
@@ -34,7 +35,7 @@ class LearnerPipeline:
     ) -> None:
         self.contexts = dict(contexts)
         self._connectors = dict(connectors)
-        self._stored_space = observation_space
+        self.stored_space = observation_space
         self.observation_space = observation_space
         for context in contexts.values():
             self.observation_space = context.observation_space
@@ -51,7 +52,7 @@ class LearnerPipeline:
         """Contexts as batches hold them for one row, by name: their arrays [...] show what shapes
         and dtypes there must be."""
         examples: dict[str, Tree] = {}
-        space = self._stored_space
+        space = self.stored_space
         for name, connector in self.contexts.items():
             context = connector.initial(zeros(space, (1,)))  # [1, ...]
             examples[name] = tree_map(lambda array: array[0, ...], context)  # [...]

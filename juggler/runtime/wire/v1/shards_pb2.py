@@ -26,7 +26,7 @@ from juggler.runtime.wire.v1 import spaces_pb2 as juggler_dot_runtime_dot_wire_d
 from juggler.runtime.wire.v1 import training_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/shards.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a&juggler/runtime/wire/v1/training.proto\"\x93\x01\n\tAddModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\x12,\n\x11observation_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x04 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"!\n\x0cRemoveModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\"4\n\x0cUpdateModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x11\n\tbatch_ids\x18\x02 \x03(\x04\"`\n\rModuleUpdated\x12*\n\x07metrics\x18\x01 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\"1\n\x0b\x46\x65tchModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\x08\"M\n\nLoadModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07weights\x18\x04 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/shards.proto\x12\njuggler.v1\x1a$juggler/runtime/wire/v1/spaces.proto\x1a&juggler/runtime/wire/v1/training.proto\"\x93\x01\n\tAddModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\x12,\n\x11observation_space\x18\x03 \x01(\x0b\x32\x11.juggler.v1.Space\x12\'\n\x0c\x61\x63tion_space\x18\x04 \x01(\x0b\x32\x11.juggler.v1.Space\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"!\n\x0cRemoveModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\"`\n\x0cUpdateModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x11\n\tbatch_ids\x18\x02 \x03(\x04\x12\x16\n\x0eminibatch_size\x18\x03 \x01(\x04\x12\x12\n\nnum_epochs\x18\x04 \x01(\x04\"`\n\rModuleUpdated\x12*\n\x07metrics\x18\x01 \x01(\x0b\x32\x19.juggler.v1.ModuleMetrics\x12\x12\n\nlive_steps\x18\x02 \x01(\x04\x12\x0f\n\x07updates\x18\x03 \x01(\x04\"1\n\x0b\x46\x65tchModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\x08\"M\n\nLoadModule\x12\x11\n\tmodule_id\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0f\n\x07weights\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVEMODULE']._serialized_start=280
   _globals['_REMOVEMODULE']._serialized_end=313
   _globals['_UPDATEMODULE']._serialized_start=315
-  _globals['_UPDATEMODULE']._serialized_end=367
-  _globals['_MODULEUPDATED']._serialized_start=369
-  _globals['_MODULEUPDATED']._serialized_end=465
-  _globals['_FETCHMODULE']._serialized_start=467
-  _globals['_FETCHMODULE']._serialized_end=516
-  _globals['_LOADMODULE']._serialized_start=518
-  _globals['_LOADMODULE']._serialized_end=595
+  _globals['_UPDATEMODULE']._serialized_end=411
+  _globals['_MODULEUPDATED']._serialized_start=413
+  _globals['_MODULEUPDATED']._serialized_end=509
+  _globals['_FETCHMODULE']._serialized_start=511
+  _globals['_FETCHMODULE']._serialized_end=560
+  _globals['_LOADMODULE']._serialized_start=562
+  _globals['_LOADMODULE']._serialized_end=639
 # @@protoc_insertion_point(module_scope)

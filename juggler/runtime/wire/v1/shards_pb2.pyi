@@ -29,12 +29,16 @@ class RemoveModule(_message.Message):
     def __init__(self, module_id: _Optional[str] = ...) -> None: ...
 
 class UpdateModule(_message.Message):
-    __slots__ = ("module_id", "batch_ids")
+    __slots__ = ("module_id", "batch_ids", "minibatch_size", "num_epochs")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, module_id: _Optional[str] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    minibatch_size: int
+    num_epochs: int
+    def __init__(self, module_id: _Optional[str] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ...) -> None: ...
 
 class ModuleUpdated(_message.Message):
     __slots__ = ("metrics", "live_steps", "updates")
