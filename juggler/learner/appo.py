@@ -61,7 +61,9 @@ class Appo(GradientCore):
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         extra = {"target": parameters.clone(), "since_copy": torch.zeros((), dtype=torch.int64)}
         if self.config.target_kl is not None:
-            extra["kl_coefficient"] = torch.tensor(self.config.kl_coefficient)  # []
+            extra["kl_coefficient"] = torch.as_tensor(
+                self.config.kl_coefficient, dtype=torch.get_default_dtype()
+            )  # []
         return extra
 
     def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
-from juggler.learner.optimizer_groups import optimizer_groups
+from juggler.learner.optimizer_groups import OWN_KEYS, optimizer_groups
 from juggler.runtime.nearest import nearest
 
 #: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
@@ -130,6 +130,19 @@ class LearnerConfig:
         self._one_of("grad_clip_by", ("global_norm", "norm", "value"))
         if self.grad_clip is not None:
             self._above("grad_clip", 0)
+
+    def numbers_of_losses(self) -> list[str]:
+        """Keys of what a loss reads as a number: those of floats that no optimizer has for itself,
+        and that are not none."""
+        hints = get_type_hints(type(self))
+        return [
+            key
+            for key, hint in hints.items()
+            if float in (hint, *get_args(hint))
+            and hint != Scheduled
+            and key not in OWN_KEYS
+            and getattr(self, key) is not None
+        ]
 
     def _scheduled(self, key: str, *, above_0: bool = False) -> None:
         """A number, or points of one; with `above_0` the number itself may not be 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, Self
 
@@ -306,13 +307,30 @@ class GradientCore(LearnerCore[State], ABC):
                 }
         return StepOutput(state, metrics)
 
+    @property
+    def member_keys(self) -> list[str]:
+        """Of the config: what members of a population may differ in."""
+        return [*self.schedules, *self.config.numbers_of_losses()]
+
     def as_member(self, values: Mapping[str, Tensor]) -> Self:
         """The same core for use within `torch.func.vmap`, with values [] by key in place of those
-        of its schedules."""
+        of its schedules and of its config."""
+        dtype = next(
+            parameter.dtype
+            for module in self.modules.values()
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        )
+        fixed = {key: x for key, x in values.items() if key in self.schedules}
+        # As a number would be: it does not make the losses of smaller parameters larger.
+        numbers: dict[str, Any] = {
+            key: x.to(dtype) for key, x in values.items() if key not in fixed
+        }
         member = copy.copy(self)
+        member.config = replace(self.config, **numbers)
         member.schedules = {
             **self.schedules,
-            **{key: partial(_fixed, x) for key, x in values.items()},
+            **{key: partial(_fixed, x) for key, x in fixed.items()},
         }
         member._gradient = functional_gradient_of
         return member

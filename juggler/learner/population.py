@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypedDict
 
@@ -29,6 +30,9 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
+
+#: Of a core, beside what every one has.
+_NEEDED = ("as_member", "member_keys", "modules")
 
 
 class PopulationState(TypedDict):
@@ -63,22 +67,27 @@ class Population(LearnerCore[PopulationState]):
         """Args:
             core: what every member does.
             size: M; may be left out where there are hyper-parameters.
-            hyperparameters: M values by key, in place of the config's, for keys that have a
-                schedule: "lr", "entropy_coefficient".
+            hyperparameters: M values by key, in place of the config's: for what has a schedule,
+                such as "lr", and for numbers that the loss reads, such as "gamma" and "clip", where
+                they are not none in the config.
             same_start: all members start with the same parameters; else each with its own.
             own_samples: each member learns from a sample of its own, as `stacked` puts them
                 together; else all from the same one.
 
         Raises:
-            ValueError: there are no members, their numbers differ, nobody knows a key, or vmap
-                cannot map a module or what the config asks for.
+            ValueError: there are no members, their numbers differ, members cannot differ in a key
+                or have a value of it, or the core, a module or what the config asks for cannot be
+                mapped by vmap.
         """
-        given = {key: list(values) for key, values in (hyperparameters or {}).items()}
-        for key in given.keys() - core.schedules.keys():
+        if lacking := [name for name in _NEEDED if not hasattr(core, name)]:
             raise ValueError(
-                f"hyperparameters: members of {core.name} cannot differ in {key!r}"
-                f"{nearest(key, core.schedules)}"
+                f"{core.name} ({type(core).__name__}) cannot be in a population: it has no "
+                f"{', '.join(map(repr, lacking))}, as a GradientCore has. One around another core "
+                "goes around the population instead"
             )
+        given = {key: list(values) for key, values in (hyperparameters or {}).items()}
+        for key, values in given.items():
+            _check_values(core, key, values)
         sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
@@ -108,12 +117,20 @@ class Population(LearnerCore[PopulationState]):
         have the same start."""
         seeds = [seed + (0 if self._same_start else index) for index in range(self.size)]
         return PopulationState(
-            members=tree_map(_stack, *(self._core.init(each) for each in seeds)),
+            members=tree_map(
+                _stack,
+                *(self._own(index).init(each) for index, each in enumerate(seeds)),
+            ),
             hyperparameters={
                 key: torch.tensor(values, dtype=torch.float64)  # [M]
                 for key, values in self._hyperparameters.items()
             },
         )
+
+    def _own(self, index: int) -> GradientCore:
+        """What a member does, for what is not mapped."""
+        values = {key: torch.tensor(own[index]) for key, own in self._hyperparameters.items()}
+        return self._core.as_member(values)
 
     def grads(self, state: PopulationState, sample: Sample) -> tuple[Grads, Aux]:
         def of_member(
@@ -252,6 +269,29 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
             lambda x, y: torch.cat([x, *[y] * missing]), kept[name], last[name]
         )  # [truncated, ...]
     return kept
+
+
+def _check_values(core: GradientCore, key: str, values: Sequence[float]) -> None:
+    """Raises:
+    ValueError: members cannot differ in a key, or one of the values cannot be.
+    """
+    if key not in core.member_keys:
+        if getattr(core.config, key, key) is None:
+            raise ValueError(
+                f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+                "number, as others may then be in its place"
+            )
+        raise ValueError(
+            f"hyperparameters: members of {core.name} cannot differ in {key!r}"
+            f"{nearest(key, core.member_keys)}"
+        )
+    if hasattr(core.config, key):
+        for value in values:
+            changed: dict[str, Any] = {key: value}
+            try:
+                replace(core.config, **changed).validate()
+            except ValueError as error:
+                raise ValueError(f"hyperparameters: {error}") from None
 
 
 def _stack(*tensors: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def vtrace(
         live: [N, T] bool
     """
     ratios = log_ratios.exp()  # [N, T]
-    discounts = gamma * (live & ~terminated)  # [N, T]
+    discounts = gamma * (live & ~terminated).to(values.dtype)  # [N, T]
     errors = (rewards + discounts * next_values - values) * live  # [N, T] r + γ V' - V
     # The recurrence runs over x_t = v_t - V(x_t), which is 0 after the end of an episode or row.
     carried = discounts * ~truncated * lambda_ * ratios.clamp(max=c_bar)  # [N, T]
@@ -127,7 +127,7 @@ def gae(
     Args:
         As those of `vtrace`.
     """
-    discounts = gamma * (live & ~terminated)  # [N, T]
+    discounts = gamma * (live & ~terminated).to(values.dtype)  # [N, T]
     errors = (rewards + discounts * next_values - values) * live  # [N, T]
     advantages = linear_recurrence(
         lambda_ * discounts * ~truncated, errors, torch.zeros_like(rewards[:, 0])

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from juggler.learner.algorithms import ALGORITHMS
 from juggler.learner.collate import collate
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.core import Sample
+from juggler.learner.config import ImpalaConfig, PpoConfig
+from juggler.learner.core import LearnerCore, Sample
 from juggler.learner.gradient_core import Factories
 from juggler.learner.impala import Impala
 from juggler.learner.learner import Learner, fetch_metrics
 from juggler.learner.optimizers import Adam, RMSProp
 from juggler.learner.population import Population, member_id, stacked
+from juggler.learner.ppo import Ppo
 from juggler.learner.state import StateMismatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -112,6 +113,96 @@ def test_sixteen_members_are_sixteen_runs(
             population.get_params(state)[member_id("default", index)],
             run.get_params(each.state)["default"],
         )
+
+
+NUMBERS: dict[str, dict[str, list[float]]] = {
+    "impala": {
+        "gamma": [0.9, 0.99, 1.0],
+        "lambda_": [0.5, 0.9, 1.0],
+        "rho_bar": [1.0, 1.5, 3.0],
+        "rho_bar_pg": [0.7, 1.0, 2.0],
+        "c_bar": [0.4, 0.8, 1.0],
+        "value_coefficient": [0.1, 0.5, 1.0],
+        "reward_scale": [0.01, 0.1, 1.0],
+    },
+    "ppo": {
+        "gamma": [0.9, 0.99, 1.0],
+        "lambda_": [0.5, 0.9, 1.0],
+        "clip": [0.05, 0.1, 0.3],
+        "value_clip": [0.05, 0.2, 1.0],
+        "target_kl": [1e-6, 0.01, 10.0],
+    },
+    "appo": {
+        "gamma": [0.9, 0.99, 1.0],
+        "clip": [0.05, 0.1, 0.3],
+        "behaviour_clip": [1.0, 1.5, 2.0],
+        "target_kl": [1e-6, 0.01, 10.0],
+        "kl_coefficient": [0.1, 1.0, 2.0],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"), [(name, key) for name, keys in NUMBERS.items() for key in keys]
+)
+def test_a_member_is_a_lone_learner_with_its_number(
+    make_batch: MakeBatch, algorithm: str, key: str
+) -> None:
+    """In whatever the loss reads as a number; and the number matters."""
+    values = NUMBERS[algorithm][key]
+    package, _, attribute = ALGORITHMS[algorithm].core.partition(":")
+    kind = getattr(importlib.import_module(package), attribute)
+    base: dict[str, Any] = {"lr": 0.01}
+    if key in ("value_clip", "target_kl", "kl_coefficient"):
+        base |= {key: values[0]} | ({"target_kl": 0.01} if key == "kl_coefficient" else {})
+
+    def core(**config: Any) -> Any:
+        config_of = ALGORITHMS[algorithm].config(**{**base, **config})
+        return kind({"default": partial(Small, dtype=torch.float64)}, config_of)
+
+    population = Population(core(), hyperparameters={key: values}, same_start=True)
+    state = population.init(seed=3)
+    runs = [core(**{key: value}) for value in values]
+    states = [run.init(seed=3) for run in runs]
+    for update in range(5):
+        sample = in_float64(make_batch, seed=update)
+        state = population.step(state, sample).state
+        states = [run.step(each, sample).state for run, each in zip(runs, states, strict=True)]
+    for index, each in enumerate(states):
+        assert_close(population.member(state, index), each, 1e-7)
+    parameters = [each["default"]["parameters"] for each in states]
+    assert not torch.equal(parameters[0], parameters[2]), "the number makes a difference"
+
+
+def test_what_members_cannot_have_is_said() -> None:
+    core = make_core()
+    for given, words in (
+        ({"gama": [0.9, 1.0]}, "cannot differ in 'gama': did you mean 'gamma'"),
+        ({"gamma": [0.9, 1.1]}, r"hyperparameters: gamma = 1\.1: must be at least 0 and at most 1"),
+        ({"grad_clip": [1.0, 2.0]}, "members of impala cannot differ in 'grad_clip'"),
+        ({"burn_in": [1, 2]}, "members of impala cannot differ in 'burn_in'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Population(core, hyperparameters=given)
+    ppo = Ppo({"default": Small}, PpoConfig())
+    with pytest.raises(ValueError, match="'value_clip' is none in the config of ppo; set it there"):
+        Population(ppo, hyperparameters={"value_clip": [0.1, 0.2]})
+
+
+def test_a_core_around_another_says_what_it_lacks_for_a_population() -> None:
+    class Around(LearnerCore[Any]):
+        def __init__(self, inner: Impala) -> None:
+            self.inner, self.config, self.trains_on = inner, inner.config, inner.trains_on
+            self.name = f"around {inner.name}"
+
+        def init(self, seed: int) -> Any:
+            return self.inner.init(seed)
+
+    around: Any = Around(make_core())  # type: ignore[abstract]
+    words = r"around impala \(Around\) cannot be in a population: it has no 'as_member'"
+    for keys in ({"size": 2}, {"hyperparameters": {"lr": [1e-3, 1e-2]}}):
+        with pytest.raises(ValueError, match=words):
+            Population(around, **keys)
 
 
 def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> None:
@@ -288,7 +379,7 @@ def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str,
         ({"size": 3, "hyperparameters": {"lr": [1e-3]}}, "needs one size above 0: size = 3, and"),
         ({"hyperparameters": {"lr": [1.0], "entropy_coefficient": [0.1, 0.2]}}, r"\[1, 2\]"),
         ({"hyperparameters": {"entropy_coeff": [0.1]}}, "did you mean 'entropy_coefficient'"),
-        ({"hyperparameters": {"gamma": [0.1]}}, "cannot differ in 'gamma': known are entropy_c"),
+        ({"hyperparameters": {"grad_clip": [0.1]}}, "cannot differ in 'grad_clip'"),
     ],
 )
 def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: str) -> None:
