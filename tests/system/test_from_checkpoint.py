@@ -10,13 +10,9 @@ from place import Place, assert_books_balance, checkpoints, metrics, summary
 
 pytestmark = pytest.mark.slow
 
-#: What was learned shows in the first episodes that end, and nothing is learned meanwhile.
-KEEPS = ("--lr", 1e-9, "--stop-steps", 30_000)
-
-
-def first_return(run_dir: Path) -> float:
-    lines = metrics(run_dir)
-    return float(next(line["episode_return_mean"] for line in lines if line["episodes"] >= 20))
+#: Nothing is learned meanwhile: what a run plays is what it has begun with. Drawn from a seed, a
+#: policy gets to 22.
+KEEPS = ("--lr", 1e-9, "--stop-steps", 60_000)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def test_its_first_episodes_are_good_whatever_the_algorithm(
     assert "beginning with the weights of update " in run.output
     lines = metrics(place.path / "run")
     assert lines[0]["updates"] == 0
-    assert first_return(place.path / "run") > 150
+    assert summary(place.path / "run")["episode_return_mean"] > 150
     evaluations = [line["evaluation_return_mean"] for line in lines]
     assert all(each is None or each > 150 for each in evaluations), evaluations
     assert_books_balance(place.path / "run")
@@ -57,13 +53,13 @@ def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_loa
     begun = shutil.copytree(trained, place.path / "before")
     run = place.run(
         *("train", "cartpole", "--from", "before", "--num-learners", 2, "--run-dir", "run"),
-        *("--stop-steps", 20_000),
+        *KEEPS,
     )
     assert run.status == 0, run.output
-    assert first_return(directory) > 150
+    assert summary(directory)["episode_return_mean"] > 150
     updates = summary(directory)["updates"]
     shutil.rmtree(begun)
-    run = place.run("train", "--resume", "run", "--stop-steps", 40_000)
+    run = place.run("train", "--resume", "run", "--stop-steps", 80_000)
     assert run.status == 0, run.output
     assert f"going on from update {updates}" in run.output
     assert "beginning with" not in run.output
@@ -81,7 +77,7 @@ def test_a_part_of_a_module_is_taken_and_what_does_not_fit_is_one_sentence(
     assert run.status == 0, run.output
     run = place.run(*options, "--model", '{"hidden_sizes": [16]}', "--run-dir", "other")
     assert run.status == 1
-    said = "from_checkpoint: weights 'encoder.0.weight' of module 'default' have shape (64, 4)"
-    assert said in run.output
+    assert "from_checkpoint: weights 'encoder.0." in run.output
+    assert "have shape (64" in run.output
     assert "Traceback" not in run.output
     place.assert_nothing_is_left()
