@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import os
@@ -14,9 +13,11 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
 #: Imported by the forkserver once, and shared by all workers. These must run nothing at import
@@ -29,8 +30,14 @@ PRELOAD = (
     "juggler.runtime.modules.building",
 )
 
-_PR_SET_PDEATHSIG = 1
+#: Ends the forkserver, and all below it. One that nobody else sends: where it means nothing yet, it
+#: ends a process too.
+END_SIGNAL = signal.SIGRTMIN + 7
+_END_SECONDS = 3.0  # for the forkserver to begin and end that; it may be stopped
+_LOCK_SECONDS = 1.0  # for a start under way
+
 _start_lock = threading.Lock()
+_workers: set[int] = set()  # processes that were started here, by id
 _sharing = 0  # how many share the forkserver, of which a process has one
 # Of its own: a start that waits for a forkserver holds the other one until that is ended.
 _sharing_lock = threading.Lock()
@@ -77,7 +84,7 @@ def warm_up() -> None:
 
 
 def cool_down() -> None:
-    """End the forkserver, and its processes with it, and wait until it is gone.
+    """End the forkserver, and all below it, and wait until it is gone.
 
     A start that is under way fails; the next one makes a new forkserver.
     """
@@ -88,9 +95,12 @@ def cool_down() -> None:
     if server._forkserver_pid is not None:
         # It need not answer: it may be importing still, or be stopped, while `start` waits for it.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(server._forkserver_pid, signal.SIGKILL)
-    with _start_lock:
+            os.kill(server._forkserver_pid, END_SIGNAL)
+            if not _ends(server._forkserver_pid, _END_SECONDS):
+                os.kill(server._forkserver_pid, signal.SIGKILL)
+    with _start_lock, contextlib.suppress(FileNotFoundError):  # its socket, which somebody removed
         server._stop()
+    _workers.clear()
 
 
 def share_forkserver() -> None:
@@ -112,11 +122,33 @@ def let_go_of_forkserver() -> None:
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:
-    """Start a worker process that dies with this one. Not a daemon: it may own subprocesses."""
+    """Start a worker process that dies with this one. Not a daemon: it may own subprocesses.
+
+    Whoever waits for its end says so to `ended`.
+    """
+    claim_multiprocessings()
     process = forkserver().Process(target=_run, args=(program, title), name=title, daemon=False)
     with _start_lock, hidden_main():
         process.start()
+        assert process.pid is not None
+        _workers.add(process.pid)
     return process
+
+
+def ended(*processes: ForkServerProcess) -> None:
+    """Let what these processes started end with them, however they ended."""
+    from multiprocessing import forkserver as module
+
+    # A start that waits for the forkserver may hold the lock: until that is ended, with all below.
+    if not _start_lock.acquire(timeout=_LOCK_SECONDS):
+        return
+    try:
+        _workers.difference_update([process.pid for process in processes])
+        server: Any = module._forkserver
+        if server._forkserver_pid is not None:
+            kill_children(server._forkserver_pid, but=_workers)
+    finally:
+        _start_lock.release()
 
 
 @contextmanager
@@ -134,13 +166,6 @@ def hidden_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process `number` when the thread that forked it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-
-
 def ignore_stop_signals() -> None:
     """A terminal sends Ctrl-C, and a service manager SIGTERM, to every process of a run.
 
@@ -156,11 +181,24 @@ def set_title(title: str) -> None:
     setproctitle.setproctitle(f"juggler: {title}")
 
 
+def _ends(pid: int, seconds: float) -> bool:
+    """Whether a child does, within so many seconds."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return bool(wait([descriptor], seconds))
+    finally:
+        os.close(descriptor)
+
+
 def _run(program: WorkerProgram, title: str) -> None:
-    # The parent is the forkserver, which dies with the driver.
+    from juggler.runtime.actors import forkserver  # which has imported it: nothing runs here
+
+    # The forkserver ends with the driver.
     die_with_parent()
-    if os.getppid() == 1:
+    if os.getppid() != forkserver.PID:
         os._exit(1)
+    # What an environment starts, and leaves to itself, stays this worker's as long as it lives.
+    take_in_orphans()
     set_title(title)
     ignore_stop_signals()
     module, _, function = program.target.partition(":")

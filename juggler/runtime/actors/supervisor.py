@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, start
+from juggler.runtime.actors.processes import WorkerProgram, ended, start
 
 _ABORT_SECONDS = 0.5
 
@@ -171,6 +171,7 @@ class Supervisor:
             if process.is_alive():
                 process.kill()
                 process.join(timeout=5)
+        ended(*processes)
         if self._thread.is_alive():
             # Not for long: it may be starting a process, until the forkserver answers or is gone.
             self._thread.join(timeout=0.5)
@@ -237,6 +238,7 @@ class Supervisor:
         process = post.process
         assert process is not None
         process.join(timeout=5)
+        ended(process)
         self._failed(post, process.pid or 0, how_it_ended(process.exitcode))
 
     def _failed(self, post: _Post, pid: int, how: str) -> None:
