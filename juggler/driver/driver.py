@@ -274,6 +274,7 @@ class Driver:
             match name:
                 case "line":
                     self._write_line()
+                    self._look_for_sockets()
                 case "checkpoint":
                     self._workers.checkpointing.begin()
                 case "evaluation":
@@ -297,6 +298,19 @@ class Driver:
             return
         for text in self._standstill.silent_runners():
             self._progress.message(text, "warning")
+
+    def _look_for_sockets(self) -> None:
+        """Without them no worker of this host can take the place of one that dies."""
+        gone = self._local.directory_is_gone()
+        if not gone or self._workers.stop_reason:
+            return
+        if self._listen is None:
+            return self._workers.fail(gone)
+        if self._local.driver_address in self._bound:
+            self._bound.remove(self._local.driver_address)
+            self._announce()
+            self._progress.message(f"{gone}; workers do not need it", "warning")
+        return None
 
     def _write_line(self) -> dict[str, Any]:
         line = metrics_line(self._workers, self._local.restarts, self._clock.now())

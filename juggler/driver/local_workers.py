@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import DriverConfig
@@ -16,7 +14,7 @@ from juggler.runtime.actors.processes import (
     share_forkserver,
 )
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
-from juggler.runtime.actors.temporary import make_directory
+from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
 from juggler.runtime.actors.worker import Contact
 
 #: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
@@ -31,7 +29,7 @@ class LocalWorkers:
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
-        self._socket_dir = make_directory()
+        self._directory = HeldDirectory()
         self._supervisor = Supervisor(events)
         self._run_id = run_id
         self._token = token
@@ -42,7 +40,7 @@ class LocalWorkers:
 
     @property
     def driver_address(self) -> str:
-        return f"unix:{Path(self._socket_dir) / 'driver.sock'}"
+        return f"unix:{self._directory.path / 'driver.sock'}"
 
     @property
     def restarts(self) -> int:
@@ -87,12 +85,18 @@ class LocalWorkers:
         posts = [post for post in self._posts if post.startswith(f"{role}-")]
         return bool(posts) and all(map(self._supervisor.keeps_failing, posts))
 
+    def directory_is_gone(self) -> str:
+        """For people, where somebody removed what a worker needs to start; else ""."""
+        if self._directory.is_there() and (not self._shares or multiprocessings_is_there()):
+            return ""
+        return f"the directory of this run's sockets in {self._directory.path.parent} was removed"
+
     def close(self, grace: float) -> None:
         self._supervisor.close(grace)
         if self._shares:
             self._shares = False
             let_go_of_forkserver()
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        self._directory.remove()
 
     def _start(
         self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
@@ -103,7 +107,7 @@ class LocalWorkers:
             token=self._token,
             run_id=self._run_id,
             local=True,
-            socket_dir=self._socket_dir,
+            socket_dir=str(self._directory.path),
         )
         program: EnvRunnerProgram | LearnerProgram
         if role == LEARNER:

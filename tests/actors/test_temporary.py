@@ -2,36 +2,144 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from juggler.runtime.actors.temporary import make_directory
+from juggler.runtime.actors import temporary
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+from juggler.runtime.actors.temporary import HeldDirectory
 
-_NO_PROCESS = 1 << 30  # above what any kernel gives
+_HOLDS = """
+import os, signal, sys
+from juggler.runtime.actors.temporary import HeldDirectory
+print(HeldDirectory().path, flush=True)
+"""
+_IN_ANOTHER_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp" if len(str(tmp_path)) > 60 else str(tmp_path))
-    return Path(tempfile.gettempdir())
+def place(monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="jt-"))  # short: Unix sockets have a limit
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    monkeypatch.setenv("TMPDIR", str(path))
+    return path
 
 
-def test_processes_that_start_together_remove_what_a_dead_one_left(place: Path) -> None:
-    left = [place / f"juggler-{_NO_PROCESS}-{number}" for number in range(200)]
-    for path in left:
-        path.mkdir()
+@pytest.fixture(autouse=True)
+def _the_place_goes(place: Path) -> Iterator[None]:
+    yield
+    shutil.rmtree(place)
+
+
+def _left_by_a_killed_process() -> Path:
+    program = f"{_HOLDS}os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_processes_that_start_together_remove_what_dead_ones_left() -> None:
+    left = [_left_by_a_killed_process()]
+    boot = temporary._boot()
+    for number in range(200):
+        left.append(left[0].with_name(f"juggler-1-{number}-{boot}"))
+        left[-1].mkdir(exist_ok=True)
     with ThreadPoolExecutor(8) as starting:
-        made = list(starting.map(lambda _: make_directory(), range(8)))
+        made = list(starting.map(lambda _: HeldDirectory(), range(8)))
     assert not any(path.exists() for path in left)
-    for directory in made:
-        Path(directory).rmdir()
+    assert all(each.is_there() for each in made), "they leave each other alone"
+    for each in made:
+        each.remove()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
+def test_a_process_of_another_namespace_is_not_taken_for_dead() -> None:
+    program = f"{_HOLDS}sys.stdin.read()"
+    with subprocess.Popen(
+        [*_IN_ANOTHER_NAMESPACE, sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        directory = Path(other.stdout.readline().strip())
+        own_id = directory.name.split("-")[1]
+        assert own_id != str(other.pid), "it has another one here"
+        HeldDirectory().remove()
+        assert directory.is_dir()
+        other.communicate("")
+    HeldDirectory().remove()
+    assert not directory.exists()
+
+
+def test_what_nobody_can_know_to_be_abandoned_stays(place: Path) -> None:
+    """Directories of older versions, young ones, and those of other hosts in a shared place."""
+    names = ["juggler-1-abcdefgh", "juggler-1-abcdefgh-00000000", "juggler-1"]
+    for name in names:
+        (place / name).mkdir()
+    HeldDirectory().remove()
+    assert sorted(path.name for path in place.iterdir()) == sorted(names)
+
+
+def test_no_process_that_this_one_starts_holds_its_directory(place: Path) -> None:
+    """Or what a killed process left would stay for as long as any of them lives."""
+    directory = HeldDirectory()
+    sleeper = subprocess.Popen(["sleep", "60"], close_fds=False)
+    worker = start(WorkerProgram("time:sleep", 60), "worker 0")
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(60)
+        os._exit(1)
+    try:
+        for pid in (sleeper.pid, worker.pid, forked):
+            deadline = time.monotonic() + 30  # it closes what it need not have
+            while str(directory.path) in _opened(pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert str(directory.path) not in _opened(pid)
+    finally:
+        for process in (sleeper, worker):
+            process.kill()
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
+        sleeper.wait()
+        worker.join()
+        cool_down()
+        directory.remove()
+
+
+def _opened(pid: int | None) -> list[str]:
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed in this moment
+            found.append(os.readlink(path))
+    return found
+
+
+def test_a_file_system_without_locks_keeps_what_is_there(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(temporary.fcntl, "flock", refuse)
+    first, second = HeldDirectory(), HeldDirectory()
+    assert first.is_there()
+    assert second.is_there()
+    first.remove()
+    second.remove()
+    assert list(place.iterdir()) == []
 
 
 def test_multiprocessings_directory_is_such_a_one_too() -> None:
@@ -57,3 +165,13 @@ os.kill(os.getpid(), int(sys.argv[1])) if len(sys.argv) > 1 else None
     assert left.stat().st_uid == os.getuid()
     run()
     assert not left.exists(), "who was killed had no time to"
+
+
+def test_a_forkserver_starts_again_after_its_socket_was_removed() -> None:
+    cool_down()
+    for _ in range(2):
+        process = start(WorkerProgram("time:sleep", 0), "worker 0")
+        process.join()
+        assert process.exitcode == 0
+        shutil.rmtree(multiprocessing.util.get_temp_dir())
+        cool_down()

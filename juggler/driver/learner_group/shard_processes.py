@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
-from pathlib import Path
 from typing import Any
 
 from juggler.learner.program import SHARD, LearnerProgram
@@ -17,7 +15,7 @@ from juggler.runtime.actors.processes import (
 )
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
-from juggler.runtime.actors.temporary import make_directory
+from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.actors.worker import Contact
 
 
@@ -38,8 +36,8 @@ class ShardProcesses:
         """
         self.run = secrets.token_hex(16), secrets.token_hex(6)
         token, run_id = self.run
-        self._directory = make_directory()
-        self._address = f"unix:{Path(self._directory) / 'driver.sock'}"
+        self._directory = HeldDirectory()
+        self._address = f"unix:{self._directory.path / 'driver.sock'}"
         settings = HubSettings(
             run_id=run_id, roles=(SHARD,), token=token, hang_seconds=hang_seconds
         )
@@ -61,7 +59,7 @@ class ShardProcesses:
             token=self.run[0],
             run_id=self.run[1],
             local=True,
-            socket_dir=self._directory,
+            socket_dir=str(self._directory.path),
         )
         program = WorkerProgram("juggler.learner.shard_worker:main", LearnerProgram(contact))
         self._supervisor.add(f"{SHARD}-{shard}", program, RestartPolicy())
@@ -79,4 +77,4 @@ class ShardProcesses:
         self._supervisor.close(grace)
         self.hub.close()
         let_go_of_forkserver()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
