@@ -13,6 +13,7 @@ from typing import NoReturn
 from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
+from juggler.runtime.actors.processes import must_end
 from juggler.runtime.actors.worker import Contact, LostTheDriver
 
 #: In the environment of a program that takes the place of a worker: that one's incarnation.
@@ -39,6 +40,9 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
             raise
         os.environ[PREDECESSOR] = lost.incarnation
         _begin_anew()
+    except BaseException:
+        must_end()
+        raise
 
 
 def _is_back(contact: Contact) -> bool:

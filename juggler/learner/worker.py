@@ -25,7 +25,7 @@ from juggler.learner.peers import PeerLost
 from juggler.learner.pending_metrics import PendingMetrics
 from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.learner.store import BatchStore, HeldBatch
-from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment
+from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
@@ -80,6 +80,7 @@ class LearnerWorker:
         self._kept = KeptState()
         self._module_factory = module_factory
         self._own_connectors = own_connectors
+        self._inbox = inbox
         self._loop = CommandLoop(attachment, inbox)
         self._loop.on(training_pb2.Setup, self._setup)
         self._loop.on(training_pb2.Restore, self._restore)
@@ -238,8 +239,12 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _send_chunks(self, command_id: int, chunk: bytes | None, rest: Iterator[bytes]) -> None:
-        while chunk is not None:
-            chunk = self._send_chunk(command_id, chunk, rest)
+        try:
+            while chunk is not None:
+                chunk = self._send_chunk(command_id, chunk, rest)
+        except BaseException as error:  # or the driver would wait for them
+            self._attachment.fail(command_id, error)
+            self._inbox.put(Detached.by(error))
 
     def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
         """One chunk of a state, marked if it is the last. Returns the next one."""

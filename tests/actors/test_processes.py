@@ -94,6 +94,22 @@ def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
     assert not psutil.pid_exists(second)
 
 
+def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "raise MemoryError('no room for the replay')\n"
+    )
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    supervisor.add("worker-0", WorkerProgram("runpy:run_path", str(script)), NEVER)
+    try:
+        assert exits.next(60).how == "killed by SIGALRM, MemoryError: no room for the replay"
+    finally:
+        supervisor.close(grace=0.0)
+
+
 def test_what_keeps_dying_stays_down_in_the_end() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)

@@ -71,18 +71,11 @@ class GatewayRunner(EnvRunner):
         self._door = door
         self._desk: Desk | None = None
         self._player: Player | None = None
-        self._failure: BaseException | None = None
         self._setup_command: tuple[int, training_pb2.Setup] | None = None
         self._rows = 0
         self._has_weights = False
         self._new: deque[_Asked] = deque()  # from the first thread
         self._asked: deque[_Asked] = deque()  # whose weights are here
-
-    def run(self) -> str:
-        reason = super().run()
-        if self._failure is not None:
-            raise self._failure
-        return reason
 
     def close(self) -> None:
         if self._desk is not None:
@@ -123,8 +116,7 @@ class GatewayRunner(EnvRunner):
             self._desk.wake()
 
     def _failed(self, error: BaseException) -> None:
-        self._failure = error
-        self._inbox.put(Detached(str(error)))
+        self._inbox.put(Detached.by(error))
 
     # -- what the desk asks for, at work --------------------------------------------------------
 

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.credentials import bearer
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial, wait_until_ready
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, dial, wait_until_ready
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
@@ -62,9 +63,20 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The stream is over. No more commands come."""
+    """The stream is over, or something else without which nothing can be done. No more commands
+    come.
+
+    Attributes:
+        reason: for people.
+        failure: what was raised, in whatever thread, where that is why.
+    """
 
     reason: str
+    failure: BaseException | None = None
+
+    @classmethod
+    def by(cls, failure: BaseException) -> Self:
+        return cls(str(failure), failure)
 
 
 def new_incarnation() -> str:
@@ -176,11 +188,11 @@ class Attachment:
                 response_deserializer=attach_pb2.ToWorker.FromString,
             )(self._messages(), metadata=bearer(token) if token else None)
             self.welcome = self._greet(address)
-        except BaseException:
+            for work, name in ((self._receive, "attach-receive"), (self._beat, "attach-heartbeat")):
+                threading.Thread(target=self._or_end, args=(work,), name=name, daemon=True).start()
+        except (AttachError, EndpointError):
             self.close()
-            raise
-        threading.Thread(target=self._receive, name="attach-receive", daemon=True).start()
-        threading.Thread(target=self._beat, name="attach-heartbeat", daemon=True).start()
+            raise  # after anything else, such as no more threads, this might hang
 
     @property
     def worker_id(self) -> str:
@@ -280,6 +292,12 @@ class Attachment:
             raise AttachError(f"the driver at {address} refused: {first.refusal.reason}")
         return first.welcome
 
+    def _or_end(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._inbox.put(Detached.by(error))
+
     def _receive(self) -> None:
         reason = ENDED
         try:
@@ -316,6 +334,7 @@ class Attachment:
                 seconds_since_progress=stuck,
                 resident_bytes=resident_bytes(),
                 device_bytes=self.device_bytes(),
+                cpu_seconds=time.process_time(),
             )
             if stuck > 2 * interval:
                 self._say_where(heartbeat, thread)

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -35,9 +35,11 @@ PRELOAD = (
 END_SIGNAL = signal.SIGRTMIN + 7
 _END_SECONDS = 3.0  # for the forkserver to begin and end that; it may be stopped
 _LOCK_SECONDS = 1.0  # for a start under way
+_LEAVE_SECONDS = 5.0
+_LONGEST_WORDS = 1000  # characters
 
 _start_lock = threading.Lock()
-_workers: set[int] = set()  # processes that were started here, by id
+_workers: dict[int, Connection] = {}  # by process id: what it says last
 _sharing = 0  # how many share the forkserver, of which a process has one
 # Of its own: a start that waits for a forkserver holds the other one until that is ended.
 _sharing_lock = threading.Lock()
@@ -100,7 +102,6 @@ def cool_down() -> None:
                 os.kill(server._forkserver_pid, signal.SIGKILL)
     with _start_lock, contextlib.suppress(FileNotFoundError):  # its socket, which somebody removed
         server._stop()
-    _workers.clear()
 
 
 def share_forkserver() -> None:
@@ -127,28 +128,51 @@ def start(program: WorkerProgram, title: str) -> ForkServerProcess:
     Whoever waits for its end says so to `ended`.
     """
     claim_multiprocessings()
-    process = forkserver().Process(target=_run, args=(program, title), name=title, daemon=False)
-    with _start_lock, hidden_main():
+    words, its_end = multiprocessing.Pipe(duplex=False)
+    arguments = (program, title, its_end)
+    process = forkserver().Process(target=_run, args=arguments, name=title, daemon=False)
+    with _start_lock, hidden_main(), its_end:
         process.start()
         assert process.pid is not None
-        _workers.add(process.pid)
+        _workers[process.pid] = words
     return process
 
 
-def ended(*processes: ForkServerProcess) -> None:
-    """Let what these processes started end with them, however they ended."""
+def ended(process: ForkServerProcess) -> str:
+    """Let what this process started end with it, however it ended.
+
+    Returns:
+        What it failed with, if it could still say so.
+    """
     from multiprocessing import forkserver as module
 
+    assert process.pid is not None
     # A start that waits for the forkserver may hold the lock: until that is ended, with all below.
     if not _start_lock.acquire(timeout=_LOCK_SECONDS):
-        return
+        return ""
     try:
-        _workers.difference_update([process.pid for process in processes])
+        words = _workers.pop(process.pid, None)
         server: Any = module._forkserver
         if server._forkserver_pid is not None:
             kill_children(server._forkserver_pid, but=_workers)
     finally:
         _start_lock.release()
+    if words is None:
+        return ""
+    with words, contextlib.suppress(EOFError, OSError):
+        return words.recv_bytes().decode() if words.poll() else ""
+    return ""
+
+
+def must_end(seconds: float = _LEAVE_SECONDS) -> None:
+    """Let this process end within so many seconds, whatever its threads and finalizers wait for;
+    0: it may go on.
+
+    The kernel sees to it: a process that is out of memory or threads could not.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @contextmanager
@@ -190,7 +214,7 @@ def _ends(pid: int, seconds: float) -> bool:
         os.close(descriptor)
 
 
-def _run(program: WorkerProgram, title: str) -> None:
+def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     from juggler.runtime.actors import forkserver  # which has imported it: nothing runs here
 
     # The forkserver ends with the driver.
@@ -202,4 +226,19 @@ def _run(program: WorkerProgram, title: str) -> None:
     set_title(title)
     ignore_stop_signals()
     module, _, function = program.target.partition(":")
-    getattr(importlib.import_module(module), function)(program.argument)
+    try:
+        getattr(importlib.import_module(module), function)(program.argument)
+    except BaseException as error:
+        text = _why(error)[:_LONGEST_WORDS].encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):
+            words.send_bytes(text)
+        raise
+    finally:
+        must_end()
+
+
+def _why(error: BaseException) -> str:
+    """A process ends by this: for people."""
+    if isinstance(error, SystemExit):
+        return str(error.__cause__ or (error.code if isinstance(error.code, str) else ""))
+    return f"{type(error).__name__}: {error}"

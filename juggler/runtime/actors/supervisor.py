@@ -27,7 +27,7 @@ class Exited:
 
     worker_id: str
     pid: int  # 0: there was no process, it could not be started
-    how: str  # "exit code 1", "killed by SIGKILL"
+    how: str  # "exit code 1", "killed by SIGKILL"; and what it failed with, where it could say so
     restart_in: float | None
 
 
@@ -171,7 +171,8 @@ class Supervisor:
             if process.is_alive():
                 process.kill()
                 process.join(timeout=5)
-        ended(*processes)
+        for process in processes:
+            ended(process)
         if self._thread.is_alive():
             # Not for long: it may be starting a process, until the forkserver answers or is gone.
             self._thread.join(timeout=0.5)
@@ -238,8 +239,9 @@ class Supervisor:
         process = post.process
         assert process is not None
         process.join(timeout=5)
-        ended(process)
-        self._failed(post, process.pid or 0, how_it_ended(process.exitcode))
+        words = ended(process)
+        how = how_it_ended(process.exitcode)
+        self._failed(post, process.pid or 0, f"{how}, {words}" if words else how)
 
     def _failed(self, post: _Post, pid: int, how: str) -> None:
         with self._lock:

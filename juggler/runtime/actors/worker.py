@@ -30,7 +30,7 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processes import set_title
+from juggler.runtime.actors.processes import must_end, set_title
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -104,14 +104,19 @@ class _LeavingInbox(Inbox):
 
     def put(self, item: Command | Detached) -> None:
         if isinstance(item, Detached) and self._watched:
-            # Needs nothing of this process: code that hangs may hold the interpreter's lock.
-            faulthandler.dump_traceback_later(_LEAVE_SECONDS, exit=True)
+            # Needs nothing of this process but a thread: code that hangs may hold the interpreter's
+            # lock.
+            try:
+                faulthandler.dump_traceback_later(_LEAVE_SECONDS, exit=True)
+            except RuntimeError:  # out of threads
+                must_end()
         super().put(item)
 
     def has_left(self) -> None:
         """It does something else now."""
         self._watched = False
         faulthandler.cancel_dump_traceback_later()
+        must_end(0)
 
 
 class WorkerBody(Protocol):
@@ -145,27 +150,32 @@ def attach_and_run(
         # A local worker is stopped by its driver; one on its own by whoever sends it a signal.
         for number, reason in _SIGNALS.items():
             _give_up_on(number, reason)
+    must_end(contact.timeout + _LEAVE_SECONDS)  # what cannot start a thread may hang in gRPC
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
         attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
         log.error(str(error))
-        sys.exit(1)
+        raise SystemExit(1) from error
+    must_end(0)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
     if not contact.local:
         for number, reason in _SIGNALS.items():
             _stop_on(number, reason, inbox)
         log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
-    body = make(attachment, inbox)
+    body: WorkerBody | None = None
     try:
+        body = make(attachment, inbox)
         reason, failure = body.run(), None
     except BaseException as error:  # code of others runs in here, and may call sys.exit
         reason, failure = describe(error).message, error
+        must_end(_LEAVE_SECONDS)
     attachment.farewell(reason, failure)
     try:
-        body.close()
+        if body is not None:
+            body.close()
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
     inbox.has_left()
@@ -250,10 +260,16 @@ class CommandLoop:
         self._handlers[kind.DESCRIPTOR.full_name] = (kind, handler)
 
     def over(self) -> str:
-        """Why the loop should end now, or "". To be asked within long waits."""
+        """Why the loop should end now, or "". To be asked within long waits.
+
+        Raises:
+            BaseException: of a thread without which nothing can be done.
+        """
         self._waiting.extend(self._inbox.gather())
         for item in self._waiting:
             if isinstance(item, Detached):
+                if item.failure is not None:
+                    raise item.failure
                 return item.reason
             if item.body.TypeName() == _STOP:
                 return "stopped by the driver"
