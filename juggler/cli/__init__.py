@@ -26,8 +26,19 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused,
-    130 where it was interrupted."""
+    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused; 128 and
+    the number of the signal that ended it, in order or not: 130 for Ctrl-C, 143 for SIGTERM."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read this, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left of it
+        return 128 + signal.SIGPIPE
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -48,10 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = importlib.import_module(COMMANDS[name][0])
         status: int = command.run(arguments[1:])
-    except KeyboardInterrupt:  # of a run: the second one
+    except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more finds nothing left to end
-        print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
-        return 130
+        if not hasattr(interrupt, "result"):  # else of a run that ended in order, and has said so
+            print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
+        return 128 + signal.SIGINT
     return status
 
 

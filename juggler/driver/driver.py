@@ -73,7 +73,11 @@ class RunFailed(RuntimeError):
 
 
 class Driver:
-    """One run, from its first worker to its summary."""
+    """One run, from its first worker to its summary.
+
+    Attributes:
+        signal: that came while it ran; 0: none.
+    """
 
     def __init__(
         self,
@@ -100,6 +104,7 @@ class Driver:
             listen: take workers of other hosts there, and start none here.
             doors: through which others may watch; None: its status alone.
         """
+        self.signal = 0
         self._config = config
         self._directory = directory
         self._beginning = beginning
@@ -173,7 +178,7 @@ class Driver:
         workers, grace = self._workers, 0.0
         summary: dict[str, Any] = {}
         self._begin_to_listen()
-        with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))) as clean_up:
+        with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))) as caught:
             try:
                 self._start()
                 while not workers.stop_reason:
@@ -183,7 +188,8 @@ class Driver:
                 self._wind_down()
                 grace = _WORKERS_LEAVE_SECONDS
             finally:
-                clean_up()
+                caught.no_more()
+                self.signal = caught.number
                 # Each of these is done whatever becomes of the one before.
                 with ExitStack() as last:
                     last.callback(lambda: summary.update(self._close_books()))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 #: Some tools signal a process and then its group: the same wish, twice.
@@ -19,36 +20,56 @@ _REASONS = {
 }
 
 
-@contextmanager
-def signals_become(stop: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """The first signal calls `stop` with a reason; the second raises KeyboardInterrupt.
+@dataclass(slots=True)
+class Caught:
+    """What came meanwhile.
 
-    Any more do nothing, nor does the second once the function that the block gets was called: what
-    cleans up must not be cut short.
+    Attributes:
+        number: of the first signal; 0: there was none.
+    """
+
+    number: int = 0
+    _no_more: bool = False
+
+    def no_more(self) -> None:
+        """What cleans up must not be cut short: further signals do nothing."""
+        self._no_more = True
+
+
+def as_exception(number: int) -> BaseException:
+    """How a signal ends a Python program."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+@contextmanager
+def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
+    """The first signal calls `stop` with a reason; the second is raised, as `as_exception` has it.
+    Any more do nothing.
 
     `stop` is called in a thread of its own: a handler may interrupt the main thread while that
     holds a lock that `stop` wants. In other threads than the main one signals stay as they are.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield Caught()
         return
     seen: list[float] = []  # when the first signal came
-    no_more = threading.Event()
+    caught = Caught()
 
     def handle(number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if seen and now - seen[0] > _SAME_SECONDS and not no_more.is_set():
-            no_more.set()
-            raise KeyboardInterrupt
+        if seen and now - seen[0] > _SAME_SECONDS and not caught._no_more:
+            caught.no_more()
+            raise as_exception(number)
         if seen:
             return
         seen.append(now)
+        caught.number = number
         threading.Thread(target=stop, args=(_REASONS[signal.Signals(number)],)).start()
 
     numbers = tuple(_REASONS)
     before = [signal.signal(number, handle) for number in numbers]
     try:
-        yield no_more.set
+        yield caught
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

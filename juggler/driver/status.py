@@ -118,6 +118,7 @@ class StatusReader:
         if vitals is not None:
             status.resources.resident_bytes = vitals.resident_bytes
             status.resources.device_bytes = vitals.device_bytes
+            status.resources.cpu_seconds = vitals.cpu_seconds
         return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,22 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
 from juggler.runtime.nearest import closest
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run, in order; `result` is how."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"the run in {result.run_dir} ended in order")
+        self.result = result
+
+
+class RunTerminated(SystemExit):
+    """SIGTERM or SIGHUP ended a run, in order; `result` is how, `code` 128 and the signal's number."""
+
+    def __init__(self, number: int, result: Result) -> None:
+        super().__init__(128 + number)
+        self.result = result
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
@@ -82,7 +99,10 @@ def train(
     module: str | Callable[..., Any] | None = None,
     **keys: Any,
 ) -> Result:
-    """Train until the run's stop conditions hold; Ctrl-C ends it in order.
+    """Train until the run's stop conditions hold.
+
+    Ctrl-C and SIGTERM end the run in order, with a checkpoint, and then the program, as they end
+    every other: by KeyboardInterrupt and SystemExit, whose `result` is the run's.
 
     Args:
         config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`.
@@ -98,6 +118,8 @@ def train(
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
         RunFailed: something failed; the message says what.
+        KeyboardInterrupt: of Ctrl-C.
+        SystemExit: of SIGTERM or SIGHUP; its status is 128 and the signal's number.
     """
     started = time.monotonic()
     algorithm = keys.get("algorithm")
@@ -114,7 +136,7 @@ def resume(
     module: str | Callable[..., Any] | None = None,
     **keys: Any,
 ) -> Result:
-    """Go on with a run from its newest good checkpoint.
+    """Go on with a run from its newest good checkpoint; signals end it as they do for `train`.
 
     Args:
         run_dir: of the run.
@@ -304,6 +326,12 @@ def _drive(
     resume = arguments.get("resume")
     for problem in resume.problems if resume else ():
         progress.message(problem, "error")
-    summary = Driver(config, directory, progress, **arguments).run()
+    driver = Driver(config, directory, progress, **arguments)
+    summary = driver.run()
     newest = summary["checkpoint"]
-    return Result(summary, directory.path, Path(newest) if newest else None)
+    result = Result(summary, directory.path, Path(newest) if newest else None)
+    if driver.signal == signal.SIGINT:
+        raise RunInterrupted(result)
+    if driver.signal:
+        raise RunTerminated(driver.signal, result)
+    return result

@@ -26,6 +26,7 @@ def test_a_hub_knows_when_it_heard_a_worker_and_how_much_memory_it_has(world: Wo
     (vital,) = vitals.values()
     assert vital.device_bytes == 123
     assert vital.seconds_silent < 5
+    assert 0 < vital.cpu_seconds <= time.process_time()
     assert vital.resident_bytes == pytest.approx(resident_bytes(), rel=0.5)
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import types
 
 import pytest
@@ -22,3 +25,18 @@ def test_a_command_that_is_interrupted_says_so_without_a_traceback(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "juggler evaluate: interrupted, left at once\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["train", "--list"]])
+def test_a_command_whose_reader_has_left_ends_in_silence(arguments: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "juggler", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert done.stderr == b""
+    assert done.returncode in (1, 128 + signal.SIGPIPE), "1 where rich has noticed"

@@ -33,7 +33,7 @@ class Watched:
     def __init__(self, directory: Path) -> None:
         self.world = ConversationWorld(directory)
         self.journal = Journal(SilentProgress(), directory, "run1")
-        hub = SimpleNamespace(vitals=lambda: {"envrunner-0": Vitals(0.5, 1000, 10)})
+        hub = SimpleNamespace(vitals=lambda: {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)})
         self._reader = StatusReader(
             "run1",
             directory,
@@ -108,6 +108,7 @@ def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     assert (runner.steps, learner.steps) == (20, 20)
     assert runner.seconds == {"inference": 1.0}
     assert runner.resources.resident_bytes == 1000
+    assert runner.resources.cpu_seconds == 7.5
     assert learner.version.update == 1
     for histogram in (status.receipt_seconds, status.update_seconds, status.staleness):
         assert sum(histogram.counts) == 1

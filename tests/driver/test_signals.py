@@ -32,6 +32,14 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     assert asked == ["terminated"]
 
 
+def test_a_second_sigterm_ends_a_program_as_it_ends_every_other() -> None:
+    with signals_become(lambda _: None) as caught:
+        _signal(signal.SIGTERM)
+        assert caught.number == signal.SIGTERM
+        with pytest.raises(SystemExit, match="143"):
+            _signal(signal.SIGTERM)
+
+
 def test_no_signal_cuts_the_clean_up_short() -> None:
     asked: list[str] = []
     with signals_become(asked.append):
@@ -39,7 +47,7 @@ def test_no_signal_cuts_the_clean_up_short() -> None:
         with pytest.raises(KeyboardInterrupt):
             _signal(signal.SIGINT)
         _signal(signal.SIGINT)  # a third one
-    with signals_become(asked.append) as clean_up:
+    with signals_become(asked.append) as caught:
         _signal(signal.SIGINT)
-        clean_up()
+        caught.no_more()
         _signal(signal.SIGINT)

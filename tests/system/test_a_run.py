@@ -118,7 +118,7 @@ def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place
 
     eventually(evaluated, 90, lambda: run.output)
     run.interrupt()
-    assert run.wait(30) == 0, run.output
+    assert run.wait(30) == 130, run.output
     played = place.run("evaluate", "run", "--episodes", 5)
     assert played.status == 0, played.output
     assert "5 episodes: return" in played.output

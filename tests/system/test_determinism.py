@@ -116,8 +116,8 @@ def resumed(place: Place, run: str, **keys: Any) -> Command:
     return place.start("train", "--resume", run, *_options(**keys), **_path(place))
 
 
-def ended(command: Command) -> None:
-    assert command.wait(110) == 0, command.output
+def ended(command: Command, status: int = 0) -> None:
+    assert command.wait(110) == status, command.output
 
 
 def _options(**keys: Any) -> list[object]:
@@ -188,7 +188,7 @@ def test_an_interrupted_run_keeps_the_checkpoint_that_others_of_its_seed_have(pl
     run = started(place, "plain", "stopped", checkpoint_updates=1)
     eventually(lambda: checkpoint(place, "stopped", 3).exists(), 60, lambda: run.output)
     run.interrupt()
-    ended(run)
+    ended(run, 130)
     last = int(summary(place.path / "stopped")["updates"])
     options = {"checkpoint_updates": 1, "stop_steps": 144 * last}
     ended(started(place, "plain", "whole", **options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: run.output)
     before = time.monotonic()
     os.killpg(run.process.pid, number)
-    assert run.wait(30) == 0, run.output
+    assert run.wait(30) == 128 + number, run.output
     assert time.monotonic() - before < 10, "5 where nothing else keeps the machine busy"
     place.assert_nothing_is_left()
     assert_books_balance(directory)
@@ -88,13 +89,39 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
 
 
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
+)
+def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
+    place: Place, number: int, status: int
+) -> None:
+    script = place.write(
+        "script.py",
+        "import juggler\n"
+        "for seed in range(3):\n"
+        "    try:\n"
+        "        juggler.train('cartpole', seed=seed, run_dir=f'run-{seed}', stop_return=501)\n"
+        "    except BaseException as end:\n"
+        "        print('reason:', end.result.summary['reason_for_stop'], flush=True)\n"
+        "        raise\n",
+    )
+    run = place.start_program([sys.executable, str(script)])
+    eventually(lambda: trained_steps(place.path / "run-0") > 0, 60, lambda: run.output)
+    os.kill(run.process.pid, number)
+    assert run.wait(60) == status, run.output
+    assert f"reason: {summary(place.path / 'run-0')['reason_for_stop']}" in run.output
+    assert checkpoints(place.path / "run-0")
+    assert not (place.path / "run-1").exists()
+    place.assert_nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_large_last_checkpoint_is_waited_for(place: Place) -> None:
     large = ["--model", '{"hidden_sizes": [5000, 3000]}', *SMALL]  # 360 MB with optimizer state
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *large)
     eventually(lambda: trained_steps(place.path / "run") > 0, 120, lambda: run.output)
     run.interrupt()
-    assert run.wait(60) == 0, run.output
+    assert run.wait(60) == 130, run.output
     end = summary(place.path / "run")
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
     assert_books_balance(place.path / "run")
@@ -105,7 +132,7 @@ def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place
     run = place.start("train", "cartpole", "--run-dir", "run")
     run.wait_for("training CartPole-v1")
     run.interrupt()
-    assert run.wait(30) == 0, run.output
+    assert run.wait(30) == 130, run.output
     assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
     place.assert_nothing_is_left()
 
@@ -136,7 +163,7 @@ def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)
     run.interrupt()
-    assert run.wait(30) == 0, run.output
+    assert run.wait(30) == 130, run.output
     assert_books_balance(directory)
     end = summary(directory)
     own = end["learner_steps"]["learner-0"]
@@ -157,7 +184,7 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 60, lambda: run.output)
     run.interrupt()
-    assert run.wait(30) == 0, run.output
+    assert run.wait(30) == 130, run.output
     place.assert_nothing_is_left()
     assert_books_balance(directory)
     end = summary(directory)

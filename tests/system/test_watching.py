@@ -130,7 +130,7 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
 
     live.wait_for("envrunner-0", 30)
     driver.interrupt()
-    assert driver.wait(30) == 0, driver.output
+    assert driver.wait(30) == 130, driver.output
     assert live.wait(30) == 0, live.output
     assert "envrunner-0" in live.output
     for each in (learner, runner):
@@ -180,7 +180,7 @@ def test_status_tells_of_a_worker_that_was_killed(place: Place) -> None:
     assert "killed by SIGKILL" in table.output
     assert "warning" in {json.loads(line)["level"] for line in _events(run_dir)}
     train.interrupt()
-    assert train.wait(30) == 0, train.output
+    assert train.wait(30) == 130, train.output
     for line in train.output.splitlines():
         assert json.loads(line)["worker"] == "driver"
 

@@ -23,8 +23,10 @@ class Vitals:
     seconds_silent: float
     resident_bytes: int
     device_bytes: int
+    cpu_seconds: float
 
     @classmethod
     def of(cls, last_seen: float, heartbeat: attach_pb2.Heartbeat) -> Self:
         silent = max(0.0, time.monotonic() - last_seen)
-        return cls(silent, heartbeat.resident_bytes, heartbeat.device_bytes)
+        resident, device = heartbeat.resident_bytes, heartbeat.device_bytes
+        return cls(silent, resident, device, heartbeat.cpu_seconds)

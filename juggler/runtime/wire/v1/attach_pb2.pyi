@@ -50,18 +50,20 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., data_addresses: _Optional[_Iterable[str]] = ..., local: bool = ..., predecessor: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("seconds_since_progress", "resident_bytes", "device_bytes", "held_up_by", "stack")
+    __slots__ = ("seconds_since_progress", "resident_bytes", "device_bytes", "held_up_by", "stack", "cpu_seconds")
     SECONDS_SINCE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_UP_BY_FIELD_NUMBER: _ClassVar[int]
     STACK_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     seconds_since_progress: float
     resident_bytes: int
     device_bytes: int
     held_up_by: str
     stack: str
-    def __init__(self, seconds_since_progress: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., held_up_by: _Optional[str] = ..., stack: _Optional[str] = ...) -> None: ...
+    cpu_seconds: float
+    def __init__(self, seconds_since_progress: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., held_up_by: _Optional[str] = ..., stack: _Optional[str] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("id", "last", "body", "failure")
