@@ -26,8 +26,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused; 128 and
-    the number of the signal that ended it, in order or not: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused, or
+    128 and the number of the signal that ended it, in order or not: 130 after Ctrl-C."""
     try:
         try:
             return _run(argv)

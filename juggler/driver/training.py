@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
 from juggler.driver.result import Result
 from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
 from juggler.envrunner.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
@@ -31,22 +31,6 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
 from juggler.runtime.nearest import closest
-
-
-class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended a run, in order; `result` is how."""
-
-    def __init__(self, result: Result) -> None:
-        super().__init__(f"the run in {result.run_dir} ended in order")
-        self.result = result
-
-
-class RunTerminated(SystemExit):
-    """SIGTERM or SIGHUP ended a run, in order; `result` is how, `code` 128 and the signal's number."""
-
-    def __init__(self, number: int, result: Result) -> None:
-        super().__init__(128 + number)
-        self.result = result
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
@@ -330,8 +314,8 @@ def _drive(
     summary = driver.run()
     newest = summary["checkpoint"]
     result = Result(summary, directory.path, Path(newest) if newest else None)
-    if driver.signal == signal.SIGINT:
-        raise RunInterrupted(result)
     if driver.signal:
-        raise RunTerminated(driver.signal, result)
+        end: Any = as_exception(driver.signal)
+        end.result = result  # no class of its own: Python knows its own alone when a program ends
+        raise end
     return result

@@ -70,7 +70,7 @@ def kill_children(parent: int, but: Collection[int] = ()) -> None:
 
 
 def _children(parent: int) -> set[int]:
-    """Those that have not ended with all of their threads: the last one gives their children away."""
+    """Those that have not ended, with all of their threads: the last one gives children away."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
