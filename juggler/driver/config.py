@@ -99,7 +99,8 @@ class DriverConfig:
     """Episodes in one evaluation."""
 
     worker_timeout_seconds: float = 60.0
-    """How long to wait for workers to attach and set up, and for anything else that must come."""
+    """How long to wait for workers to attach and set up, and for anything else that must come; up
+    to ten times that while workers of this host are at work."""
 
     hang_seconds: float = 120.0
     """A worker whose main loop makes no progress for so long is killed and replaced."""

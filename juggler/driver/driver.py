@@ -157,7 +157,7 @@ class Driver:
             self._local,
             self._progress,
         )
-        self._standstill = Standstill(config, self._workers)
+        self._standstill = Standstill(config, self._workers, self._local)
         self._endless = EndlessEpisodes(config.env_runner)
         self._updates_before = self._workers.updates  # those of the run that is resumed
         self._first_update: float | None = None
@@ -297,7 +297,10 @@ class Driver:
     def _look_for_standstill(self) -> None:
         if text := self._standstill.look():
             waits = self._listen is not None or self._config.env_runner.gateway
-            if not waits and not self._workers.roster.complete():
+            if self._standstill.starting and not self._workers.roster.complete():
+                text = f"{text}. Workers are at work on their start, and are waited for"
+                self._progress.message(text, "warning")
+            elif not waits and not self._workers.roster.complete():
                 self._workers.fail(text)
             else:
                 self._progress.message(text, "warning")

@@ -10,9 +10,11 @@ from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
+    forkserver_pids,
     let_go_of_forkserver,
     share_forkserver,
 )
+from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
 from juggler.runtime.actors.worker import Contact
@@ -37,6 +39,7 @@ class LocalWorkers:
         self._down: set[str] = set()
         self._posts: set[str] = set()
         self._shares = False  # the forkserver
+        self._timeout = 0.0  # seconds for a worker to reach the driver
 
     @property
     def driver_address(self) -> str:
@@ -54,6 +57,7 @@ class LocalWorkers:
             gateway: where EnvRunners take simulators; "": they have environments.
         """
         door = Door(gateway) if gateway else None
+        self._timeout = config.worker_timeout_seconds
         share_forkserver()
         self._shares = True
         policy = RestartPolicy()
@@ -63,6 +67,10 @@ class LocalWorkers:
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
         if config.evaluation_seconds > 0:
             self._start(EVALUATOR, 0, policy)
+
+    def cpu_seconds(self) -> float:
+        """That the processes which run now have used so far, and the one that they come from."""
+        return seconds_used([*self._supervisor.pids().values(), *forkserver_pids()])
 
     def of_use(self, worker_id: str) -> None:
         """It did what it is for; after enough of that its failures count from zero again."""
@@ -108,6 +116,7 @@ class LocalWorkers:
             run_id=self._run_id,
             local=True,
             socket_dir=str(self._directory.path),
+            timeout=self._timeout,
         )
         program: EnvRunnerProgram | LearnerProgram
         if role == LEARNER:

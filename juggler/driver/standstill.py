@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
+from juggler.driver.local_workers import LocalWorkers
 from juggler.runtime.wire.v1 import training_pb2
+
+#: Of an interval that local workers have to be at work so that they are waited for once more; on a
+#: busy host they get no more. And how many intervals that helps for.
+_AT_WORK = 0.01
+_MOST_LOOKS = 10
 
 
 class Standstill:
@@ -13,21 +19,34 @@ class Standstill:
     Args:
         config: of the run.
         workers: who should get on.
+        local: those of this host.
+
+    Attributes:
+        starting: nothing was trained on, but workers that are missing are at work on their start.
     """
 
-    def __init__(self, config: RunConfig, workers: Conversation) -> None:
+    def __init__(self, config: RunConfig, workers: Conversation, local: LocalWorkers) -> None:
+        self.starting = False
         self._config = config
         self._workers = workers
+        self._local = local
         self._trained_at_last_look = 0
         self._silent: set[str] = set()  # EnvRunners that people have been told of
+        self._cpu_at_last_look = 0.0
+        self._looks = 0  # without anything that was trained on
 
     def look(self) -> str:
         """For people: what is missing where nothing was trained on since the last look; else ""."""
         trained, before = self._workers.core.ledger.trained, self._trained_at_last_look
         self._trained_at_last_look = trained
+        cpu, cpu_before = self._local.cpu_seconds(), self._cpu_at_last_look
+        self._cpu_at_last_look = cpu
         if trained != before:
+            self._looks = 0
             return ""
+        self._looks += 1
         seconds = self._config.driver.worker_timeout_seconds
+        self.starting = cpu - cpu_before > _AT_WORK * seconds and self._looks < _MOST_LOOKS
         return f"no update in the last {seconds:.0f} s. {self.what_is_there()}"
 
     def silent_runners(self) -> list[str]:

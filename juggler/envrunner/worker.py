@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -56,8 +57,6 @@ class LearnerOutOfReach(ValueError):
 def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
     keep_freed_memory()
-    # All runners wait for the learner when it waits for a processor: it goes first on a full host.
-    os.nice(10)
     # Small forward passes gain nothing from more threads, and runners share the cores.
     torch.set_num_threads(1)
     own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
@@ -77,6 +76,18 @@ def main(program: EnvRunnerProgram) -> None:
         program.role,
         lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
     )
+
+
+def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
+    """All runners wait for the learner when it waits for a processor: it goes first on a full host.
+
+    For the calling thread, and processes of environments, once they are set up: until then
+    everybody waits for them. Heartbeats go first, too.
+    """
+    niceness = os.nice(10)
+    for process in getattr(None if env is None else env.unwrapped, "processes", ()):
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
 
 
 class EnvRunner:
@@ -159,6 +170,7 @@ class EnvRunner:
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
         seed_process(setup.seed)  # as it is done where everything begins anew
         self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
+        step_back(env)
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(

@@ -75,7 +75,9 @@ class HeartThatMissesBeats:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.beats_again, self.since = threading.Event(), 0.0
         self._seconds = seconds
-        clock = SimpleNamespace(monotonic=time.monotonic, sleep=self._sleep)
+        clock = SimpleNamespace(
+            monotonic=time.monotonic, process_time=time.process_time, sleep=self._sleep
+        )
         monkeypatch.setattr(attachment_module, "time", clock)
 
     def _sleep(self, interval: float) -> None:

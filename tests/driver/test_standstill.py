@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from conversation_world import SHAPE, ConversationWorld
@@ -15,6 +17,10 @@ from juggler.runtime.actors import requests
 SECONDS = 7.0
 
 
+def _local(cpu_seconds: Callable[[], float]) -> Any:
+    return cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds))
+
+
 class World(ConversationWorld):
     """With a clock that the test winds on."""
 
@@ -24,7 +30,7 @@ class World(ConversationWorld):
         monkeypatch.setattr(requests, "time", clock)
         super().__init__(directory)
         config = RunConfig.from_flat({**SHAPE, "worker_timeout_seconds": SECONDS})
-        self.standstill = Standstill(config, self.conversation)
+        self.standstill = Standstill(config, self.conversation, _local(lambda: 0.0))
 
 
 @pytest.fixture
@@ -63,3 +69,34 @@ def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: W
     text = world.standstill.look()
     assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
     assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
+
+
+def _standstill(directory: Path, used: list[float]) -> Standstill:
+    """With local workers that have used so many seconds of processors at each look."""
+    config = RunConfig()
+    config.driver.worker_timeout_seconds = 60.0
+    local = _local(lambda: used.pop(0))
+    return Standstill(config, ConversationWorld(directory).conversation, local)
+
+
+def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [3.0, 6.0])
+    for _ in range(2):
+        assert standstill.look().startswith("no update in the last 60 s")
+        assert standstill.starting
+
+
+def test_workers_that_do_nothing_are_not(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [3.0, 3.1])
+    standstill.look()
+    standstill.look()
+    assert not standstill.starting
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [10.0 * n for n in range(1, 11)])
+    waited = []
+    for _ in range(10):
+        standstill.look()
+        waited.append(standstill.starting)
+    assert waited == [True] * 9 + [False]

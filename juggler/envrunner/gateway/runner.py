@@ -19,7 +19,7 @@ from juggler.envrunner.gateway.reception import DeskSettings
 from juggler.envrunner.gateway.transport import Transport
 from juggler.envrunner.program import Door
 from juggler.envrunner.seeding import seed_process
-from juggler.envrunner.worker import FIRST_WEIGHTS_SECONDS, EnvRunner
+from juggler.envrunner.worker import FIRST_WEIGHTS_SECONDS, EnvRunner, step_back
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import split_address
@@ -152,6 +152,7 @@ class GatewayRunner(EnvRunner):
             config.fragment_steps,
             parts["wants"]["max_staleness"],
         )
+        step_back()
         if self._contact.health is not None:
             self._contact.health.ready(True)
         ready = training_pb2.Ready(

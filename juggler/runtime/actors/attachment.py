@@ -27,6 +27,7 @@ from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, di
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
+from juggler.runtime.actors.processor_time import thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -163,6 +164,7 @@ class Attachment:
         self._over = False
         self._busy_since: dict[int, float] = {}  # by thread; on the clock of `_awake`
         self._stood_still = 0.0  # seconds, with the whole process
+        self._waited: dict[int, tuple[float, float]] = {}  # see `_stuck`
         self._begun: set[int] = set()  # commands without their last answer
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -326,10 +328,7 @@ class Attachment:
             # A heart that beats late was stopped with all the rest (after Ctrl-Z, say): no hang.
             self._stood_still += max(0.0, now - due)
             due = now + interval
-            # The thread that is at it longest; the copy is of one moment.
-            busy = [(since, thread) for thread, since in self._busy_since.copy().items()]
-            since, thread = min(busy, default=(self._awake(), 0))
-            stuck = max(0.0, self._awake() - since)
+            stuck, thread = self._stuck()
             heartbeat = attach_pb2.Heartbeat(
                 seconds_since_progress=stuck,
                 resident_bytes=resident_bytes(),
@@ -340,6 +339,21 @@ class Attachment:
                 self._say_where(heartbeat, thread)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
+
+    def _stuck(self) -> tuple[float, int]:
+        """Since the thread that is at something longest made progress, and which one that is. What
+        it waited for a processor since it was first seen at it does not count."""
+        busy = self._busy_since.copy()  # of one moment
+        native = {thread.ident: thread.native_id or 0 for thread in threading.enumerate()}
+        before, self._waited = self._waited, {}
+        longest = (0.0, 0)
+        for thread, since in busy.items():
+            waited = thread_waited(os.getpid(), native.get(thread, 0))
+            seen = before.get(thread, (since, waited))
+            first = seen[1] if seen[0] == since else waited
+            self._waited[thread] = (since, first)
+            longest = max(longest, (self._awake() - since - (waited - first), thread))
+        return longest
 
     def _say_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
         frame = sys._current_frames().get(thread)

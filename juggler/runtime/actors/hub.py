@@ -21,6 +21,7 @@ from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processor_time import seconds_waited
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.vitals import Service, Vitals
@@ -34,6 +35,8 @@ REASON_KEY = "juggler-reason-bin"
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
 _WELCOME_SECONDS = 5.0  # for a worker to take its first message
+_SILENCE_BEGINS = 3.0  # seconds
+_MOST_PATIENCE = 0.9  # of a silence: in the end even a worker that never gets to run is lost
 _MOST_STRANGERS = 1024  # streams at once that have shown no token and said no hello yet
 
 
@@ -60,6 +63,7 @@ class _Connection:
     outbox: list[attach_pb2.Command] = field(default_factory=list)
     wake_pending: bool = False
     last_seen: float = field(default_factory=time.monotonic)
+    waited: float | None = None  # seconds for a processor, when it fell silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # set: the stream is to end, and why
     unheard: bool = False  # that is because nothing came from there; the worker may live
@@ -342,10 +346,22 @@ class Hub:
                 connection.last_seen = min(now, connection.last_seen + late)
                 role = connection.worker.role
                 silence = self._settings.silence_of.get(role, self._settings.silence_seconds)
-                if connection.last_seen < now - silence and not connection.over:
+                if _silent(connection, now) > silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unheard = True
                     connection.cancel()
+
+
+def _silent(connection: _Connection, now: float) -> float:
+    """For so many seconds, but for those in which a worker of this host waited for a processor."""
+    silent = now - connection.last_seen
+    if silent < _SILENCE_BEGINS or not connection.worker.local:
+        connection.waited = None
+        return silent
+    waited = seconds_waited(connection.worker.pid)
+    if connection.waited is None:
+        connection.waited = waited
+    return silent - min(waited - connection.waited, _MOST_PATIENCE * silent)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

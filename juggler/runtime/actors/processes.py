@@ -104,6 +104,14 @@ def cool_down() -> None:
         server._stop()
 
 
+def forkserver_pids() -> list[int]:
+    """Of the forkserver, if it runs."""
+    from multiprocessing import forkserver as module
+
+    server: Any = module._forkserver
+    return [] if server._forkserver_pid is None else [server._forkserver_pid]
+
+
 def share_forkserver() -> None:
     """As `warm_up`, for somebody who will let go of it."""
     global _sharing

@@ -1,0 +1,41 @@
+"""How long processes have run, and waited to run.
+
+A deadline is for what could make progress and does not. Who waits for a processor could not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def seconds_waited(pid: int) -> float:
+    """For a processor, of the thread of a process that has waited longest; 0 where nobody knows."""
+    return max((thread_waited(pid, int(path)) for path in _threads(pid)), default=0.0)
+
+
+def thread_waited(pid: int, thread: int) -> float:
+    """The same of one thread, by its number in the system."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, say
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def seconds_used(pids: Iterable[int]) -> float:
+    """Of processors, by these processes and those of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name may hold spaces and brackets; the fields after it do not.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
