@@ -36,7 +36,6 @@ from juggler.learner.program import LEARNER
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import HubEvent
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
@@ -202,14 +201,13 @@ class Driver:
         return summary
 
     def _how_to_go_on(self) -> str:
-        update = self._newest_update()
-        if update is None:
+        update, newest = self._newest_update(), self._snapshots.newest
+        if newest is None or not newest.is_dir():  # somebody may have removed it
             trained = self._workers.updates > self._updates_before
             return "\nThere is no checkpoint to go on from" if trained else ""
         return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"
 
     def _begin_to_listen(self) -> None:
-        allow_many_open_files()  # before the first of the processes that inherit it
         listen = self._listen
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
         try:
@@ -414,7 +412,7 @@ class Driver:
             "reason_for_stop": workers.stop_reason or "killed",
             "failure": workers.failure or None,
             "run_dir": str(self._directory.path),
-            "checkpoint": str(newest) if newest else None,
+            "checkpoint": str(newest) if newest and newest.is_dir() else None,
         }
         try:
             self._directory.write_summary(summary)

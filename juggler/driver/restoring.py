@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import msgspec
 from google.protobuf.message import Message
 
 from juggler.driver.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.connector_state import ConnectorState
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.ledger import Counters
+from juggler.driver.core.events import DROP_REASONS
+from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.state import CoreSettings
-from juggler.driver.record.metrics import Metrics
+from juggler.driver.record.metrics import RETURN_WINDOW, Metrics
 from juggler.driver.run_clock import Times
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """The driver's share of a checkpoint, as `counters_of` makes it."""
+
+    sampled: _Count
+    trained: _Count
+    dropped: dict[Literal[*DROP_REASONS], _Count]  # type: ignore[valid-type]
+    in_flight: _Count
+    lost_unreported: _Count
+    next_id: _Count
+    wall_time: Annotated[float, msgspec.Meta(ge=0)]
+    episodes: _Count
+    returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
+    lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
+
+
+def must_be_sound(checkpoint: Checkpoint) -> None:
+    """Whether a run can go on from what a driver has written there, or somebody else.
+
+    Raises:
+        CheckpointError: it cannot, and why.
+    """
+    path = checkpoint.path or Path()
+    try:
+        saved = msgspec.convert(checkpoint.counters, _Saved)
+        counted = (saved.sampled, saved.trained, saved.dropped, saved.in_flight)
+        Counters(*counted, saved.lost_unreported).check()
+    except (msgspec.ValidationError, LedgerError) as error:
+        raise CheckpointError(path, f"its counters cannot be those of a run: {error}") from None
+    if not math.isfinite(saved.wall_time):
+        raise CheckpointError(path, f"its counters have wall_time = {saved.wall_time}")
+    if len(saved.returns) != len(saved.lengths) or len(saved.returns) > saved.episodes:
+        raise CheckpointError(
+            path,
+            f"its counters have {len(saved.returns)} returns and {len(saved.lengths)} lengths of "
+            f"{saved.episodes} episodes",
+        )
 
 
 def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, Any]:

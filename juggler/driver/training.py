@@ -20,12 +20,14 @@ from juggler.driver.listen import Listen
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
+from juggler.driver.restoring import must_be_sound
 from juggler.driver.result import Result
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
 from juggler.envrunner.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -238,9 +240,11 @@ def resume_run(
     """Go on with a run, unless it has reached its goal. See `Driver` for the arguments.
 
     Raises:
+        CheckpointError: it holds what no run writes.
         RunDirectoryError: this is no run directory.
         ConfigError: the run has another algorithm, or its module is one of a script.
     """
+    must_be_sound(checkpoint)
     before = checkpoint.config["algorithm"]
     if config.learner.algorithm != before:
         raise ConfigError(
@@ -284,6 +288,7 @@ def _checked(
 
     Where its workers are on other hosts, so is what it names.
     """
+    allow_many_open_files(_files_open(config))  # before the first of the processes that inherit it
     if listen is not None:
         yield None
         return
@@ -302,6 +307,12 @@ def _checked(
         yield spaces
     finally:
         let_go_of_forkserver()
+
+
+def _files_open(config: RunConfig) -> int:
+    """By the driver at once, if it starts its own workers."""
+    driver = config.driver
+    return 32 + 4 * (driver.num_env_runners + driver.learners)
 
 
 def _drive(

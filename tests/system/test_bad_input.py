@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import socket
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from place import Place
+from place import Place, checkpoints, eventually
 
 import juggler
 from juggler.cli import main
+from juggler.runtime.checkpoints.checkpoint import digest
 
 
 def _status(*arguments: object) -> int:
@@ -311,6 +313,28 @@ def test_a_driver_that_does_not_answer_is_named(place: Place, role: str) -> None
     assert "Traceback" not in run.output
 
 
+def test_a_limit_of_open_files_is_named_before_anything_starts(place: Place) -> None:
+    limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", sys.executable, "-m", "juggler"]
+    run = place.start_program([*limited, "train", "cartpole", "--run-dir", "run"])
+    assert run.wait(60) == 1, run.output
+    assert "a process may have 24 files open at once here" in run.output
+    assert len(run.output.splitlines()) == 1, run.output
+    assert not (place.path / "run").exists()
+
+
+def test_nobody_is_sent_to_a_checkpoint_that_is_gone(place: Place) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run", "--checkpoint-seconds", 1)
+    eventually(lambda: checkpoints(place.path / "run"), 60, lambda: run.output)
+    (place.path / "run").rename(place.path / "elsewhere")
+    place.write("run", "a file")
+    run.process.terminate()
+    assert run.wait(60) == 1, run.output
+    assert "was not written" in run.output
+    assert run.output.splitlines()[-1] == "There is no checkpoint to go on from"
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
 def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
     run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000)
     assert run.status == 0, run.output
@@ -333,6 +357,15 @@ def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
     assert played.status == 1
     assert "another module's" in played.output
     assert "Traceback" not in played.output
+
+    record = json.loads((good / "checkpoint.json").read_text())
+    del record["sha256"]
+    record["counters"]["trained"] += 1
+    (good / "checkpoint.json").write_text(json.dumps({**record, "sha256": digest(record)}))
+    resumed = place.run("train", "--resume", "run")
+    assert resumed.status == 1
+    assert len(resumed.output.splitlines()) == 1, resumed.output
+    assert "its counters cannot be those of a run" in resumed.output
 
     state = good / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-10])

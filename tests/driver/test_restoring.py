@@ -1,0 +1,66 @@
+"""What a run refuses to go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from juggler.driver.restoring import must_be_sound
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+
+_GOOD: dict[str, Any] = {
+    "sampled": 100,
+    "trained": 80,
+    "dropped": {"stale": 5, "shutdown": 5},
+    "in_flight": 10,
+    "lost_unreported": 3,
+    "next_id": 12,
+    "wall_time": 1.5,
+    "episodes": 7,
+    "returns": [1.0, -2.0],
+    "lengths": [3, 4],
+}
+
+
+def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
+    return Checkpoint((1, 7), {}, {}, counters, {}, {}, Path("run/checkpoints/000000007"))
+
+
+def test_the_books_of_a_run_are_sound() -> None:
+    must_be_sound(_checkpoint(_GOOD))
+    must_be_sound(_checkpoint({**_GOOD, "of a newer version": 1}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trained": 81}, "100 steps sampled, but 81 trained"),
+        ({"trained": "80"}, "Expected `int`, got `str` - at `$.trained`"),
+        ({"trained": 80.5}, "at `$.trained`"),
+        ({"sampled": -100}, "`int` >= 0 - at `$.sampled`"),
+        ({"next_id": 1 << 80}, "at `$.next_id`"),
+        ({"dropped": {"stolen": 10}}, "'stolen'"),
+        ({"dropped": [10]}, "at `$.dropped`"),
+        ({"wall_time": float("inf")}, "wall_time = inf"),
+        ({"wall_time": None}, "at `$.wall_time`"),
+        ({"returns": [1.0]}, "1 returns and 2 lengths"),
+        ({"returns": [0.0] * 101, "lengths": [1] * 101}, "at `$.returns`"),
+        ({"episodes": 1}, "2 returns and 2 lengths of 1 episodes"),
+    ],
+)
+def test_books_that_nobody_has_kept_are_refused_in_a_sentence(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        must_be_sound(_checkpoint({**_GOOD, **changes}))
+    assert str(refused.value).startswith("checkpoint run/checkpoints/000000007: its counters ")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("key", _GOOD)
+def test_books_that_lack_something_are_refused(key: str) -> None:
+    counters = {name: value for name, value in _GOOD.items() if name != key}
+    with pytest.raises(CheckpointError, match=f"missing required field `{key}`"):
+        must_be_sound(_checkpoint(counters))
