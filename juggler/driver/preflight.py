@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.naming import check_name
-from juggler.runtime.actors.processes import WorkerProgram, start
+from juggler.runtime.actors.processes import WorkerProgram, ended, start
+from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.modules.by_name import check_there
@@ -24,7 +24,6 @@ from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for a process that is aborted to write where it was
 _STACK_BYTES = 1 << 16
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class PreflightError(ConfigError):
@@ -136,6 +135,7 @@ def rehearse(
         finally:
             process.kill()
             process.join()
+            ended(process)
 
 
 class _Watched:
@@ -180,7 +180,7 @@ class _Watched:
 
     def _begins(self, doing: str) -> None:
         self._doing = doing
-        self._began_with = self._processor_seconds = _processor_seconds(self._process.pid or 0)
+        self._began_with = self._processor_seconds = seconds_used([self._process.pid or 0])
         self._progressed = time.monotonic()
 
     def _said(self) -> bytes:
@@ -191,7 +191,7 @@ class _Watched:
 
     def _hangs(self) -> str:
         """Why it counts as hung, or ""."""
-        used, now = _processor_seconds(self._process.pid or 0), time.monotonic()
+        used, now = seconds_used([self._process.pid or 0]), time.monotonic()
         if used > self._processor_seconds:
             self._processor_seconds, self._progressed = used, now
         if used - self._began_with > self._busy_seconds:
@@ -213,13 +213,3 @@ def _spaces(ready: training_pb2.Ready) -> EnvironmentSpaces | None:
     if not ready.HasField("observation_space"):
         return None
     return EnvironmentSpaces(ready.observation_space, ready.action_space)
-
-
-def _processor_seconds(pid: int) -> float:
-    """That a process has used; 0.0 where it is gone."""
-    try:
-        # The name may hold spaces and brackets; the fields after it do not.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS

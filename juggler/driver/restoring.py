@@ -44,6 +44,7 @@ class _Saved:
     episodes: _Count
     returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
     lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
+    training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:
@@ -59,8 +60,9 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
         Counters(*counted, saved.lost_unreported).check()
     except (msgspec.ValidationError, LedgerError) as error:
         raise CheckpointError(path, f"its counters cannot be those of a run: {error}") from None
-    if not math.isfinite(saved.wall_time):
-        raise CheckpointError(path, f"its counters have wall_time = {saved.wall_time}")
+    for key in ("wall_time", "training_time"):
+        if not math.isfinite(value := getattr(saved, key)):
+            raise CheckpointError(path, f"its counters have {key} = {value}")
     if len(saved.returns) != len(saved.lengths) or len(saved.returns) > saved.episodes:
         raise CheckpointError(
             path,
