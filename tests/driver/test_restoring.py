@@ -44,7 +44,7 @@ def test_the_books_of_a_run_are_sound() -> None:
         ({"dropped": {"stolen": 10}}, "'stolen'"),
         ({"dropped": [10]}, "at `$.dropped`"),
         ({"wall_time": float("inf")}, "wall_time = inf"),
-        ({"training_time": float("nan")}, "training_time = nan"),
+        ({"training_time": float("nan")}, "at `$.training_time`"),
         ({"wall_time": None}, "at `$.wall_time`"),
         ({"returns": [1.0]}, "1 returns and 2 lengths"),
         ({"returns": [0.0] * 101, "lengths": [1] * 101}, "at `$.returns`"),
