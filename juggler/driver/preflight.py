@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -14,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.naming import check_name
-from juggler.runtime.actors.processes import WorkerProgram, ended, start
+from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.connectors.built_in import PLACES
@@ -125,17 +127,57 @@ def rehearse(
     """
     told, tells = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)
-    tell("the forkserver imports torch")
     with told, stack:
         with tells, writes:
-            program = Rehearsal(config, own_code, tells, writes)
-            process = start(WorkerProgram("juggler.driver.rehearsal:main", program), "rehearsal")
+            process = _started(Rehearsal(config, own_code, tells, writes), tell)
         try:
             return _Watched(process, told, stack, config.driver, tell).outcome()
         finally:
             process.kill()
             process.join()
             ended(process)
+
+
+def _started(rehearsal: Rehearsal, tell: Callable[[str], None]) -> ForkServerProcess:
+    """The process, once the forkserver answers, which imports first."""
+    started: Future[ForkServerProcess] = Future()
+    program = WorkerProgram("juggler.driver.rehearsal:main", rehearsal)
+
+    def work() -> None:
+        try:
+            started.set_result(start(program, "rehearsal"))
+        except BaseException as error:  # the forkserver died, or was ended since nobody waits
+            started.set_exception(error)
+
+    threading.Thread(target=work, name="rehearsal", daemon=True).start()
+    progress = _Progress(forkserver_pid(), rehearsal.config.driver)
+    while True:
+        tell("the forkserver imports torch")
+        with suppress(TimeoutError):
+            return started.result(_LOOK_SECONDS)
+        if problem := progress.problem():
+            raise PreflightError(f"the forkserver does not answer: {problem}")
+
+
+class _Progress:
+    """Whether a process gets on, by the processor time that it uses."""
+
+    def __init__(self, pid: int, driver: DriverConfig) -> None:
+        self._pid = pid
+        self._idle_seconds, self._busy_seconds = driver.worker_timeout_seconds, driver.hang_seconds
+        self._began_with = self._used = seconds_used([pid])
+        self._got_on = time.monotonic()
+
+    def problem(self) -> str:
+        """Why it counts as hung, or ""."""
+        used, now = seconds_used([self._pid]), time.monotonic()
+        if used > self._used:
+            self._used, self._got_on = used, now
+        if used - self._began_with > self._busy_seconds:
+            return f"it has used {self._busy_seconds:g} s of a processor (hang_seconds)"
+        if now - self._got_on > self._idle_seconds:
+            return f"it has done nothing for {self._idle_seconds:g} s (worker_timeout_seconds)"
+        return ""
 
 
 class _Watched:
@@ -150,14 +192,14 @@ class _Watched:
         tell: Callable[[str], None],
     ) -> None:
         self._process, self._told, self._stack = process, told, stack
-        self._idle_seconds, self._busy_seconds = driver.worker_timeout_seconds, driver.hang_seconds
+        self._driver = driver
         self._tell = tell
         self._begins("a process that tries the environment out begins")
 
     def outcome(self) -> EnvironmentSpaces | None:
         while True:
             self._tell(self._doing)
-            ended = self._process.sentinel in wait(
+            is_over = self._process.sentinel in wait(
                 [self._told, self._process.sentinel], _LOOK_SECONDS
             )
             if said := self._said():  # before it ended, if it has
@@ -168,11 +210,11 @@ class _Watched:
                     failure = attach_pb2.Failure.FromString(rest)
                     raise PreflightError(failure.message, failure.traceback)
                 self._begins(rest.decode())
-            elif ended:
+            elif is_over:
                 self._process.join(_ABORT_SECONDS)
                 how = how_it_ended(self._process.exitcode)
                 raise self._error(f"its process ended while {self._doing}: {how}")
-            elif problem := self._hangs():
+            elif problem := self._progress.problem():
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid or 0, signal.SIGABRT)  # it says where it is then
                 self._process.join(_ABORT_SECONDS)
@@ -180,25 +222,13 @@ class _Watched:
 
     def _begins(self, doing: str) -> None:
         self._doing = doing
-        self._began_with = self._processor_seconds = seconds_used([self._process.pid or 0])
-        self._progressed = time.monotonic()
+        self._progress = _Progress(self._process.pid or 0, self._driver)
 
     def _said(self) -> bytes:
         try:
             return self._told.recv_bytes() if self._told.poll() else b""
         except (EOFError, OSError):
             return b""
-
-    def _hangs(self) -> str:
-        """Why it counts as hung, or ""."""
-        used, now = seconds_used([self._process.pid or 0]), time.monotonic()
-        if used > self._processor_seconds:
-            self._processor_seconds, self._progressed = used, now
-        if used - self._began_with > self._busy_seconds:
-            return f"it has used {self._busy_seconds:g} s of a processor (hang_seconds)"
-        if now - self._progressed > self._idle_seconds:
-            return f"it has done nothing for {self._idle_seconds:g} s (worker_timeout_seconds)"
-        return ""
 
     def _error(self, message: str) -> PreflightError:
         """With where it was."""

@@ -68,7 +68,7 @@ def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
     assert rehearse(config, _own(env), told.append) is not None
     assert made.read_text() == "x"
     assert closed.read_text() == "yes"
-    assert "starting: making the environment __main__:Env" in told
+    assert "making the environment __main__:Env" in told
 
 
 def test_simulators_that_dial_in_are_not_waited_for() -> None:

@@ -28,12 +28,22 @@ def _start(place: Place, *options: object) -> Command:
 def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> None:
     run = _start(place)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
-    run.wait_for("training CartPole-v1")
+    run.wait_for("starting: the forkserver imports torch")
     before = time.monotonic()
     run.interrupt()
     assert run.wait(30) == 130, run.output
     assert time.monotonic() - before < 10, "5 where nothing else keeps the machine busy"
-    assert summary(place.path / "run")["reason_for_stop"] == "interrupted"
+    assert not (place.path / "run").exists(), "nothing has begun"
+    place.assert_nothing_is_left()
+
+
+def test_a_forkserver_that_stands_still_is_not_waited_for_for_ever(place: Place) -> None:
+    run = _start(place, "--worker-timeout-seconds", 3)
+    eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
+    assert run.wait(60) == 2, run.output
+    last = run.output.splitlines()[-1]
+    assert "the forkserver does not answer: it has done nothing for 3 s" in last
+    assert not (place.path / "run").exists()
     place.assert_nothing_is_left()
 
 

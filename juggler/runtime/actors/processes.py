@@ -85,6 +85,14 @@ def warm_up() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def forkserver_pid() -> int:
+    """Of the forkserver that there is now; 0: none."""
+    from multiprocessing import forkserver as module
+
+    server: Any = module._forkserver  # type: ignore[attr-defined,unused-ignore]
+    return server._forkserver_pid or 0
+
+
 def cool_down() -> None:
     """End the forkserver, and all below it, and wait until it is gone.
 
