@@ -10,6 +10,7 @@ from pathlib import Path
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
+from juggler.runtime.installing import installing
 
 _MOST_DAYS = 36_500.0
 
@@ -41,8 +42,7 @@ def _make(given: Arguments) -> int:
         from juggler.runtime.actors.certificates import make_certificates
     except ImportError as error:
         raise ValueError(
-            f"certificates need a package that is not installed ({error}): "
-            'pip install "juggler[certs]"'
+            f"certificates need a package that is not installed ({error}): {installing('certs')}"
         ) from error
     try:
         files = make_certificates(Path(given.directory), given.host, given.days)

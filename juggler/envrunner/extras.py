@@ -9,6 +9,8 @@ from typing import Final
 from gymnasium.envs.registration import registry
 from gymnasium.error import DependencyNotInstalled
 
+from juggler.runtime.installing import installing
+
 #: Extras by the Python packages that make the environments.
 EXTRAS: Final = {
     "ale_py": "atari",
@@ -52,16 +54,16 @@ def check_extra_there(env: str) -> None:
     Raises:
         ValueError: the environment's extra is not installed.
     """
-    extra = extra_for(env)
-    for package in _IMPORTED.get(extra or "", ()):
+    extra = extra_for(env) or ""
+    for package in _IMPORTED.get(extra, ()):
         if importlib.util.find_spec(package) is None:
             raise ValueError(_needs(env, package, extra))
 
 
-def _needs(env: str, package: str, extra: str | None) -> str:
+def _needs(env: str, package: str, extra: str) -> str:
     return (
         f"env {env!r} needs the package {package}: "
-        f"pip install 'juggler[{extra}]', wherever this run has envrunners"
+        f"{installing(extra)}, wherever this run has envrunners"
     )
 
 

@@ -15,6 +15,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.naming import EnvironmentFactory, find
+from juggler.runtime.installing import installing
 
 Env = gymnasium.Env[Any, Any]
 Image = NDArray[np.uint8]
@@ -68,7 +69,7 @@ class _Recording:
             import imageio_ffmpeg
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"a video needs the package {error.name}: pip install 'juggler[video]'"
+                f"a video needs the package {error.name}: {installing('video')}"
             ) from error
         self._write: Callable[..., Generator[None, bytes | None, None]]
         self._write = imageio_ffmpeg.write_frames

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import worlds
 
 import juggler
 from juggler.cli import main
+from juggler.runtime.installing import installing
 
 CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
 
@@ -107,7 +109,7 @@ def test_for_the_command_that_is_a_message(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        ("imageio_ffmpeg", r"needs the package imageio_ffmpeg: pip install 'juggler\[video\]'"),
+        ("imageio_ffmpeg", re.escape(f"package imageio_ffmpeg: {installing('video')}")),
         ("pygame", "video of CartPole-v1: it cannot be shown: DependencyNotInstalled: pygame"),
     ],
 )

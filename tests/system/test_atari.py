@@ -8,7 +8,7 @@ import sys
 import pytest
 from place import REPOSITORY, Place, assert_books_balance, summary
 
-pytest.importorskip("ale_py", reason="needs ale-py: pip install -e .[atari]")
+pytest.importorskip("ale_py", reason="needs ale-py: pip install -e '.[atari]'")
 
 
 def test_pong_is_trained_from_single_frames(place: Place) -> None:

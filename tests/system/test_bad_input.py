@@ -16,6 +16,7 @@ from place import Place, checkpoints, eventually
 import juggler
 from juggler.cli import main
 from juggler.runtime.checkpoints.checkpoint import digest
+from juggler.runtime.installing import installing
 
 
 def _status(*arguments: object) -> int:
@@ -153,7 +154,7 @@ def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:
         (("--env", "CartPol-v1"), "no environment is registered as 'CartPol-v1'. Nearest: Cart"),
         (("--env", "ALE/Pong-v5"), "Nearest: ale_py:ALE/Pong-v5"),
         (("--env", "nowhere.deep:Env"), "there is no Python module 'nowhere' here"),
-        (("--env", "envpool:Pong-v5"), "pip install 'juggler[envpool]'"),
+        (("--env", "envpool:Pong-v5"), "needs the package envpool: "),
         (("--module", "nowhere:Module"), "module 'nowhere:Module' cannot be imported"),
         (("--distribution", "nowhere:made"), "distribution 'nowhere:made' cannot"),
         (("--model", '{"encoder": "nowhere:Waves"}'), "encoder 'nowhere:Waves' cannot be imported"),
@@ -219,18 +220,21 @@ def test_a_missing_extra_is_told_before_anything_starts(
     monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that it is not there
     assert _status("train", "--env", env) == 2
     said = capsys.readouterr().err
-    assert f"env {env!r} needs the package {package}: pip install 'juggler[{extra}]'" in said
+    assert f"env {env!r} needs the package {package}: {installing(extra)}" in said
     assert list(in_a_directory.iterdir()) == []
 
 
-def test_an_extra_that_is_not_installed_is_named(place: Place) -> None:
+def test_an_extra_that_is_not_installed_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # In the way of the package, if that is here.
     place.write("mujoco.py", "raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
     run = place.run("train", "hopper")
     assert run.status == 2
     assert not (place.path / "runs").exists()
     last = run.output.splitlines()[-1]
-    assert "'Hopper-v5' needs the package mujoco: pip install 'juggler[mujoco]'" in last
+    monkeypatch.chdir(place.path)  # where the command was given
+    assert f"'Hopper-v5' needs the package mujoco: {installing('mujoco')}" in last
     assert "Traceback" not in run.output
     place.assert_nothing_is_left()
 

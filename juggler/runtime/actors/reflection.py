@@ -11,6 +11,7 @@ import grpc.aio
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.strangers import Strangers
+from juggler.runtime.installing import installing
 
 _MOST_ASKING = 16  # at once; they show no token
 
@@ -28,7 +29,7 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
         from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
     except ImportError:
         raise EndpointError(
-            "--reflection needs a library that is not there: pip install 'juggler[reflection]'"
+            f"--reflection needs a library that is not there: {installing('reflection')}"
         ) from None
     names = [*services, reflection.SERVICE_NAME]
     of_asyncio = isinstance(server, grpc.aio.Server)

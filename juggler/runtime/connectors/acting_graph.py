@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.installing import installing
 from juggler.runtime.modules.columns import (
     ACTION_DIST_INPUTS,
     ACTION_LOGP,
@@ -231,7 +232,7 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"exporting needs the package {error.name}: pip install 'juggler[onnx]'"
+            f"exporting needs the package {error.name}: {installing('onnx')}"
         ) from error
     inputs = graph.inputs
     with torch.no_grad():

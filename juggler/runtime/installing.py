@@ -1,0 +1,48 @@
+"""The command that installs an extra of Juggler, as messages about missing packages name it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+def installing(extra: str) -> str:
+    """A shell command that works where it is read: for the Python that runs, from where Juggler was
+    installed. An editable checkout stays one.
+
+    Args:
+        extra: of pyproject.toml.
+    """
+    pip = shutil.which("pip")
+    own = pip is not None and Path(pip).parent == Path(sys.executable).parent
+    command = ["pip"] if own else [sys.executable, "-m", "pip"]
+    return shlex.join([*command, "install", *_source(extra)])
+
+
+def _source(extra: str) -> list[str]:
+    """Where pip finds the extra, as it takes it."""
+    origin = _origin()
+    url = origin.get("url", "")
+    path = Path(unquote(urlsplit(url).path))
+    if url.startswith("file:") and path.exists():
+        editable = ["-e"] if origin.get("dir_info", {}).get("editable") else []
+        return [*editable, f"{'.' if path == Path.cwd() else path}[{extra}]"]
+    if "vcs_info" in origin:
+        return [f"juggler[{extra}] @ {origin['vcs_info']['vcs']}+{url}"]
+    return [f"juggler[{extra}]"]
+
+
+def _origin() -> dict[str, Any]:
+    """What pip noted of where it had Juggler from, if that was no index."""
+    # All of that name: the one that building leaves in a checkout has no such note.
+    for each in distributions(name="juggler"):
+        if note := each.read_text("direct_url.json"):
+            origin: dict[str, Any] = json.loads(note)
+            return origin
+    return {}

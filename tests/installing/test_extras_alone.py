@@ -1,0 +1,138 @@
+"""Each extra does what it is for, in an environment that has nothing else, once the command is run
+that Juggler names where it is missing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from alone import ROOT, Alone
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+#: Of these, one would take most of a gigabyte, and the other is what these tests run in.
+LEFT_OUT = {"envpool", "dev"}
+#: What extras bring, by the names that are imported.
+BROUGHT = """
+Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mujoco onnx onnxruntime
+onnxscript pygame
+"""
+SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
+ENVIRONMENTS = {"atari": "pong", "box2d": "lunarlander", "mujoco": "hopper"}
+
+
+@pytest.fixture
+def alone(tmp_path: Path, needed: Path, wheel: Path) -> Alone:
+    return Alone(tmp_path, needed, wheel)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, needed: Path, wheel: Path) -> Alone:
+    """Without any extra."""
+    return Alone(tmp_path_factory.mktemp("plain"), needed, wheel)
+
+
+@pytest.fixture(scope="module")
+def trained(plain: Alone) -> Path:
+    """A run."""
+    plain.run("-m", "juggler", "train", "cartpole", *SHORT, "--run-dir", "run")
+    return plain.path / "run"
+
+
+def test_every_extra_is_tried() -> None:
+    assert {*ENVIRONMENTS, "certs", "onnx", "reflection", "video"} == EXTRAS.keys() - LEFT_OUT
+
+
+def test_without_any_extra_a_run_trains_is_played_and_drawn(plain: Alone, trained: Path) -> None:
+    there = f"""
+import importlib.util
+print([name for name in {BROUGHT.split()} if importlib.util.find_spec(name)])
+"""
+    assert plain.run("-c", there) == "[]\n"
+    assert "2 episodes: return" in plain.run("-m", "juggler", "evaluate", trained, "--episodes", 2)
+    assert f"plot: {trained}/plot.png" in plain.run("-m", "juggler", "plot", trained)
+
+
+@pytest.mark.parametrize("extra", ENVIRONMENTS)
+def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> None:
+    train = ("-m", "juggler", "train", ENVIRONMENTS[extra], *SHORT, "--run-dir")
+    install(alone, extra, told=alone.try_to_run(*train, "failed"))
+    alone.run(*train, "run")
+    assert "1 episodes: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
+
+
+def test_certificates_are_made(alone: Alone) -> None:
+    certs = ("-m", "juggler", "certs", "tls")
+    install(alone, "certs", told=alone.try_to_run(*certs))
+    alone.run(*certs)
+    names = {path.name for path in (alone.path / "tls").iterdir()}
+    assert names == {"ca.pem", "cert.pem", "key.pem", "token"}
+
+
+EXPORT = """
+import juggler, sys
+juggler.load_policy(sys.argv[1]).export_onnx("policy.onnx")
+"""
+ACT = """
+import numpy, onnxruntime
+model = onnxruntime.InferenceSession("policy.onnx")
+(actions,) = model.run(["action"], {"observation": numpy.zeros([3, 4], numpy.float32)})
+print(actions.shape)
+"""
+
+
+def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
+    install(alone, "onnx", told=alone.try_to_run("-c", EXPORT, trained))
+    alone.run("-c", EXPORT, trained)
+    assert alone.run("-c", ACT) == "(3,)\n"
+
+
+def test_videos_are_written(alone: Alone, trained: Path) -> None:
+    video = ("-m", "juggler", "evaluate", trained, "--episodes", 1, "--video", "videos")
+    install(alone, "video", told=alone.try_to_run(*video))
+    alone.run(*video)
+    (written,) = (alone.path / "videos").iterdir()
+    assert written.read_bytes()[4:8] == b"ftyp", "an MP4 file"
+
+
+LIST = """
+import sys, grpc
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    grpc.channel_ready_future(channel).result(60)
+    print(*reflection.ProtoReflectionDescriptorDatabase(channel).get_services())
+"""
+
+
+def test_services_are_listed(alone: Alone, address: str) -> None:
+    driver = ("-m", "juggler", "driver", "cartpole", "--bind", address, "--reflection")
+    install(alone, "reflection", told=alone.try_to_run(*driver))
+    running = subprocess.Popen([alone.python, *driver], cwd=alone.path, env=alone.variables())
+    try:
+        assert "juggler.v1.Driver" in alone.run("-c", LIST, address).split()
+    finally:
+        running.terminate()
+        running.wait(60)
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+def install(alone: Alone, extra: str, told: subprocess.CompletedProcess[str]) -> None:
+    """Runs the command that is named where an extra is missing."""
+    assert told.returncode != 0, told.stdout
+    said = re.search(r"-m pip install ('[^']+\[(\w+)\]')", told.stdout + told.stderr)
+    assert said is not None, told.stdout + told.stderr
+    assert said[2] == extra
+    alone.run("-m", "pip", "install", "-q", "--no-compile", *shlex.split(said[1]))
