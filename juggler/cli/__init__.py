@@ -24,10 +24,19 @@ COMMANDS = {
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 
+_ELSEWHERE = """\
+juggler is for Linux; on macOS and Windows docker runs it: docs/docker.md tells how. In a checkout:
+
+  docker build -f docker/Dockerfile -t juggler .
+  docker run --rm --init -v runs:/runs juggler train cartpole"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused, or
     128 and the number of the signal that ended it, in order or not: 130 after Ctrl-C."""
+    if sys.platform != "linux":  # before something that other systems lack is imported
+        print(_ELSEWHERE, file=sys.stderr)
+        return 2
     try:
         try:
             return _run(argv)

@@ -14,7 +14,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-BUILT_FROM = ["LICENSE", "README.md", "client", "examples", "juggler", "proto", "pyproject.toml"]
+BUILT_FROM = [
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "client",
+    "examples",
+    "juggler",
+    "proto",
+    "pyproject.toml",
+]
 
 
 def copy_of_the_checkout(to: Path) -> Path:
