@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.line_writer import LineWriter
@@ -275,15 +276,57 @@ def test_tensorboard_forgets_what_a_restored_run_does_again(
     assert found == [(1000, 1.0), (2000, 2.0)]
 
 
+def test_trackers_that_replace_the_events_writer_learn_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = []
+
+    class Following(event_file_writer.EventFileWriter):
+        def __init__(self, logdir: str, *options: Any) -> None:
+            followed.append(logdir)
+            super().__init__(logdir, *options)
+
+    monkeypatch.setattr(event_file_writer, "EventFileWriter", Following)
+    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+        run.append(_line(1000))
+        run.append(_line(2000))
+    assert followed == [str(tmp_path)]
+    assert [e.step for e in _events(tmp_path).Scalars("wall_time")] == [1000, 2000]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_events_that_the_disk_does_not_take_are_told_and_begun_anew(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+        run.append(_line(1000))
+        (events,) = tmp_path.glob("events.out.tfevents.*")
+        assert events.stat().st_size > (tmp_path / "metrics.jsonl").stat().st_size + 40
+        resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, limits[1]))
+        try:
+            with pytest.raises(RunDirectoryError, match="cannot write events"):
+                run.append({"env_steps_sampled": 2000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        run.append(_line(3000))
+    assert len([*tmp_path.glob("events.out.tfevents.*")]) == 2
+    assert [e.step for e in _events(tmp_path).Scalars("wall_time")] == [1000, 3000]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_run_directory_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "tensorflow.py").touch()
     code = f"""
 import sys
 from pathlib import Path
+sys.path.insert(0, {str(tmp_path / "there")!r})
 from juggler.driver.record.line_writer import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory
 assert not any(name.startswith("tensorboard") for name in sys.modules), "imported too early"
-with RunDirectory.create(Path({str(tmp_path)!r}), {{}}, "run") as run:
+with RunDirectory.create(Path({str(tmp_path / "run")!r}), {{}}, "run") as run:
     run.append({{"env_steps_sampled": 1}})
 assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 """

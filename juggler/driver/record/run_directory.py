@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -23,7 +22,7 @@ from juggler.driver.record.checkpoints import write_synced
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
@@ -52,7 +51,7 @@ class RunDirectory:
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
-        self._events: RecordWriter | None = None  # made for the first line
+        self._events: EventFileWriter | None = None  # made for the first line
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
@@ -217,32 +216,47 @@ class RunDirectory:
         self._metrics.truncate()
 
     def _close_events(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        events, self._events = self._events, None
+        if events is not None:
+            with contextlib.suppress(OSError):  # each line was flushed
+                events.close()
 
     def _append_events(self, line: dict[str, Any]) -> None:
         # Here, since the import takes a tenth of a second that the start of a run can do without.
-        # TensorBoard's higher writers would import TensorFlow wherever it is installed.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
         for tag, value in _scalars(line):
             event.summary.value.add(tag=tag, simple_value=value)
         if self._events is None:
-            now = time.time()
-            name = f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}"
-            self._events = RecordWriter((self.path / name).open("ab", buffering=0))
-            version = Event(wall_time=now, file_version="brain.Event:2")
+            self._events = _event_file_writer(self.path)
             # Of a run that goes on, TensorBoard forgets what it had after this step.
-            start = Event(
-                wall_time=now, step=event.step, session_log=SessionLog(status=SessionLog.START)
+            start = SessionLog(status=SessionLog.START)
+            self._events.add_event(
+                Event(wall_time=event.wall_time, step=event.step, session_log=start)
             )
-            for first in (version, start):
-                self._events.write(first.SerializeToString())
-        self._events.write(event.SerializeToString())
+        self._events.add_event(event)
         self._events.flush()
+
+
+def _event_file_writer(directory: Path) -> EventFileWriter:
+    """TensorBoard's own, by the name under which trackers replace it to follow what is written."""
+    from tensorboard.compat import tensorflow_stub
+    from tensorboard.summary.writer import event_file_writer
+
+    instead = {
+        # It would import TensorFlow wherever that is installed, to make one file.
+        "tf": tensorflow_stub,
+        # It would write in a thread, whose traceback is all that tells of a full disk.
+        "_AsyncWriter": lambda records, *_: records,
+    }
+    names = vars(event_file_writer)
+    before = {name: names[name] for name in instead if name in names}
+    names.update(instead)
+    try:
+        return event_file_writer.EventFileWriter(str(directory))
+    finally:
+        names.update(before)
 
 
 def to_json(value: Any) -> Any:
