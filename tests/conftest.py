@@ -29,14 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def run_python(tmp_path: Path) -> Callable[..., str]:
     """Runs a Python program where it may leave what it likes -> what it prints."""
 
-    def run(*arguments: str | Path) -> str:
+    def run(*arguments: str | Path, timeout: float = 300) -> str:
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=timeout,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -228,6 +228,18 @@ class RunConfig:
             merged.update(asdict(part))
         return merged
 
+    def doubts(self) -> list[str]:
+        """What can be meant, and hardly is; as people are told when a run starts."""
+        scale = self.learner.reward_scale
+        pieces = [piece.use for piece in self.connectors.parsed().pipeline("learner")]
+        return [
+            f"rewards are scaled twice: reward_scale = {scale:g} multiplies what {piece} in "
+            "connectors.learner makes of them. Where that is not meant, leave one of them out: "
+            "reward_scale = 1.0"
+            for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
+            if piece in pieces and scale != 1.0
+        ]
+
     @classmethod
     def from_flat(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
         """The defaults, with `values` in place of some.

@@ -321,6 +321,8 @@ def _drive(
     resume = arguments.get("resume")
     for problem in resume.problems if resume else ():
         progress.message(problem, "error")
+    for doubt in config.doubts():
+        progress.message(doubt, "warning")
     driver = Driver(config, directory, progress, **arguments)
     summary = driver.run()
     newest = summary["checkpoint"]

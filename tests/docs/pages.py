@@ -7,12 +7,39 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+#: Each takes a minute at most on two idle cores; tests run two at a time, beside others.
+SECONDS_OF_A_RUN = 600
+
 #: The snippets as they stand would train until solved; here each of them trains for an update.
 SHORTLY = """
 import juggler
 train, resume = juggler.train, juggler.resume
 juggler.train = lambda *args, **keys: train(*args, **{**keys, "stop_steps": 1})
 juggler.resume = lambda *args, **keys: resume(*args, **{**keys, "stop_steps": 1})
+"""
+
+#: As they stand: each run has to end by what it was told to reach, and soon.
+TO_THE_END = f"""
+import functools, tomllib
+import juggler
+
+PATIENT = {{"stop_seconds": {SECONDS_OF_A_RUN}, "worker_timeout_seconds": 300}}
+
+def to_its_end(begin):
+    @functools.wraps(begin)
+    def run(*args, **keys):
+        result = begin(*args, **{{**PATIENT, **keys}})
+        config = tomllib.loads((result.run_dir / "config.toml").read_text())
+        end = result.summary
+        text = f"{{config['env']}}: {{end['episode_return_mean']}} in {{end['wall_time']:.0f}} s"
+        print(text, "by", end["reason_for_stop"])
+        assert result.solved or config["stop_return"] == "none", text
+        assert end["reason_for_stop"] != "stop_seconds", text
+        assert not juggler.RunConfig.from_flat(config).doubts(), text
+        return result
+    return run
+
+juggler.train, juggler.resume = to_its_end(juggler.train), to_its_end(juggler.resume)
 """
 
 
@@ -27,8 +54,8 @@ def links(page: str) -> list[Path]:
     return [(ROOT / page).parent / target for target in targets]
 
 
-def script(page: str, directory: Path) -> Path:
+def script(page: str, directory: Path, before: str = SHORTLY) -> Path:
     """All Python of a page as one script."""
     file = directory / "snippets.py"
-    file.write_text("\n".join([SHORTLY, *blocks("python", page)]))
+    file.write_text("\n".join([before, *blocks("python", page)]))
     return file

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.restoring import core_of
+from juggler.driver.shipped import read_shipped, shipped_configs
 
 
 def _error(values: dict[str, Any], where: str = "run.toml") -> str:
@@ -281,3 +282,18 @@ def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wrong:
         RunConfig.from_toml(path)
     assert str(wrong.value) == f"{path}: gamma: Expected `float`, got `bool`"
+
+
+@pytest.mark.parametrize("piece", ["clip_rewards", "normalize_rewards"])
+def test_rewards_that_are_scaled_twice_are_a_doubt_that_names_both(piece: str) -> None:
+    learner = {"connectors": {"learner": [piece]}}
+    (doubt,) = RunConfig.from_flat({**learner, "reward_scale": 0.02}).doubts()
+    assert "reward_scale = 0.02" in doubt
+    assert f"{piece} in connectors.learner" in doubt
+    assert RunConfig.from_flat({**learner, "reward_scale": 1.0}).doubts() == []
+    assert RunConfig.from_flat({"reward_scale": 0.02}).doubts() == []
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_what_ships_leaves_no_doubt(name: str) -> None:
+    assert read_shipped(name).config.doubts() == []

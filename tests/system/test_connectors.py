@@ -133,3 +133,11 @@ def test_a_connector_that_cannot_be_built_ends_the_run_with_its_reason(place: Pl
     assert run.status == 1
     assert "connector 'frame_stack': k = 1 frames to stack" in run.output
     place.assert_nothing_is_left()
+
+
+def test_rewards_that_are_scaled_twice_are_a_warning_when_a_run_starts(place: Place) -> None:
+    pieces = '{"learner": ["normalize_rewards"]}'
+    run = place.run("train", "pendulum", "--connectors", pieces, "--stop-steps", 1)
+    assert run.status == 0, run.output
+    warning = "warning: rewards are scaled twice: reward_scale = 0.02 multiplies what"
+    assert f"{warning} normalize_rewards in connectors.learner makes" in run.output
