@@ -27,6 +27,10 @@ class RecurrentCore(nn.Module):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.zeros_(parameter)
+        # The second gate of each: the LSTM's forget gate, and the GRU's update gate, both of which
+        # keep what is remembered where they are open.
+        with torch.no_grad():
+            dict(self.layer.named_parameters())["bias_ih_l0"][size : 2 * size] += config.memory_bias
 
     def get_initial_state(self) -> dict[str, Tensor]:
         names = ("hidden", "cell") if isinstance(self.layer, nn.LSTM) else ("hidden",)
