@@ -52,6 +52,7 @@ class BehaviourPolicy:
             that.
 
     Attributes:
+        knows_log_probabilities: whether the module says of what distribution its actions are.
         remembers: whether it has to be told where episodes start.
         chosen: what the module chose at the last step, a tree of arrays [N, ...].
 
@@ -83,8 +84,8 @@ class BehaviourPolicy:
         self._row_state = self._state
         outputs = self._first_outputs()
         self._draws = ACTIONS not in outputs
-        self._has_inputs = ACTION_DIST_INPUTS in outputs
-        if self._has_inputs:
+        self.knows_log_probabilities = ACTION_DIST_INPUTS in outputs
+        if self.knows_log_probabilities:
             self._distribution = module.action_distribution()
         self._noise: tuple[Tensor, ...] = ()  # T x [N, M]
         self._inputs: list[Tensor] = []  # T x [N, D]
@@ -131,7 +132,7 @@ class BehaviourPolicy:
                 if step == 0:
                     self._row_state = tree_map(torch.clone, self._state)
                 outputs = self._step_on(self._module.forward_exploration, observations)
-            if self._has_inputs:
+            if self.knows_log_probabilities:
                 inputs = outputs[ACTION_DIST_INPUTS]  # [N, D]
                 self._inputs.append(inputs)
             if self._draws:
@@ -148,7 +149,7 @@ class BehaviourPolicy:
         with torch.inference_mode():
             actions = tree_map(_over_steps, *self._actions)  # [N, T, ...]
             arrays: Tree = tree_map(Tensor.numpy, actions)
-            if not self._has_inputs:
+            if not self.knows_log_probabilities:
                 return arrays, np.zeros((self._rows, self._steps), np.float32), states
             logp = self._distribution(_over_steps(*self._inputs)).log_prob(actions)  # [N, T]
             return arrays, logp.float().contiguous().numpy(), states
@@ -156,7 +157,7 @@ class BehaviourPolicy:
     def why_not_finite(self, row: int, step: int) -> str:
         """For people: what is wrong with a policy whose log-probability at a step of the last
         fragment is not finite; empty where nothing is to be seen."""
-        if not self._has_inputs:
+        if not self.knows_log_probabilities:
             return ""
         return self._distribution.why_not_finite(self._inputs[step][row])
 

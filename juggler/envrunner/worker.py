@@ -22,6 +22,7 @@ from juggler.envrunner.environments import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.held_up import environment_in
 from juggler.envrunner.program import EnvRunnerProgram
+from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.seeding import seed_process
 from juggler.runtime.actors.attachment import Attachment
@@ -169,6 +170,7 @@ class EnvRunner:
         rows, steps = env.num_envs, config.fragment_steps
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
         seed_process(setup.seed)  # as it is done where everything begins anew
+        require_log_probabilities(module, self._policy.knows_log_probabilities)
         self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
         step_back(env)
         if self._contact.health is not None:

@@ -11,7 +11,11 @@ from scripted_environments import NativeScripted
 from scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.gateway.acting import GatheredPolicy
+from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.building import build_module
@@ -224,3 +228,18 @@ def test_the_module_acts_without_dropout() -> None:
 
     dropping = BehaviourPolicy(Dropping(OBSERVATIONS, UNBOUNDED), ROWS, STEPS, 0)
     np.testing.assert_array_equal(fragment(dropping)[1], fragment(policy_for(UNBOUNDED))[1])
+
+
+def test_no_run_acts_with_a_module_that_does_not_say_how_probable_its_actions_are() -> None:
+    """A learner would take each of them for a certain one."""
+    words = r"Choosing returns 'actions' without 'action_dist_inputs' where it explores"
+    silent, telling = (Choosing(DISCRETE, with_inputs) for with_inputs in (False, True))
+    with pytest.raises(ValueError, match=words):
+        require_log_probabilities(silent, BehaviourPolicy(silent, 1, 1, 0).knows_log_probabilities)
+    require_log_probabilities(telling, BehaviourPolicy(telling, 1, 1, 0).knows_log_probabilities)
+    connectors, module_to_env = build_runner_pipelines(
+        ConnectorsConfig.parse({}), OBSERVATIONS, DISCRETE
+    )
+    with pytest.raises(ValueError, match=words):
+        GatheredPolicy(silent, connectors, module_to_env, 0)
+    GatheredPolicy(telling, connectors, module_to_env, 0)

@@ -56,6 +56,24 @@ def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+def test_a_module_that_hides_how_probable_its_actions_are_is_refused_at_once(place: Place) -> None:
+    place.write(
+        "silent.py",
+        "import juggler\n"
+        "class Silent(juggler.ActorCritic):\n"
+        "    def _forward_exploration(self, batch):\n"
+        "        outputs = self._forward(batch)\n"
+        "        inputs = outputs.pop('action_dist_inputs')\n"
+        "        return {**outputs, 'actions': self.action_distribution()(inputs).mode()}\n",
+    )
+    run = place.run("train", "cartpole", "--module", "silent:Silent", "--run-dir", "run")
+    assert run.status == 1
+    assert "Silent returns 'actions' without 'action_dist_inputs'" in run.output
+    assert "Traceback" not in run.output
+    assert summary(place.path / "run")["env_steps_sampled"] == 0
+    place.assert_nothing_is_left()
+
+
 def test_a_part_that_is_not_here_is_named(place: Place) -> None:
     run = place.run("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run")
     assert run.status == 2

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.envrunner.gateway.memory import grown, put, room_for, take
+from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.seeding import noise_seed
 from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -49,8 +50,10 @@ class GatheredPolicy:
         seed: of the noise.
 
     Attributes:
-        blank_inputs: a row [D] of what the module says of an observation, zeros; None: it says
-            nothing, and its log-probabilities are 0.
+        blank_inputs: a row [D] of what the module says of an observation, zeros.
+
+    Raises:
+        ValueError: it says nothing of what distribution its actions are.
     """
 
     def __init__(
@@ -74,10 +77,9 @@ class GatheredPolicy:
         self._before = room_for(like, 1)  # [S, ...] before the last one
         outputs = self._outputs_for_nothing()
         self._draws = ACTIONS not in outputs
-        self._distribution = module.action_distribution() if ACTION_DIST_INPUTS in outputs else None
-        self.blank_inputs: NDArray[np.float32] | None = None
-        if self._distribution is not None:
-            self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)
+        require_log_probabilities(module, ACTION_DIST_INPUTS in outputs)
+        self._distribution = module.action_distribution()
+        self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)
 
     @property
     def action_space(self) -> Space[Any]:
@@ -124,7 +126,7 @@ class GatheredPolicy:
 
     def act(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
-    ) -> tuple[Any, Any, NDArray[np.float32] | None]:
+    ) -> tuple[Any, Any, NDArray[np.float32]]:
         """Choose the actions of some environments.
 
         Args:
@@ -143,10 +145,8 @@ class GatheredPolicy:
                 outputs = self._step_on(tensors, places, first)
             else:
                 outputs = self._module.forward_exploration({OBSERVATIONS: tensors})
-            inputs = outputs.get(ACTION_DIST_INPUTS)  # [B, D]
+            inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
             if self._draws:
-                assert self._distribution is not None
-                assert inputs is not None
                 noise = self._distribution.draw_noise((len(places),), self._generator)  # [B, M]
                 actions = self._distribution(inputs).sample(noise)  # [B, ...]
             else:
@@ -154,7 +154,7 @@ class GatheredPolicy:
         chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
         self._contexts.chose(chosen, places)
         sent = self._module_to_env(tree_map(np.copy, chosen))
-        return sent, chosen, None if inputs is None else inputs.float().numpy()
+        return sent, chosen, inputs.float().numpy()
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
         """What the last actions of some environments led to: rewards [B]."""
@@ -214,7 +214,6 @@ class GatheredPolicy:
 
     def log_probabilities(self, inputs: NDArray[np.float32], actions: Tree) -> NDArray[np.float32]:
         """Of actions [N, T, ...] that were chosen with inputs [N, T, D] -> [N, T]."""
-        assert self._distribution is not None
         with torch.inference_mode():
             chosen = tree_map(torch.from_numpy, actions)  # [N, T, ...]
             logp = self._distribution(torch.from_numpy(inputs)).log_prob(chosen)  # [N, T]
@@ -222,7 +221,6 @@ class GatheredPolicy:
 
     def why_not_finite(self, inputs: NDArray[np.float32]) -> str:
         """For people: what is wrong with inputs [D]; "": nothing by itself."""
-        assert self._distribution is not None
         return self._distribution.why_not_finite(torch.from_numpy(inputs))
 
     def _step_on(

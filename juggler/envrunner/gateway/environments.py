@@ -225,8 +225,7 @@ class Environments:
             of["row"][at], of["step"][at] = rows, 0
             put(self.rows.columns["observations"], (rows, 0), take(observations, new))
         if not recording.all():
-            inputs = None if inputs is None else inputs[recording]
-            actions = take(actions, recording)
+            inputs, actions = inputs[recording], take(actions, recording)
         kept = places[recording]
         self.rows.act(
             of["row"][kept],

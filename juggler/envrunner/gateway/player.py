@@ -92,9 +92,7 @@ class Player:
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps)
         self.recorder = Recorder(self.environments, policy, max_staleness, self._see)
-        self.reader = Reader(
-            observation_space, policy.action_space, policy.blank_inputs is not None
-        )
+        self.reader = Reader(observation_space, policy.action_space)
         self.publisher = Publisher(policy, observation_space, action_space)
         self._delta: State = {}
 

@@ -78,14 +78,10 @@ class Reader:
     Args:
         observation_space: the simulators'.
         action_space: of what policies choose.
-        draws: policies have log-probabilities.
     """
 
-    def __init__(
-        self, observation_space: Space[Any], action_space: Space[Any], draws: bool
-    ) -> None:
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self._observations, self._actions = Layout(observation_space), Layout(action_space)
-        self._draws = draws
         self._checks = ValueChecks(observation_space, action_space)
         self._leaves = space_leaves(action_space)
         self._masked = holds_masks(observation_space)
@@ -156,8 +152,6 @@ class Reader:
             raise SessionError(found[1].code, f"step {found[0]}: {found[1]}")
 
     def _log_probabilities(self, given: Any, steps: int) -> NDArray[np.float32]:
-        if not self._draws and not given:
-            return np.zeros(steps, np.float32)  # [L]
         if len(given) != steps:
             raise SessionError(
                 Code.NO_LOG_PROBABILITIES,

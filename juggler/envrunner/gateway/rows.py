@@ -27,14 +27,14 @@ class Rows:
     Args:
         observation_space: of what batches hold.
         steps: T.
-        blank_inputs: of the policy's distribution [D]; None: it has none.
+        blank_inputs: of the policy's distribution [D].
 
     Attributes:
         complete: rows that are ready to go, in order.
     """
 
     def __init__(
-        self, observation_space: Space[Any], steps: int, blank_inputs: NDArray[np.float32] | None
+        self, observation_space: Space[Any], steps: int, blank_inputs: NDArray[np.float32]
     ) -> None:
         self.steps = steps
         self.complete: list[int] = []
@@ -55,9 +55,8 @@ class Rows:
             "states": {},
             "recorded": np.zeros(_FIRST_ROWS, np.bool_),  # by somebody who gave action_logp
             "action_logp": np.zeros(shape, np.float32),
+            "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
-        if blank_inputs is not None:
-            self.columns["inputs"] = np.zeros((*shape, *blank_inputs.shape), np.float32)
         self._finals: dict[int, list[tuple[int, Tree]]] = defaultdict(list)  # step, observation
 
     @property
@@ -91,14 +90,13 @@ class Rows:
         rows: NDArray[np.intp],
         steps: NDArray[np.intp],
         actions: Tree,
-        inputs: NDArray[np.float32] | None,
+        inputs: NDArray[np.float32],
         **columns: Any,
     ) -> None:
         """Write what was chosen at steps [B] of rows [B]."""
         self._make_room_for(actions)
         put(self.columns["actions"], (rows, steps), actions)
-        if inputs is not None:
-            self.columns["inputs"][rows, steps] = inputs
+        self.columns["inputs"][rows, steps] = inputs
         for name, values in columns.items():
             self.columns[name][rows, steps] = values
 
@@ -151,7 +149,7 @@ class Rows:
             self.give_back(row)
         action_logp = kept["action_logp"]  # [N, T]
         ours = ~kept["recorded"]  # [N]
-        if "inputs" in kept and ours.any():
+        if ours.any():
             actions = take(kept["actions"], ours)  # [O, T, ...]
             action_logp[ours] = log_probabilities(kept["inputs"][ours], actions)
         action_logp[~live] = 0
@@ -194,8 +192,7 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:
     put(kept["observations"], (rows, steps), take(kept["last_observations"], rows))
     last = kept["lengths"][rows] - 1  # [D]
     put(kept["actions"], (rows, steps), take(kept["actions"], (rows, last)))
-    if "inputs" in kept:
-        kept["inputs"][rows, steps] = kept["inputs"][rows, last]
+    kept["inputs"][rows, steps] = kept["inputs"][rows, last]
     for name in ("rewards", "terminated", "truncated"):
         kept[name][~live] = 0
 
