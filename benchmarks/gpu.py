@@ -148,7 +148,7 @@ def runners() -> str:
     preset = "pong" if ON_GPU else "cartpole"
     summary, lines = train(
         *(preset, "--devices", DEVICE, "--num-env-runners", runners),
-        *("--stop-return", 501, "--stop-seconds", 60 if ON_GPU else 8),
+        *("--stop-return", 501, "--no-confirm", "--stop-seconds", 60 if ON_GPU else 8),
     )
     seconds = summary["seconds"]["learner"]
     total = sum(seconds.values())

@@ -46,7 +46,7 @@ def measure(picture: Path) -> str:
 def _run(depth: int, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     # As many requests in the air as the bound allows: the queue is as deep as it can be.
     return train(
-        *("cartpole", "--seed", seed, "--stop-return", 501, "--stop-steps", STEPS),
+        *("cartpole", "--seed", seed, "--stop-return", 501, "--no-confirm", "--stop-steps", STEPS),
         *("--max-staleness", depth, "--requests-per-runner", max(2, depth)),
     )
 

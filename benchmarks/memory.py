@@ -22,7 +22,13 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         command = [sys.executable, "-m", "juggler", "train", "cartpole", "--stop-return", "501"]
-        command += ["--num-env-runners", str(given.runners), "--run-dir", f"{directory}/run"]
+        command += [
+            "--no-confirm",
+            "--num-env-runners",
+            str(given.runners),
+            "--run-dir",
+            f"{directory}/run",
+        ]
         run = subprocess.Popen(
             [*command, "--progress", "off"], env={**os.environ, "OMP_NUM_THREADS": "1"}
         )

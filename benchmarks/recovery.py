@@ -35,7 +35,7 @@ from place import Command, Place
 LOOK_SECONDS = 0.02
 #: A process that dies again within a minute is started again later.
 ROUND_SECONDS = 62.0
-ENDLESS = ["--run-dir", "run", "--stop-return", 501]
+ENDLESS = ["--run-dir", "run", "--stop-return", 501, "--no-confirm"]
 SLOW_ENVIRONMENT = """
 import time
 from gymnasium.envs.classic_control import CartPoleEnv

@@ -20,7 +20,7 @@ def _juggler(envs: int, runners: int = 1, *options: object) -> float:
     # As many live steps an update as one batch of each runner has, whatever resets take of it.
     batch_size = int(envs * runners * 32 * 0.92)
     _, lines = train(
-        *("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4),
+        *("cartpole", "--stop-return", 501, "--no-confirm", "--stop-seconds", SECONDS + 4),
         *("--num-env-runners", runners, "--envs-per-runner", envs),
         *("--batch-size", batch_size, *options),
     )
@@ -75,7 +75,7 @@ def solved() -> str:
 
 
 def _solved(goal: int, algorithm: str) -> str:
-    options = ("cartpole", "--algorithm", algorithm, "--stop-return", goal)
+    options = ("cartpole", "--algorithm", algorithm, "--stop-return", goal, "--no-confirm")
     summaries = [train(*options, "--seed", seed)[0] for seed in range(5)]
     times = [summary["wall_seconds_to_solved"] for summary in summaries]
     first = [summary["wall_seconds_to_first_update"] for summary in summaries]
@@ -100,7 +100,8 @@ def stays() -> str:
 
 def shares() -> str:
     """Where the time of each process goes."""
-    summary, _ = train("cartpole", "--stop-return", 501, "--stop-seconds", SECONDS + 4)
+    endless = ("--stop-return", 501, "--no-confirm")
+    summary, _ = train("cartpole", *endless, "--stop-seconds", SECONDS + 4)
     rows = []
     for role, seconds in sorted(summary["seconds"].items()):
         total = sum(seconds.values())

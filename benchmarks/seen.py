@@ -20,7 +20,7 @@ def seen(name: str, seeds: int, seconds: float, machine: str) -> str:
     """A configuration's table, after runs of its own length or of `seconds` at most."""
     ends: list[dict[str, Any]] = []
     for seed in range(seeds):
-        summary, _ = train(name, "--seed", seed, "--stop-seconds", seconds)
+        summary, _ = train(name, "--seed", seed, "--stop-seconds", seconds, "--no-confirm")
         ends.append(summary)
         shown = ("solved", "episode_return_mean", "env_steps_trained", "wall_time")
         print(name, "seed", seed, *(f"{key} {summary[key]}" for key in shown), flush=True)

@@ -36,7 +36,7 @@ SAMPLE_SECONDS = 5.0
 WARM_UP = 0.2  # of the time: caches fill, allocators settle
 
 RUN = ["cartpole", "--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 10]
-RUN += ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
+RUN += ["--no-confirm", "--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
 VICTIMS = ("envrunner 1", "learner 1")
 
 

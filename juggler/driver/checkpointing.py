@@ -40,9 +40,13 @@ class Checkpointing:
         self._last = update
         self._asked: str | None = None  # the learner that sends its state
 
-    def begin(self) -> bool:
-        """Ask for a state as it is. False where nobody is there to ask."""
-        return self._ask(training_pb2.Snapshot())
+    def begin(self, candidate: bool = False) -> bool:
+        """Ask for a state as it is. False where nobody is there to ask.
+
+        Args:
+            candidate: it is to lie aside.
+        """
+        return self._ask(training_pb2.Snapshot(), candidate)
 
     def holds_up(self, update: int) -> bool:
         """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
@@ -66,11 +70,11 @@ class Checkpointing:
             self._asked = None
             self._snapshots.abandon()
 
-    def _ask(self, command: training_pb2.Snapshot) -> bool:
+    def _ask(self, command: training_pb2.Snapshot, candidate: bool = False) -> bool:
         members = self._core.members
         if not members or self._snapshots.under_way:
             return False
-        self._snapshots.begin()
+        self._snapshots.begin(candidate)
         self._asked = members[0]
         self._outbox.tell(members[0], command)
         return True

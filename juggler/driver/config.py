@@ -72,7 +72,12 @@ class DriverConfig:
     """Updates issued and not finished: the learner finds the next one waiting."""
 
     stop_return: float | None = None
-    """Stop when the mean return of the last 100 training episodes gets there: solved."""
+    """Stop when the mean return of the last 100 training episodes gets there, and `confirm` agrees:
+    solved."""
+
+    confirm: bool = True
+    """A run is solved when the very weights that are kept have a mean return of `stop_return` in
+    100 episodes of an evaluation beside training, or more where others before them had not."""
 
     stop_steps: int | None = None
     """Stop after so many environment steps trained on."""
@@ -154,6 +159,11 @@ class DriverConfig:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
         if self.stop_return is not None and math.isnan(self.stop_return):
             raise ConfigError("stop_return = nan: no return ever gets there")
+
+    @property
+    def confirms(self) -> bool:
+        """Whether being solved is to be confirmed."""
+        return self.confirm and self.stop_return is not None
 
     @property
     def learners(self) -> int:

@@ -7,9 +7,11 @@ from google.protobuf import any_pb2
 from juggler.driver.beginning import Beginning
 from juggler.driver.checkpointing import Checkpointing
 from juggler.driver.config import RunConfig
+from juggler.driver.confirmation import Confirmation
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.driver.departures import Departures, inset
+from juggler.driver.evaluations import Evaluations
 from juggler.driver.learners import Learners
 from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.outbox import Outbox
@@ -56,12 +58,13 @@ class Conversation:
         roster: who is here.
         outbox: what workers are told.
         checkpointing: when the run's state is cut.
+        confirmation: whether the run is solved.
         metrics: what receipts and updates said.
         connectors: what the EnvRunners' connectors have learned.
         stop_reason: why the run should end; "" while it should go on.
         failure: what failed, where that is why it ends.
-        evaluating: an evaluation is under way.
         stale_runners: whose steps come too late.
+        evaluations: what the evaluator is asked for.
         learners: as a group.
     """
 
@@ -83,7 +86,6 @@ class Conversation:
         self.connectors = connectors_of(resume, beginning)
         self.stop_reason = ""
         self.failure = ""
-        self.evaluating = False
         self.outbox = Outbox(hub, self.roster, self.connectors)
         self.checkpointing = Checkpointing(
             config.driver, self.core, self.roster, self.outbox, snapshots, self.updates
@@ -92,6 +94,12 @@ class Conversation:
         self.learners = Learners(
             config, self.core, self.roster, snapshots, progress, resume, beginning
         )
+        self.confirmation = Confirmation(
+            config, self.metrics, self.roster, self.outbox, self.checkpointing, snapshots, progress
+        )
+        self.evaluations = Evaluations(
+            config, self.metrics, self.roster, self.outbox, self.connectors, progress
+        )
         self._config = config
         self._hub = hub
         self._receipts_first = ReceiptsFirst(self.outbox.pool, config.driver.synchronous)
@@ -99,6 +107,8 @@ class Conversation:
         self._progress = progress
         self._snapshots = snapshots
         self._only_local = only_local
+        if not only_local:
+            self.confirmation.impossible("among workers that dial in nobody evaluates")
         # Episodes not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._departures = Departures(self.roster, progress)
@@ -130,8 +140,16 @@ class Conversation:
         """Between two rounds of a synchronous run: begin the next, unless something is first."""
         if not self.core.between_rounds or self.stop_reason:
             return
+        self.look_for_end()
+        if self.stop_reason or self.confirmation.under_way:
+            return
         if not self.checkpointing.holds_up(self.updates):
             self.happened(events.Proceed())
+
+    def look_for_end(self) -> None:
+        """Whether the run is solved, or may be."""
+        if self.confirmation.look():
+            self.stop("solved")
 
     def _hear_or_dismiss(self, event: HubEvent) -> None:
         try:
@@ -170,6 +188,9 @@ class Conversation:
             env, last = self._config.env_runner.env, self.roster.last_failure
             text = f"no EnvRunner is left to step {env}: {text}. {last}"
             return self.fail(text.rstrip(), "no_envrunner")
+        if role == EVALUATOR:
+            self.confirmation.impossible(f"{event.worker_id} keeps ending")
+            self.go_on()
         traceback = self.roster.tracebacks.get(event.worker_id, "")
         self._progress.message(f"{text}\n{inset(traceback)}".rstrip(), "error")
 
@@ -226,7 +247,12 @@ class Conversation:
                 of_learner = worker.role == LEARNER
                 self._ready(worker, (read_learner_ready if of_learner else read_runner_ready)(body))
             case training_pb2.Evaluate():
-                self._evaluated(read_evaluation(request, body))
+                self._local.of_use(worker.worker_id)
+                evaluation = read_evaluation(request, body)
+                if not request.checkpoint:
+                    self.evaluations.answered(request, evaluation)
+                elif self.confirmation.evaluated(request, evaluation):
+                    self.stop("solved")
 
     def _failed(self, completed: Completed, reason: str) -> None:
         """It could not do what it was asked to. Our workers leave then; their farewell says why."""
@@ -240,7 +266,7 @@ class Conversation:
             case training_pb2.Snapshot():
                 self._snapshots.abandon()
             case training_pb2.Evaluate():
-                self.evaluating = False
+                self._evaluates_no_more(worker)
         if worker in self._failed_once:
             self._hub.dismiss(worker, f"failed again: {reason}")
         self._failed_once.add(worker)
@@ -285,8 +311,8 @@ class Conversation:
             return  # the summary says what the run had reached when it was stopped
         for receipt in receipts:
             self.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
-        if self.metrics.solved(self._config.driver.stop_return):
-            self.stop("solved")
+        if not self._config.driver.synchronous:  # which looks between two rounds
+            self.look_for_end()
 
     def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         for arrival in message.arrivals:
@@ -325,10 +351,9 @@ class Conversation:
         if stop_steps is not None and self.core.ledger.trained >= stop_steps:
             self.stop("stop_steps")
 
-    def _evaluated(self, evaluation: training_pb2.Evaluation) -> None:
-        self.evaluating = False
-        returns = evaluation.episode_returns
-        self.metrics.evaluation_return = sum(returns) / len(returns)
+    def _evaluates_no_more(self, worker: Worker) -> None:
+        self.evaluations.under_way = False
+        self.confirmation.left(worker)
 
     # -- who comes and goes -----------------------------------------------------------------------
 
@@ -351,6 +376,8 @@ class Conversation:
         self._set_up(self.roster.runner_ready(worker, ready, self.core.weights_version))
         if self.core.members:
             self.outbox.send(worker, self.roster.learners_message(self.core.generation))
+        if worker.role == EVALUATOR:
+            self.confirmation.play()
         if worker.role == ENVRUNNER:
             steps = ready.rows * ready.steps
             self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
@@ -379,7 +406,7 @@ class Conversation:
             if hopeless:
                 self.fail(f"{worker.worker_id} could not start: {event.reason}")
         elif worker.role == EVALUATOR:
-            self.evaluating = False
+            self._evaluates_no_more(worker)
         else:
             self.checkpointing.left(worker.worker_id)
             self.metrics.learner_left(worker.worker_id)

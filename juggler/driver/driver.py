@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from juggler.driver.config import RunConfig
 from juggler.driver.conversation import Conversation
 from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.endless_episodes import EndlessEpisodes
-from juggler.driver.evaluations import begin_evaluation
 from juggler.driver.intervals import Intervals
 from juggler.driver.lines import metrics_line
 from juggler.driver.listen import Listen
@@ -251,6 +251,7 @@ class Driver:
         workers = self._workers
         if isinstance(event, StopAsked):
             workers.stop(event.reason)
+            workers.confirmation.give_up()
         elif isinstance(event, StatusAsked):
             if event.answer.set_running_or_notify_cancel():
                 event.answer.set_result(self._status.read())
@@ -261,6 +262,7 @@ class Driver:
             self._snapshots.done(event)
             if event.problem:
                 self._progress.message(event.problem, "error")
+            workers.confirmation.written(event)
             workers.go_on()
         else:
             workers.hear(event)
@@ -268,8 +270,12 @@ class Driver:
                 self._clock.begin_training()
             if self._first_update is None and workers.updates > self._updates_before:
                 self._first_update = self._clock.now().wall
-            if self._solved is None and workers.stop_reason == "solved":
-                self._solved = self._clock.now().wall
+                # Not before: it would slow down the start, and has nothing to play.
+                evaluates = self._config.driver.evaluation_seconds > 0
+                if not workers.stop_reason and (evaluates or workers.confirmation.wants_evaluator):
+                    self._local.start_evaluator()
+        if self._solved is None and workers.stop_reason == "solved":
+            self._solved = self._clock.now().wall
 
     # -- intervals --------------------------------------------------------------------------------
 
@@ -282,7 +288,8 @@ class Driver:
                 case "checkpoint":
                     self._workers.checkpointing.begin()
                 case "evaluation":
-                    begin_evaluation(self._workers, self._config.driver.evaluation_episodes)
+                    if self._workers.core.members:
+                        self._workers.evaluations.begin(self._workers.updates)
                 case "look":
                     self._look_for_standstill()
         self._workers.regroup()
@@ -303,6 +310,8 @@ class Driver:
             else:
                 self._progress.message(text, "warning")
             return
+        if text := self._workers.confirmation.overdue():
+            self._progress.message(text, "warning")
         for text in self._standstill.silent_runners():
             self._progress.message(text, "warning")
 
@@ -342,15 +351,33 @@ class Driver:
         self._watching.ready(False)
         workers.happened(StopRequested())
         self._drain(_LAST_UPDATES_SECONDS, lambda: workers.core.idle)
+        self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
+        self._wait_for_confirmation()
         deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
         self._wait_for_snapshot(deadline)
-        if workers.updates and not self._has_saved() and workers.checkpointing.begin():
+        if workers.confirmation.kept is not None:
+            if problem := self._snapshots.keep(workers.confirmation.kept):
+                self._progress.message(problem, "error")
+        elif workers.updates and not self._has_saved() and workers.checkpointing.begin():
             self._wait_for_snapshot(deadline)
         self._see_what_failed()
         workers.happened(Finish())
         self._last_line = self._write_line()
         workers.outbox.dismiss_all()
         self._drain(_WORKERS_LEAVE_SECONDS, lambda: not workers.roster.attached)
+
+    def _wait_for_confirmation(self) -> None:
+        """A run that has made its last step may have solved its task with it."""
+        workers, confirmation = self._workers, self._workers.confirmation
+        if workers.stop_reason == "stop_steps":
+            workers.look_for_end()
+            if confirmation.under_way:
+                self._local.start_evaluator()  # the run may have ended with its first update
+            patience = self._config.driver.worker_timeout_seconds
+            confirmation.wait(self._drain, self._seconds_left(), patience)
+            if confirmation.outcome is not None:
+                workers.stop_reason, self._solved = "solved", self._clock.now().wall
+        confirmation.give_up()
 
     def _wait_for_snapshot(self, deadline: float) -> None:
         self._drain(_TELL_SECONDS, self._no_snapshot_comes)
@@ -388,8 +415,10 @@ class Driver:
                 f"it got to {workers.stop_reason}, but {self._config.env_runner.env} kept failing "
                 f"in every EnvRunner: {workers.roster.last_failure or 'see above'}"
             )
-        elif workers.updates and self._newest_update() != workers.updates:
-            workers.failure = f"the last checkpoint, of update {workers.updates}, was not written"
+        else:
+            last = (workers.confirmation.outcome or {}).get("update", workers.updates)
+            if last and self._newest_update() != last:
+                workers.failure = f"the last checkpoint, of update {last}, was not written"
 
     def _drain(self, seconds: float, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -407,6 +436,7 @@ class Driver:
             **self._last_line,
             "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
             "solved": self._solved is not None,
+            "confirmation": workers.confirmation.outcome,
             "wall_seconds_to_first_update": self._first_update,
             "wall_seconds_to_solved": self._solved,
             "reason_for_stop": workers.stop_reason or "killed",
@@ -421,3 +451,7 @@ class Driver:
         self._progress.finish(summary)
         self._directory.close()
         return summary
+
+    def _seconds_left(self) -> float:
+        limit = self._config.driver.stop_seconds
+        return math.inf if limit is None else limit - self._clock.now().training

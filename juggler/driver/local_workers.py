@@ -65,8 +65,11 @@ class LocalWorkers:
             self._start(LEARNER, index, policy)
         for index in range(config.num_env_runners):
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
-        if config.evaluation_seconds > 0:
-            self._start(EVALUATOR, 0, policy)
+
+    def start_evaluator(self) -> None:
+        """As `start`, once there is something to evaluate. The second call does nothing."""
+        if f"{EVALUATOR}-0" not in self._posts:
+            self._start(EVALUATOR, 0, RestartPolicy())
 
     def cpu_seconds(self) -> float:
         """That the processes which run now have used so far, and the one that they come from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,8 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import DROP_REASONS
 from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.state import CoreSettings
-from juggler.driver.record.metrics import RETURN_WINDOW, Metrics
+from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
+from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
 from juggler.runtime.connectors.mergeable_state import State, connector_state
@@ -28,6 +29,14 @@ from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedCandidates:
+    """What `Candidates` has; older checkpoints have none."""
+
+    refused: _Count = 0
+    not_before: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class _Saved:
     returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
     lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
     training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
+    candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:
@@ -86,6 +96,7 @@ def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, A
         "episodes": metrics.episodes,
         "returns": list(metrics.returns),
         "lengths": list(metrics.lengths),
+        "candidates": asdict(metrics.candidates),
     }
 
 
@@ -126,6 +137,7 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
     if resume is not None:
         metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
         metrics.episodes = resume.counters["episodes"]
+        metrics.candidates = Candidates(**resume.counters.get("candidates", {}))
         metrics.goes_on(resume.counters["wall_time"], resume.counters["trained"])
     return metrics
 
@@ -135,7 +147,7 @@ def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree
     return {**tree, CONNECTORS: state} if state else tree
 
 
-def connectors_of(resume: Checkpoint | None, beginning: Beginning | None) -> ConnectorState:
+def connectors_of(resume: Checkpoint | None, beginning: Beginning | None = None) -> ConnectorState:
     """What connectors have learned so far: nothing, or what is in a checkpoint."""
     if resume is not None:
         return ConnectorState(connector_state(resume))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import RunConfig
+from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.algorithms import find_algorithm
 from juggler.learner.program import LEARNER
@@ -178,7 +179,10 @@ class Roster:
         config = self.config.env_runner
         rows = config.envs_per_runner
         if role == EVALUATOR:
-            rows = min(rows, self.config.driver.evaluation_episodes)
+            most = self.config.driver.evaluation_episodes
+            if self.config.driver.confirms:
+                most = max(most, CONFIRMING_EPISODES)
+            rows = min(rows, most)
         return rows, config.fragment_steps
 
     def _config_for(self, worker: Worker) -> dict[str, object]:

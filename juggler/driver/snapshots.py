@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.checkpoints import write
+from juggler.driver.record.checkpoints import adopt, write
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.restoring import counters_of, with_connectors
 from juggler.driver.roster import Spaces
 from juggler.driver.run_clock import RunClock
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, newest_good
+from juggler.runtime.checkpoints.checkpoint import (
+    CANDIDATE,
+    Checkpoint,
+    CheckpointError,
+    newest_good,
+)
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2
@@ -26,10 +32,25 @@ _STATE_LIMIT = 64 << 30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """A checkpoint is on the disk, or `problem` says why it is not."""
+    """A checkpoint is on the disk, or `problem` says why it is not.
+
+    Attributes:
+        path: of it.
+        candidate: it lies aside, until it is known how well it plays.
+        update: that its weights have.
+        steps: that the run had trained on.
+    """
 
     path: Path | None
     problem: str = ""
+    candidate: bool = False
+    update: int = 0
+    steps: int = 0
+
+    @property
+    def place(self) -> str:
+        """Its path, as any process of this host finds it."""
+        return str(self.path.resolve()) if self.path else ""
 
 
 class SnapshotWriter:
@@ -54,15 +75,18 @@ class SnapshotWriter:
         self.writing = False
         self._events = events
         self._directory = directory
+        self._aside = directory.with_name(CANDIDATE)
+        self._candidate = False  # the one that is under way is one
         self._config = config
         self._clock = clock
         self._reader = _new_reader()
         self._counters: dict[str, Any] | None = None
         self._connectors: State = {}
 
-    def begin(self) -> None:
-        """A snapshot has been asked for."""
+    def begin(self, candidate: bool = False) -> None:
+        """A snapshot has been asked for; that of a candidate is to lie aside."""
         self.under_way = True
+        self._candidate = candidate
         self._counters = None
         self._reader = _new_reader()
 
@@ -120,22 +144,42 @@ class SnapshotWriter:
 
     def done(self, written: SnapshotWritten) -> None:
         self.under_way = self.writing = False
-        self.newest = written.path or self.newest
+        if not written.candidate:
+            self.newest = written.path or self.newest
+
+    def keep(self, candidate: Path) -> str:
+        """Make a candidate the newest checkpoint of the run. Returns what prevents it, or ""."""
+        try:
+            self.newest = adopt(candidate, self._directory, self._config.driver.keep_checkpoints)
+        except CheckpointError as error:
+            return str(error)
+        self.let_go_of_candidate()
+        return ""
+
+    def let_go_of_candidate(self) -> None:
+        """Nobody wants it any more, unless it is not there yet."""
+        if not (self.under_way and self._candidate):
+            shutil.rmtree(self._aside, ignore_errors=True)
 
     def abandon(self) -> None:
         """Whoever was asked sends no more. What is whole is written all the same."""
         self.under_way = self.writing
 
     def _write(self, checkpoint: Checkpoint) -> None:
+        aside = self._candidate
         try:
-            path = write(self._directory, checkpoint, self._config.driver.keep_checkpoints)
+            if aside:
+                path = write(self._aside, checkpoint, keep=1)
+            else:
+                path = write(self._directory, checkpoint, self._config.driver.keep_checkpoints)
         except CheckpointError as error:
-            self._events.put(SnapshotWritten(None, str(error)))
+            self._events.put(SnapshotWritten(None, str(error), aside))
         except BaseException as error:
-            self._events.put(SnapshotWritten(None, f"no checkpoint: {error!r}"))
+            self._events.put(SnapshotWritten(None, f"no checkpoint: {error!r}", aside))
             raise
         else:
-            self._events.put(SnapshotWritten(path))
+            update, steps = checkpoint.version[1], checkpoint.counters["trained"]
+            self._events.put(SnapshotWritten(path, "", aside, update, steps))
 
 
 def _extra(text: str) -> dict[str, Any]:

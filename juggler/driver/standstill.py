@@ -78,6 +78,8 @@ class Standstill:
         if core.members:
             size = self._config.learner.batch_size
             parts.append(f"an update takes {size} steps, {core.held_steps} are there")
+        if self._workers.confirmation.under_way and self._config.driver.synchronous:
+            parts.append("the next round waits until it is known whether the run is solved")
         if roster.last_failure:
             parts.append(f"the last failure: {roster.last_failure}")
         return "; ".join(parts)

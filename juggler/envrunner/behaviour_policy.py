@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,11 @@ class BehaviourPolicy:
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
         self._generator.manual_seed(seed)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the parameters and buffers that `load` takes."""
+        return self._weights.keys()
 
     def load(self, weights: Tree) -> None:
         """Take weights from the network: arrays by the names of parameters and buffers.

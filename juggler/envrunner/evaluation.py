@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,47 @@ from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.legal_actions import LegalActions
+from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.mergeable_state import connector_state
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a mean over episodes is to reach.
+
+    Attributes:
+        mean: that much.
+        best: the best return of an episode so far.
+    """
+
+    mean: float
+    best: float
+
+    def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
+        """Whether the mean over so many episodes stays below, even if all that follow on these
+        returns were as good as the best."""
+        best = max((self.best, *returns))
+        return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
+
+
+def load_checkpoint(path: Path, policy: BehaviourPolicy, connectors: EnvToModule) -> Version:
+    """Have a policy and its connectors be those of a checkpoint of this run.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    saved = read(path)
+    state: Any = saved.tree[DEFAULT_MODULE]
+    weights = {**state["parameters"], **state["buffers"]}
+    policy.load({name: weights[name] for name in policy.names})
+    if learned := connector_state(saved):
+        connectors.set_state(learned)
+    return Version(*saved.version)
 
 
 def evaluate(
@@ -26,6 +66,9 @@ def evaluate(
     seed: int,
     connectors: EnvToModule | None = None,
     watch: Callable[[int, int], None] | None = None,
+    *,
+    most_steps: int = 0,
+    goal: Goal | None = None,
 ) -> tuple[list[float], list[int]]:
     """Play episodes deterministically, from freshly seeded environments.
 
@@ -39,6 +82,9 @@ def evaluate(
         seed: of the environments.
         connectors: between the environments and the policy; they learn nothing here.
         watch: called behind each step with the episodes that have ended, and the steps so far.
+        most_steps: of an episode, which counts as it is then, and what follows as the next one:
+            not every policy comes to an end of its episodes; 0: however many they take.
+        goal: end as soon as it is out of reach.
 
     Returns:
         Undiscounted returns and lengths, by environment and then by time.
@@ -73,14 +119,15 @@ def evaluate(
         done = (terminated | truncated) & live  # [N]
         returns[live] += rewards[live]
         lengths += live
-        for row in np.flatnonzero(done & (owed > 0)):
+        counted = done | (lengths == most_steps) if most_steps else done  # [N]
+        for row in np.flatnonzero(counted & (owed > 0)):
             total = float(returns[row])
             if not math.isfinite(total):
                 reason = f"the return of its episode is {total}: rewards must be finite numbers"
                 raise EnvironmentFailed(f"environment {row}", "step", reason)
             played[row].append((total, int(lengths[row])))
             owed[row] -= 1
-        returns[done], lengths[done] = 0, 0
+        returns[counted], lengths[counted] = 0, 0
         if mode is AutoresetMode.NEXT_STEP:
             first, live = ~live, ~done
         else:
@@ -90,5 +137,9 @@ def evaluate(
         step += 1
         if watch is not None:
             watch(episodes - int(owed.sum()), step)
+        if goal is not None and counted.any():
+            so_far = [total for row in played for total, _ in row]
+            if so_far and goal.out_of_reach(so_far, episodes):
+                break
     ended = [episode for row in played for episode in row]
     return [episode[0] for episode in ended], [episode[1] for episode in ended]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -19,10 +20,10 @@ from gymnasium.vector import VectorEnv
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments import make_vector_env
-from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
 from juggler.envrunner.held_up import environment_in
-from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.log_probabilities import require_log_probabilities
+from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.seeding import seed_process
 from juggler.runtime.actors.attachment import Attachment
@@ -169,8 +170,8 @@ class EnvRunner:
         strip_to_acting(module)  # the rest is not sent here
         rows, steps = env.num_envs, config.fragment_steps
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
-        seed_process(setup.seed)  # as it is done where everything begins anew
         require_log_probabilities(module, self._policy.knows_log_probabilities)
+        seed_process(setup.seed)  # as it is done where everything begins anew
         self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
         step_back(env)
         if self._contact.health is not None:
@@ -248,15 +249,29 @@ class EnvRunner:
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._env is not None
-        if not self._act_on(Version(0, 0), self._loop.over):
+        if command.checkpoint:
+            version = load_checkpoint(Path(command.checkpoint), self._policy, self._connectors)
+            self._version = None  # what the learner publishes has to be loaded again
+        elif self._act_on(Version(0, 0), self._loop.over):
+            assert self._version is not None
+            version = self._version
+            self._learn_from_others(command.connector_state)
+        else:
             raise RuntimeError("no weights to evaluate: this run has no learner")
-        self._learn_from_others(command.connector_state)
+        seed_process(command.seed)
+        goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         returns, lengths = evaluate(
-            self._env, self._policy, command.episodes, command.seed, self._connectors
+            self._env,
+            self._policy,
+            command.episodes,
+            command.seed,
+            self._connectors,
+            lambda *_: self._attachment.progresses(),
+            most_steps=command.most_steps,
+            goal=goal,
         )
-        assert self._version is not None
         return training_pb2.Evaluation(
-            version=self._version.message(), episode_returns=returns, episode_lengths=lengths
+            version=version.message(), episode_returns=returns, episode_lengths=lengths
         )
 
     # -- parts ----------------------------------------------------------------------------------

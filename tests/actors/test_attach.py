@@ -161,6 +161,19 @@ def test_another_thread_that_hangs_is_found_although_the_main_loop_goes_on(world
     assert "over.wait(60)" in left.stack
 
 
+def test_long_work_that_says_that_it_goes_on_does_not_count_as_hung(world: World) -> None:
+    world.start(heartbeat_seconds=0.05, hang_seconds=2.0)
+    attachment = world.attach()
+    with attachment.busy():
+        over = time.monotonic() + 5.0
+        while time.monotonic() < over:
+            attachment.progresses()
+            time.sleep(0.01)
+        with pytest.raises(AssertionError):
+            world.wait_for(Left, seconds=0.1)
+        assert world.wait_for(Left).reason.startswith("hung: no progress for ")
+
+
 def test_an_idle_worker_does_not_count_as_hung(world: World) -> None:
     world.start(heartbeat_seconds=0.02, hang_seconds=0.1)
     attachment = world.attach()

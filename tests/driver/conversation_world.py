@@ -63,13 +63,19 @@ class ConversationWorld:
         told: has what people were told.
     """
 
-    def __init__(self, directory: Path, beginning: Beginning | None = None, **keys: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        beginning: Beginning | None = None,
+        only_local: bool = False,
+        **keys: Any,
+    ) -> None:
         self._incarnations = itertools.count()
         self._hub = _Hub()
         self.written: Mailbox[Any] = Mailbox()
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
         self.snapshots = SnapshotWriter(self.written, directory, config, RunClock(0.0), None)
-        # Nothing here is local, so the local workers are asked for nothing.
+        # No process here is local, so the local workers are asked for nothing.
         local = cast(LocalWorkers, _NobodyIsLocal())
         hub = cast(Hub, self._hub)
         self.told = _Told()
@@ -80,7 +86,7 @@ class ConversationWorld:
             self.told,
             self.snapshots,
             None,
-            only_local=False,
+            only_local=only_local,
             beginning=beginning,
         )
         self.core = self.conversation.core
@@ -148,6 +154,9 @@ class ConversationWorld:
 
 class _NobodyIsLocal:
     def of_use(self, worker_id: str) -> None:
+        pass
+
+    def gave_up_on(self, worker_id: str) -> None:
         pass
 
 

@@ -157,10 +157,10 @@ def test_an_update_that_failed_is_not_waited_for(world: ConversationWorld) -> No
 def test_an_evaluation_that_failed_is_not_waited_for(world: ConversationWorld) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.conversation.evaluating = True
+    world.conversation.evaluations.under_way = True
     world.conversation.outbox.tell("evaluator-0", training_pb2.Evaluate(episodes=1))
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
-    assert not world.conversation.evaluating
+    assert not world.conversation.evaluations.under_way
 
 
 def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(

@@ -141,6 +141,31 @@ def test_a_run_that_was_not_solved_says_why_it_ended() -> None:
     assert stream.getvalue().startswith("ended (learner_lost): return 480.2")
 
 
+def test_a_run_that_was_confirmed_says_by_what() -> None:
+    confirmation = {
+        "confirmed": True,
+        "return_mean": 492.1,
+        "return_deviation": 20.3,
+        "episodes": 100,
+        "training_return_mean": 476.5,
+        "env_steps_trained": 301_000,
+    }
+    stream = io.StringIO()
+    PlainProgress(stream).finish({**SUMMARY, "confirmation": confirmation})
+    assert stream.getvalue().splitlines()[0] == (
+        "solved: return 476.5 after 301k steps in 9.4 s, confirmed by 100 episodes: 492.1 ± 20.3"
+    )
+
+
+def test_a_run_that_nobody_could_confirm_says_why() -> None:
+    confirmation = {"confirmed": False, "why_not": "nobody evaluates here"}
+    stream = io.StringIO()
+    PlainProgress(stream).finish({**SUMMARY, "confirmation": confirmation})
+    assert stream.getvalue().splitlines()[0] == (
+        "solved: return 480.2 after 312k steps in 9.4 s, not confirmed: nobody evaluates here"
+    )
+
+
 def test_a_run_that_ended_before_its_first_step_has_a_conclusion() -> None:
     stream = io.StringIO()
     PlainProgress(stream).finish({"solved": False, "reason_for_stop": "failed"})

@@ -212,12 +212,17 @@ def test_learners_take_turns_on_the_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("envs_per_runner", "evaluation_episodes", "rows"), [(16, 10, 10), (4, 10, 4), (5, 5, 5)]
+    ("envs_per_runner", "evaluation_episodes", "stop_return", "rows"),
+    [(16, 10, None, 10), (4, 10, None, 4), (5, 5, None, 5), (16, 10, 5.0, 16), (400, 10, 5.0, 100)],
 )
 def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
-    envs_per_runner: int, evaluation_episodes: int, rows: int
+    envs_per_runner: int, evaluation_episodes: int, stop_return: float | None, rows: int
 ) -> None:
-    roster = _roster(envs_per_runner=envs_per_runner, evaluation_episodes=evaluation_episodes)
+    roster = _roster(
+        envs_per_runner=envs_per_runner,
+        evaluation_episodes=evaluation_episodes,
+        stop_return=stop_return,
+    )
     evaluator = json.loads(_set_up(roster, _worker("evaluator")).config)
     assert evaluator["env_runner"]["envs_per_runner"] == rows
     runner = json.loads(_set_up(roster, _worker("envrunner")).config)

@@ -9,7 +9,7 @@ from scripted_modules import LinearPolicy, Summing
 from vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.evaluation import Goal, evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 
 # The first environment's episodes are short, and the last one's long.
@@ -85,3 +85,53 @@ def test_an_evaluation_does_not_depend_on_what_was_played_before() -> None:
     for single in env.envs:
         single.episode = -1
     assert evaluate(env, policy_of(3), episodes=3, seed=5) != first
+
+
+@pytest.mark.parametrize(
+    ("returns", "best", "out"),
+    [
+        ([], 10.0, False),
+        ([0.0], 10.0, False),  # 9 each of the other nine
+        ([0.0, 0.0], 10.0, True),
+        ([0.0, 30.0], 10.0, False),  # there are better ones than was known
+        ([-1.0] * 9, 10.0, True),
+        ([9.0] * 10, 10.0, False),
+    ],
+)
+def test_a_goal_is_out_of_reach_when_the_best_episodes_would_not_get_there(
+    returns: list[float], best: float, out: bool
+) -> None:
+    assert Goal(9.0, best).out_of_reach(returns, 10) is out
+
+
+def test_an_evaluation_ends_when_its_goal_is_out_of_reach() -> None:
+    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    whole = evaluate(env, policy_of(3), episodes=30, seed=0)[0]
+    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    goal = Goal(sum(whole) / len(whole) - 0.1, max(whole))
+    assert evaluate(env, policy_of(3), episodes=30, seed=0, goal=goal)[0] == whole
+    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    hopeless = evaluate(env, policy_of(3), episodes=30, seed=0, goal=Goal(1e9, 1.0))[0]
+    assert hopeless == whole[:1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_without_an_end_counts_as_it_is_after_the_most_steps(mode) -> None:
+    env = vectors.vector_of("sync", mode, [((1000, "terminated"),), ((2, "terminated"),)])
+    returns, lengths = evaluate(env, policy_of(2), episodes=6, seed=0, most_steps=7)
+    assert lengths == [7, 7, 7, 2, 2, 2]
+    alone = vectors.vector_of("sync", mode, [((7, "terminated"),), ((2, "terminated"),)])
+    assert returns[0] == evaluate(alone, policy_of(2), episodes=2, seed=0)[0][0]
+
+
+def test_somebody_watches_every_step_of_an_evaluation() -> None:
+    """Hence a long one is known not to hang."""
+    seen: list[tuple[int, int]] = []
+    evaluate(
+        vector_of("sync", AutoresetMode.SAME_STEP),
+        policy_of(3),
+        episodes=3,
+        seed=0,
+        watch=lambda *now: seen.append(now),
+    )
+    assert [steps for _, steps in seen] == list(range(1, 41))

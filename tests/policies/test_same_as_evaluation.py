@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -16,10 +18,14 @@ import juggler
 from juggler.driver.config import RunConfig
 from juggler.envrunner.environments import make_vector_env, reset_environments
 from juggler.envrunner.seeding import environment_seeds
+from juggler.envrunner.worker import EnvRunner
 from juggler.policies.policy import Policy
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.worker import Contact
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 from juggler.runtime.wire.trees import flatten, unflatten
+from juggler.runtime.wire.v1 import training_pb2
 
 EPISODES, SEED = 6, 4
 
@@ -140,6 +146,38 @@ def test_a_batch_of_environments_sees_the_same_actions(
     found = [each for row in returns for each in row[: EPISODES // rows]]
     assert found == juggler.evaluate(path, EPISODES, SEED).returns
     assert policy.remembers is (state is not None)
+
+
+class _Attached:
+    """An evaluator's stream to a driver that listens to nothing."""
+
+    worker_id, run_id, incarnation = "evaluator-0", "", ""
+
+    def progresses(self) -> None:
+        pass
+
+
+def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights, memory and what connectors had learned, whatever it played before."""
+    path = worlds.written(tmp_path, **keys, envs_per_runner=EPISODES)
+    config = RunConfig.from_flat(read(path).config)
+    parts = {
+        "env_runner": asdict(config.env_runner),
+        "module": asdict(config.module),
+        "connectors": config.connectors.connectors,
+    }
+    evaluator = EnvRunner(cast(Any, _Attached()), Mailbox(), Contact(""))
+    evaluator._setup(0, training_pb2.Setup(config=json.dumps(parts), seed=9))
+    command = training_pb2.Evaluate(episodes=EPISODES, seed=SEED, checkpoint=str(path))
+    expected = juggler.evaluate(path, EPISODES, SEED)
+    for _ in range(2):
+        found = evaluator._evaluate(1, command)
+        np.testing.assert_allclose(found.episode_returns, expected.returns, rtol=1e-6)
+        assert list(found.episode_lengths) == expected.lengths
+        assert found.version.update == read(path).version[1]
+    evaluator.close()
 
 
 #: An export takes a second: those that have the most in them stand for the others.

@@ -77,6 +77,32 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
     return target
 
 
+def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
+    """Makes a checkpoint that was written elsewhere on the same disk the newest of a directory,
+    without a moment in which there is none. Newer ones are deleted, and those that it outdates.
+
+    Args:
+        candidate: where it is; it is moved.
+        directory: the `checkpoints` directory of a run.
+        keep: as in `write`.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    target = directory / candidate.name
+    try:
+        version = version_of(candidate)
+        newer = [path for path in newest_first(directory) if version_of(path) > version]
+        _rename_over(candidate, target)
+        _sync_directory(directory)
+        for path in newer:
+            _delete(path)
+        _delete_outdated(directory, target, keep)
+    except OSError as error:
+        raise CheckpointError(target, f"cannot be written: {error}") from error
+    return target
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a file and waits until the disk has it."""
     with path.open("wb") as file:
@@ -114,9 +140,13 @@ def _delete_outdated(directory: Path, newest: Path, keep: int) -> None:
     kept = [p for p in others if p.suffix != ".replaced" and math.isfinite(version_of(p)[1])]
     for path in others:
         if path not in kept[: keep - 1]:
-            # Under a temporary name first, so that a half-deleted one is not taken for damaged.
-            path.rename(temporary := directory / f".{path.name}.tmp")
-            shutil.rmtree(temporary)
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # Under a temporary name first, so that a half-deleted one is not taken for damaged.
+    path.rename(temporary := path.with_name(f".{path.name}.tmp"))
+    shutil.rmtree(temporary)
 
 
 def _sync_directory(path: Path) -> None:

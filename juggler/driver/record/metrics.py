@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.workers import WorkerRecords
 from juggler.runtime.actors.histogram import Histogram
-
-#: Episodes that the training return is a mean over. A run is solved when these say so.
-RETURN_WINDOW = 100
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
 
@@ -24,6 +22,7 @@ class Metrics:
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
     evaluation_return: float | None = None
+    candidates: Candidates = field(default_factory=Candidates)
     # By learner, by module id: of its newest updates, on samples of its own.
     modules: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     workers: WorkerRecords = field(default_factory=WorkerRecords)
@@ -64,11 +63,12 @@ class Metrics:
         self._trained_last = self._ended_last = (wall_time, steps_trained)
         self._episodes_last = self.episodes
 
-    def solved(self, stop_return: float | None) -> bool:
-        """The mean return of the last 100 training episodes is at least `stop_return`."""
+    def seem_solved(self, stop_return: float | None) -> bool:
+        """The mean return of the last 100 training episodes is at least `stop_return`, and no
+        candidate of these episodes was refused."""
         if stop_return is None or len(self.returns) < RETURN_WINDOW:
             return False
-        return _mean(self.returns) >= stop_return
+        return _mean(self.returns) >= stop_return and self.candidates.due(self.episodes)
 
     @property
     def return_mean(self) -> float | None:

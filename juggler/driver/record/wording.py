@@ -37,17 +37,17 @@ def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     return [
         ("outcome", f"{_how(summary)} after {time}"),
-        ("return", f"{_mean(summary)}, the mean of the last episodes"),
+        ("return", f"{_mean(summary)}, the mean of the last episodes{_proof(summary)}"),
         ("steps", f"{quantity(steps)} trained on, in {updates:,} updates"),
     ]
 
 
 def conclude(summary: Mapping[str, Any]) -> str:
     """How the run ended, in a few lines: from its summary."""
+    steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
-        f"{_how(summary)}: return {_mean(summary)} after "
-        f"{quantity(summary.get('env_steps_trained', 0))} steps "
-        f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
+        f"{_how(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
+        f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}{_proof(summary)}"
     ]
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
@@ -73,7 +73,23 @@ def _how(summary: Mapping[str, Any]) -> str:
     return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
 
 
+def _confirmed(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What confirms that the run is solved; None: nothing."""
+    confirmation: Mapping[str, Any] = summary.get("confirmation") or {"confirmed": False}
+    return confirmation if confirmation["confirmed"] else None
+
+
+def _proof(summary: Mapping[str, Any]) -> str:
+    if found := _confirmed(summary):
+        played = spread(found["return_mean"], found["return_deviation"])
+        return f", confirmed by {found['episodes']} episodes: {played}"
+    why_not = (summary.get("confirmation") or {}).get("why_not")
+    return f", not confirmed: {why_not}" if why_not else ""
+
+
 def _mean(summary: Mapping[str, Any]) -> str:
+    if found := _confirmed(summary):
+        return number(found["training_return_mean"])
     old = f" ({age(summary)} old)" if age(summary) else ""
     return f"{number(summary.get('episode_return_mean'))}{old}"
 
@@ -112,6 +128,11 @@ def number(value: float | None) -> str:
         return "-"
     size = abs(value)
     return f"{value:.2f}" if size < 100 else f"{value:.1f}" if size < 10_000 else f"{value:.4g}"
+
+
+def spread(mean: float, deviation: float) -> str:
+    """A mean, and how far what it is over lies from it."""
+    return f"{number(mean)} ± {quantity(deviation)}"
 
 
 def clock(seconds: float) -> str:

@@ -255,6 +255,10 @@ class Attachment:
         finally:
             del self._busy_since[thread]
 
+    def progresses(self) -> None:
+        """What this thread is busy with goes on, however long it takes: it does not hang."""
+        self._busy_since[threading.get_ident()] = self._awake()
+
     def close(self) -> None:
         with self._outgoing:
             self._over = True

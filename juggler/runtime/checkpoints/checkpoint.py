@@ -25,6 +25,7 @@ FORMAT: Final = 1
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
 DIRECTORY: Final = "checkpoints"  # within a run directory
+CANDIDATE: Final = "candidate"  # beside it: the directory of one that may become a checkpoint
 CONNECTORS: Final = "connectors"  # the branch of a tree that is not the learner's
 
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")

@@ -311,14 +311,27 @@ class Restore(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ..., weights: bool = ..., whole: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("episodes", "seed", "connector_state")
+    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal")
+    class Goal(_message.Message):
+        __slots__ = ("mean", "best")
+        MEAN_FIELD_NUMBER: _ClassVar[int]
+        BEST_FIELD_NUMBER: _ClassVar[int]
+        mean: float
+        best: float
+        def __init__(self, mean: _Optional[float] = ..., best: _Optional[float] = ...) -> None: ...
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    MOST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GOAL_FIELD_NUMBER: _ClassVar[int]
     episodes: int
     seed: int
     connector_state: bytes
-    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ...) -> None: ...
+    checkpoint: str
+    most_steps: int
+    goal: Evaluate.Goal
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "episode_returns", "episode_lengths")

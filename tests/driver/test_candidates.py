@@ -1,0 +1,98 @@
+"""When a candidate is due, and what an evaluation of it says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from juggler.driver.record.candidates import (
+    Candidates,
+    Played,
+    most_steps,
+)
+from juggler.driver.record.metrics import Metrics
+
+
+def _metrics(mean: float, episodes: int = 100) -> Metrics:
+    metrics = Metrics()
+    metrics.episodes_ended([mean] * episodes, [10] * episodes)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("mean", "episodes", "goal", "seem"),
+    [
+        (475.0, 100, 475.0, True),
+        (474.9, 100, 475.0, False),
+        (500.0, 99, 475.0, False),
+        (500.0, 100, None, False),
+        (-90.0, 300, -100.0, True),
+    ],
+)
+def test_a_run_seems_solved_by_the_mean_of_its_last_hundred_episodes(
+    mean: float, episodes: int, goal: float | None, seem: bool
+) -> None:
+    assert _metrics(mean, episodes).seem_solved(goal) is seem
+
+
+def test_behind_a_refused_candidate_a_hundred_new_episodes_come_first() -> None:
+    metrics = _metrics(500.0)
+    metrics.candidates.refuse(metrics.episodes)
+    metrics.episodes_ended([500.0] * 99, [10] * 99)
+    assert not metrics.seem_solved(475.0)
+    metrics.episodes_ended([500.0], [10])
+    assert metrics.seem_solved(475.0)
+
+
+def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
+    candidates, episodes, evaluated = Candidates(), 100, []
+    while episodes < 1_000_000:
+        if candidates.due(episodes):
+            evaluated.append(episodes)
+            candidates.refuse(episodes)
+        episodes += 1
+    assert evaluated[:4] == [100, 200, 400, 700]
+    assert len(evaluated) < 150
+    gaps = [later / before for before, later in pairwise(evaluated[20:])]
+    assert max(gaps) < 1.11, "and a run that is solved at last hears of it soon"
+
+
+def test_who_was_refused_before_has_to_play_longer() -> None:
+    """Else the luck of many candidates would add up, and one of them would pass."""
+    asked, candidates = [], Candidates()
+    for episodes in range(7):
+        asked.append(candidates.episodes)
+        candidates.refuse(episodes)
+    assert asked == [100, 200, 300, 400, 500, 500, 500]
+
+
+def test_a_candidate_of_which_nothing_is_known_counts_for_nothing() -> None:
+    candidates = Candidates()
+    candidates.put_off(500)
+    assert (candidates.refused, candidates.not_before) == (0, 600)
+
+
+def test_the_mean_and_deviation_of_what_was_played() -> None:
+    assert Played.of([1.0, 3.0]) == Played(2.0, 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("returns", "confirms"),
+    [
+        ([475.0] * 100, True),
+        ([500.0] * 50 + [450.0] * 50, True),
+        ([500.0] * 50 + [449.9] * 50, False),
+        ([500.0] * 99, False),
+        ([float("nan")] * 100, False),
+    ],
+)
+def test_all_episodes_and_their_mean_confirm(returns: list[float], confirms: bool) -> None:
+    assert Played.of(returns).confirms(475.0, 100) is confirms
+
+
+@pytest.mark.parametrize(("lengths", "most"), [([], 10_000), ([7], 10_000), ([5, 2500], 25_000)])
+def test_an_episode_may_take_ten_times_as_long_as_in_training(
+    lengths: list[int], most: int
+) -> None:
+    assert most_steps(lengths) == most
