@@ -28,6 +28,17 @@ FAST = {
 # Rows in which an episode goes on from the one before: states travel with them.
 SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}
 MAZE = SEQUENCES | {"env": "toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
+#: So long that who forgets a little with each step has forgotten the sign at its end.
+LONG_MAZE = SEQUENCES | {
+    "algorithm": "ppo",
+    "env": "toys:TMaze",
+    "env_kwargs": {"length": 20},
+    "fragment_steps": 64,
+    "batch_size": 2000,
+    "lr": 1e-3,
+    "entropy_coefficient": 0.01,
+    "stop_steps": 500_000,
+}
 CARTPOLE = SEQUENCES | {
     "env": "juggler.envrunner.memory_cartpole:MemoryCartPole-v0",
     "env_kwargs": {"max_episode_steps": 200},
@@ -86,6 +97,11 @@ def test_a_sign_at_the_start_of_a_maze_is_remembered_to_its_end(
     place: Place, kind: str, seed: int
 ) -> None:
     assert_learned(place, seed, MAZE | {"model": {"recurrent": kind}}, 0.85)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("lstm", 0), ("lstm", 1), ("lstm", 2), ("gru", 0)])
+def test_a_sign_is_remembered_for_twenty_steps(place: Place, kind: str, seed: int) -> None:
+    assert_learned(place, seed, LONG_MAZE | {"model": {"recurrent": kind}}, 0.85)
 
 
 def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place) -> None:
