@@ -25,6 +25,12 @@ class LearnerConfig:
     """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
     steps trained on. It is on straight lines between them, and constant before and after."""
 
+    value_lr_scale: float = 1.0
+    """How many times as fast the value function learns: the learning rate of what a module has for
+    it alone (its `training_only`), over lr. Such parameters are clipped by themselves then, unless
+    `optimizers` names them, which goes before. Where policy and value function share their layers,
+    it is the head of the latter alone, and nothing where a module names nothing."""
+
     entropy_coefficient: Scheduled = 0.01
     """Weight of the policy's entropy in the loss: a number, or a schedule as for lr."""
 
@@ -101,6 +107,7 @@ class LearnerConfig:
         self.validate_optimizer()
         optimizer_groups(self)
         self._scheduled("entropy_coefficient")
+        self._above("value_lr_scale", 0)
         self._above("reward_scale", 0)
         self._above("batch_size", 0)
         self._at_least("max_staleness", 1)

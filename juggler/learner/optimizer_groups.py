@@ -35,21 +35,27 @@ class OptimizerGroup:
         patterns: of the names of its parameters; those of the rest have none.
         config: the run's, with the group's own values in it.
         lr_key: of its learning rate in metrics: "lr" where it has none of its own.
+        lr_scale: what that is multiplied by.
+        of_values: it has what no pattern names and acting does without: the value function's own.
     """
 
     name: str
     patterns: tuple[str, ...]
     config: LearnerConfig
     lr_key: str
+    lr_scale: float = 1.0
+    of_values: bool = False
 
 
 def optimizer_groups(config: LearnerConfig) -> list[OptimizerGroup]:
-    """The one for the rest, and those in the table.
+    """The one for the rest, that of the value function if it is another, and those in the table.
 
     Raises:
         ValueError: the table is none of optimizers; names the key, and the nearest right one.
     """
     groups = [OptimizerGroup("", (), config, "lr")]
+    if config.value_lr_scale != 1:
+        groups.append(OptimizerGroup("", (), config, "lr", config.value_lr_scale, of_values=True))
     for name, table in config.optimizers.items():
         where = f"optimizers.{name}"
         if not re.fullmatch(r"[a-z0-9_]+", name):

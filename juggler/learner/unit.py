@@ -96,6 +96,13 @@ class Unit:
             for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }
 
+    def training_only(self) -> set[str]:
+        """Names of the parameters that no module needs to act."""
+        acting = {
+            self._names[module_id][name] for module_id, names in self._acting.items() for name in names
+        }
+        return self.sizes.keys() - acting
+
     def acting(
         self, parameters: Tensor, buffers: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:

@@ -39,7 +39,11 @@ class UnitOptimizers:
         Raises:
             ValueError: a parameter is in several groups.
         """
-        places = {name: _place(unit, name, groups) for name in unit.sizes}
+        rest = {name: 0 for name in unit.sizes}
+        for place, group in enumerate(groups):
+            if group.of_values:
+                rest.update(dict.fromkeys(unit.training_only(), place))
+        places = {name: _place(unit, name, groups, rest[name]) for name in unit.sizes}
         unit.arrange(sorted(places, key=lambda name: places[name]))
         own = [
             [unit.sizes[name] for name in unit.sizes if places[name] == place]
@@ -117,7 +121,7 @@ class _Part:
         group: what it is like.
         sizes: of its parameters.
         """
-        self._lr_key = group.lr_key
+        self._lr_key, self._lr_scale = group.lr_key, group.lr_scale
         self._optimizer = make_optimizer(group.config)
         self._limit = group.config.grad_clip
         self._clip_by = group.config.grad_clip_by
@@ -135,7 +139,8 @@ class _Part:
         lrs: Mapping[str, Tensor],
     ) -> tuple[Tensor, Moments]:
         clipped = self._clipped(gradient, norm)  # [P]
-        return self._optimizer.update(parameters, clipped, moments, lrs[self._lr_key])
+        lr = lrs[self._lr_key] * self._lr_scale  # []
+        return self._optimizer.update(parameters, clipped, moments, lr)
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
         if self._limit is None:
@@ -163,8 +168,8 @@ def check_patterns(units: Sequence[Unit], groups: Sequence[OptimizerGroup]) -> N
                 )
 
 
-def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup]) -> int:
-    """Which group a parameter is in: the one that names it, else the first."""
+def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup], rest: int) -> int:
+    """Which group a parameter is in: the one that names it, else `rest`."""
     full = _full(unit, name)
     named = [
         place
@@ -174,7 +179,7 @@ def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup]) -> int:
     if len(named) > 1:
         both = " and ".join(f"optimizers.{groups[place].name}" for place in named)
         raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
-    return named[0] if named else 0
+    return named[0] if named else rest
 
 
 def _full(unit: Unit, name: str) -> str:

@@ -106,6 +106,59 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
         Learner(make_core(optimizer="rmsprop")).restore(tree, extras)
 
 
+def test_a_value_function_that_learns_faster_is_one_with_such_an_optimizer(
+    make_batch: MakeBatch,
+) -> None:
+    """The schedule is the run's, and patterns that name something of it go before."""
+    lr = [[0, 1e-3], [36, 0.0]]
+    table = {"parameters": ["value_encoder*", "value_head*"], "lr": [[0, 3e-3], [36, 0.0]]}
+    bias = {"parameters": ["value_head.bias"], "lr": 1e-2}
+    apart = {"value": {**table, "parameters": ["value_encoder*", "value_head.weight"]}}
+    for scaled, named in (
+        (make_core(lr=lr, value_lr_scale=3.0), make_core(lr=lr, optimizers={"value": table})),
+        (
+            make_core(lr=lr, value_lr_scale=3.0, optimizers={"bias": bias}),
+            make_core(lr=lr, optimizers={**apart, "bias": bias}),
+        ),
+    ):
+        one, other = scaled.init(0), named.init(0)
+        for seed in range(3):
+            sample = {"default": collate([make_batch(3, 6, ends=0.0, seed=seed)])}
+            one, other = scaled.step(one, sample).state, named.step(other, sample).state
+        expected = flat(named, other)
+        for name, x in flat(scaled, one).items():
+            torch.testing.assert_close(x, expected[name], rtol=1e-6, atol=1e-8)
+
+
+def test_only_the_head_learns_faster_where_the_layers_are_shared(make_batch: MakeBatch) -> None:
+    shared = partial(
+        build_module,
+        None,
+        VECTOR,
+        spaces.Discrete(2),
+        {"hidden_sizes": [8], "shared_value_layers": True},
+    )
+    sample = {"default": collate([make_batch()])}
+    cores = [make_core({"default": shared}, grad_clip=None, value_lr_scale=x) for x in (1.0, 5.0)]
+    before = flat(cores[0], cores[0].init(0))
+    plain, fast = (flat(core, core.step(core.init(0), sample).state) for core in cores)
+    for name, x in plain.items():
+        times = 5.0 if name.startswith("value_head") else 1.0
+        torch.testing.assert_close(fast[name] - before[name], times * (x - before[name]))
+
+
+def test_what_another_module_acts_with_does_not_learn_faster(make_batch: MakeBatch) -> None:
+    def make_pair() -> MultiRLModule:
+        one, other = make(), make()
+        other.encoder = one.value_encoder  # the value function's there, and the policy's here
+        return MultiRLModule({"one": one, "other": other})
+
+    unit = make_core(make_pair, value_lr_scale=2.0)._units["one+other"]
+    assert unit.training_only() == {
+        name for name in unit.sizes if "value" in name and "one:value_encoder" not in name
+    }
+
+
 def test_modules_that_are_trained_as_one_have_several_too(make_batch: MakeBatch) -> None:
     def make_pair() -> MultiRLModule:
         one, other = make(), make()

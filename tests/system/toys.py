@@ -75,25 +75,57 @@ class Dials(gymnasium.Env[NDArray[np.int64], NDArray[np.int64]]):
         return self._shown
 
 
+class Lamps(gymnasium.Env[NDArray[np.int8], NDArray[np.int8]]):
+    """Six lamps in a circle, each to be set to what its two neighbours do not agree on.
+
+    That is 1 where one of the two that are shown is on and the other is not; the reward is the
+    share set right. An episode has 20 steps, and is worth 20; chance is 10.
+    """
+
+    COUNT = 6
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.MultiBinary(self.COUNT)
+        self.action_space = spaces.MultiBinary(self.COUNT)
+
+    def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[NDArray[np.int8], Infos]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: NDArray[np.int8]) -> Step:
+        self._steps += 1
+        asked = np.roll(self._shown, 1) ^ np.roll(self._shown, -1)  # [6]
+        right = np.count_nonzero(action == asked)
+        return self._show(), right / self.COUNT, False, self._steps == 20, {}
+
+    def _show(self) -> NDArray[np.int8]:
+        self._shown = self.np_random.integers(2, size=self.COUNT, dtype=np.int8)  # [6]
+        return self._shown
+
+
 class Errand(gymnasium.Env[dict[str, Any], int]):
     """To the right corner of 5 × 5 fields, from the middle, with controls that may be reversed.
 
     Every part of the observation has to be read: where one is (a Box), which corner (a Discrete,
     one level down), whether the controls are reversed (a MultiBinary). A step costs 0.05, and each
     one nearer is worth 0.25: 0.8 at best.
+
+    Args:
+        nested: false: all three side by side, for libraries that know no Dict within a Dict.
     """
 
     MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
     CORNERS = ((-2, -2), (-2, 2), (2, -2), (2, 2))
 
-    def __init__(self) -> None:
+    def __init__(self, nested: bool = True) -> None:
+        at = spaces.Box(-2, 2, (2,), np.float32)
+        order = {"corner": spaces.Discrete(4), "reversed": spaces.MultiBinary(1)}
+        self._nested = nested
         self.observation_space = spaces.Dict(
-            {
-                "at": spaces.Box(-2, 2, (2,), np.float32),
-                "order": spaces.Dict(
-                    {"corner": spaces.Discrete(4), "reversed": spaces.MultiBinary(1)}
-                ),
-            }
+            {"at": at, "order": spaces.Dict(order)} if nested else {"at": at, **order}
         )
         self.action_space = spaces.Discrete(4)
 
@@ -125,7 +157,8 @@ class Errand(gymnasium.Env[dict[str, Any], int]):
         return abs(x - self._x) + abs(y - self._y)
 
     def _seen(self) -> dict[str, Any]:
-        return {"at": np.array([self._x, self._y], np.float32), "order": self._order}
+        at = np.array([self._x, self._y], np.float32)  # [2]
+        return {"at": at, "order": self._order} if self._nested else {"at": at, **self._order}
 
 
 class NextFree(gymnasium.Env[Any, int]):
