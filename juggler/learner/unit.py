@@ -98,10 +98,11 @@ class Unit:
 
     def training_only(self) -> set[str]:
         """Names of the parameters that no module needs to act."""
-        acting = {
-            self._names[module_id][name] for module_id, names in self._acting.items() for name in names
-        }
-        return self.sizes.keys() - acting
+        acting = chain.from_iterable(
+            (self._names[module_id][name] for name in names)
+            for module_id, names in self._acting.items()
+        )
+        return self.sizes.keys() - set(acting)
 
     def acting(
         self, parameters: Tensor, buffers: Mapping[str, Tensor]

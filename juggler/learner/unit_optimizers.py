@@ -39,7 +39,7 @@ class UnitOptimizers:
         Raises:
             ValueError: a parameter is in several groups.
         """
-        rest = {name: 0 for name in unit.sizes}
+        rest = dict.fromkeys(unit.sizes, 0)
         for place, group in enumerate(groups):
             if group.of_values:
                 rest.update(dict.fromkeys(unit.training_only(), place))
