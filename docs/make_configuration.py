@@ -43,6 +43,8 @@ juggler.train("my_run.toml", num_env_runners=8)
 ```
 
 What is given with the command goes before what the file says, and that before the defaults below.
+For an environment on this host, `juggler train` and `juggler.train` choose other values for some of
+the keys that nobody gave, and say which: [algorithms.md](algorithms.md#what-a-run-chooses).
 A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
 out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`,
 `connectors`, `optimizers`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The

@@ -153,6 +153,12 @@ def _key(argument: str) -> str:
     return argument.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
+def keys_given(arguments: Sequence[str]) -> frozenset[str]:
+    """The keys that options set, and perhaps what is none."""
+    names = {_key(argument) for argument in arguments}
+    return frozenset(names | {name.removeprefix("no_") for name in names})
+
+
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; what people can mend becomes one message and exit status 1."""
     from juggler.cli.picture import PlotError

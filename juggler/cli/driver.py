@@ -9,12 +9,19 @@ from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse_first, parse_rest, process_started, report_errors
+from juggler.cli.arguments import (
+    Flag,
+    keys_given,
+    parse_first,
+    parse_rest,
+    process_started,
+    report_errors,
+)
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.going_on import has_checkpoint
 from juggler.driver.listen import Listen
-from juggler.driver.training import load_config, resume_run, start_run
+from juggler.driver.training import load_given, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.checkpoints.checkpoint import read
@@ -70,8 +77,10 @@ def _drive(arguments: Sequence[str], started: float) -> int:
     if first.resume is not None:
         checkpoint = read(Path(first.resume))
         base = RunConfig.from_flat(checkpoint.config, where=first.resume)
+        keys = frozenset(checkpoint.config)
     else:
-        checkpoint, base = None, load_config(first.config, algorithm)
+        checkpoint = None
+        base, keys = load_given(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
     if (seconds := given.run.driver.evaluation_seconds) > 0:
@@ -90,5 +99,6 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             doors=doors,
         )
     else:
-        start_run(given.run, started=started, over=first.go_on, listen=listen, doors=doors)
+        keys |= keys_given(arguments)
+        start_run(given.run, keys, started=started, over=first.go_on, listen=listen, doors=doors)
     return 0

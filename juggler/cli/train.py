@@ -10,10 +10,17 @@ from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import Flag, parse_first, parse_rest, process_started, report_errors
+from juggler.cli.arguments import (
+    Flag,
+    keys_given,
+    parse_first,
+    parse_rest,
+    process_started,
+    report_errors,
+)
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import RunConfig
-from juggler.driver.training import load_config, must_be_given_again, resume_run, start_run
+from juggler.driver.training import load_given, must_be_given_again, resume_run, start_run
 
 
 @dataclass(kw_only=True)
@@ -54,13 +61,14 @@ def _train(arguments: Sequence[str], started: float) -> int:
 
         print(listing())
         return 0
-    base = load_config(first.config, algorithm)
+    base, keys = load_given(first.config, algorithm)
     if first.resume is not None:
         return _resume(first, arguments, started)
     warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
-    start_run(given.run, started=started, doors=given.doors(given.insecure))
+    keys |= keys_given(arguments)
+    start_run(given.run, keys, started=started, doors=given.doors(given.insecure))
     return 0
 
 

@@ -277,27 +277,33 @@ class RunConfig:
         return config
 
     @classmethod
-    def from_toml(cls, path: Path, **keys: Any) -> RunConfig:
-        """
-        Args:
-            path: of the file.
-            keys: in place of what it says.
+    def from_toml(cls, path: Path) -> RunConfig:
+        """The defaults, with what a file gives in place of some.
 
         Raises:
             ConfigError: the file is missing, is not TOML, or says something wrong.
         """
-        try:
-            values = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from error
-        if "seen" in values:
-            raise ConfigError(
-                f"{path}: the table 'seen' tells what a configuration that ships was seen to "
-                "reach: leave it out of a file of your own"
-            )
-        return cls.from_flat({**values, **keys}, where=str(path))
+        return cls.from_flat(read_toml(path), where=str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file gives, by key.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or tells what only those that ship tell.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    if "seen" in values:
+        raise ConfigError(
+            f"{path}: the table 'seen' tells what a configuration that ships was seen to "
+            "reach: leave it out of a file of your own"
+        )
+    return values
 
 
 def must_suit(key: str, algorithm: str, where: str) -> None:

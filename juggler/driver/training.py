@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.beginning import beginning_of
-from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config import ConfigError, RunConfig, read_toml
+from juggler.driver.defaults import settled
 from juggler.driver.driver import Driver
 from juggler.driver.going_on import goal_reached, nothing_to_do
 from juggler.driver.listen import Listen
@@ -36,7 +37,15 @@ from juggler.runtime.nearest import closest
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
-    """The configuration in a file, or a shipped one by its name; None: the defaults.
+    """As `load_given`, without the keys."""
+    return load_given(name, algorithm)[0]
+
+
+def load_given(
+    name: str | Path | None, algorithm: str | None = None
+) -> tuple[RunConfig, frozenset[str]]:
+    """The configuration in a file, or a shipped one by its name; None: the defaults. With it, the
+    keys that it gives: one that ships is complete.
 
     Args:
         name: of a file or a shipped configuration. What ships for a task and another algorithm
@@ -49,12 +58,13 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
     """
     keys = {} if algorithm is None else {"algorithm": algorithm}
     if name is None:
-        return RunConfig.from_flat(keys)
+        return RunConfig.from_flat(keys), frozenset(keys)
     if not isinstance(name, str | Path):
         raise ConfigError(f"a configuration is a name, a file or a RunConfig, not {name!r}")
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
-        return RunConfig.from_toml(path, **keys)
+        values = {**read_toml(path), **keys}
+        return RunConfig.from_flat(values, where=str(path)), frozenset(values)
     shipped = shipped_configs()
     found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
     if found not in shipped:
@@ -75,7 +85,7 @@ def load_config(name: str | Path | None, algorithm: str | None = None) -> RunCon
             f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
             f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
         )
-    return config
+    return config, frozenset(config.flat())
 
 
 def train(
@@ -91,7 +101,8 @@ def train(
     every other: by KeyboardInterrupt and SystemExit, whose `result` is the run's.
 
     Args:
-        config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`.
+        config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`. What a
+            file leaves open is chosen as the guide to algorithms tells; the others leave nothing.
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
         module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
             an `RLModuleSpec` with the module's config, where parts of it are such classes.
@@ -109,10 +120,13 @@ def train(
     """
     started = time.monotonic()
     algorithm = keys.get("algorithm")
-    base = config if isinstance(config, RunConfig) else load_config(config, algorithm)
+    if isinstance(config, RunConfig):
+        base, given = config, frozenset(config.flat())
+    else:
+        base, given = load_given(config, algorithm)
     own_code = _own_code(env, module, own_connectors(keys), keys)
     final = RunConfig.from_flat({**base.flat(), **keys})
-    return start_run(final, started=started, own_code=own_code)
+    return start_run(final, given | keys.keys(), started=started, own_code=own_code)
 
 
 def resume(
@@ -187,6 +201,7 @@ def _own_code(
 
 def start_run(
     config: RunConfig,
+    given: Collection[str],
     *,
     started: float,
     own_code: bytes = b"",
@@ -197,6 +212,7 @@ def start_run(
     """A new run of a whole configuration. See `Driver` for the arguments.
 
     Args:
+        given: the keys that somebody gave; for others the run may choose values.
         over: begin anew in the directory of a run that was killed before its first checkpoint.
 
     Raises:
@@ -204,17 +220,21 @@ def start_run(
             or cannot be made here; or the run cannot begin with the weights that it names.
     """
     progress = make_progress(config.driver.progress)
-    drive = partial(
-        _drive,
-        config,
-        progress=progress,
-        started=started,
-        own_code=own_code,
-        beginning=beginning_of(config),
-        listen=listen,
-        doors=doors,
-    )
-    with _checked(config, own_code, listen, progress, started):
+    beginning = beginning_of(config)
+    with _checked(config, own_code, listen, progress, started) as spaces:
+        config, said = settled(config, given, spaces.observation if spaces else None)
+        if said:
+            progress.message(said)
+        drive = partial(
+            _drive,
+            config,
+            progress=progress,
+            started=started,
+            own_code=own_code,
+            beginning=beginning,
+            listen=listen,
+            doors=doors,
+        )
         path = Path(config.driver.run_dir) if config.driver.run_dir else None
         if over and path is not None and (path / CONFIG_FILE).is_file():
             return drive(RunDirectory.open(path, config.flat()))

@@ -24,6 +24,10 @@ FAST = {
     "batch_size": 640,
     "lr": 2e-3,
     "grad_clip": 0.5,
+    # Nothing is left to be chosen by what the environment shows.
+    "lambda_": 1.0,
+    "value_lr_scale": 1.0,
+    "connectors": {},
 }
 # Rows in which an episode goes on from the one before: states travel with them.
 SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}

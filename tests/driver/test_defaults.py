@@ -1,0 +1,122 @@
+"""What a run chooses for keys that nobody gave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.cli.arguments import keys_given
+from juggler.driver.config import RunConfig
+from juggler.driver.defaults import CHOSEN, settled
+from juggler.driver.shipped import shipped_configs
+from juggler.driver.training import load_given
+from juggler.runtime.wire.spaces import space_to_message
+
+ALGORITHMS = ("impala", "ppo", "appo")
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
+
+
+def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:
+    return settled(RunConfig.from_flat(given), given.keys(), space_to_message(space))[0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
+    general = RunConfig.from_flat({"algorithm": algorithm})
+    chosen = settle(algorithm=algorithm).flat()
+    other = {key: value for key, value in general.flat().items() if chosen[key] != value}
+    assert {"connectors", "envs_per_runner"} <= other.keys()
+    for key, value in other.items():
+        assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
+    everything = general.flat()
+    assert settled(general, everything.keys(), space_to_message(VECTOR)) == (general, "")
+
+
+def test_a_vector_of_floats_is_filtered_and_nothing_else_is() -> None:
+    assert settle(VECTOR).connectors.connectors["env_to_module"] == ["mean_std_filter"]
+    as_it_is: list[spaces.Space[Any]] = [
+        IMAGE,
+        spaces.Discrete(5),
+        spaces.MultiBinary(4),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.Box(0, 5, (3,), np.int64),
+        spaces.Dict({"at": VECTOR, "which": spaces.Discrete(2)}),
+        spaces.Box(-1, 1, (5, 5), np.float32),
+    ]
+    for each in as_it_is:
+        assert "env_to_module" not in settle(each).connectors.connectors, each
+
+
+def test_rewards_are_normalized_with_the_runs_discount_unless_they_are_scaled_already() -> None:
+    pieces = settle(gamma=0.9).connectors.connectors["learner"]
+    assert pieces == [{"use": "normalize_rewards", "gamma": 0.9}]
+    assert settle(reward_scale=1.0).connectors.connectors == {}
+    assert settle(connectors={}).connectors.connectors == {}
+
+
+def test_samples_grow_with_what_is_sampled_at_a_time() -> None:
+    assert settle(envs_per_runner=64, fragment_steps=32).learner.batch_size == 64 * 32
+    two, eight = (settle(num_env_runners=each).learner.batch_size for each in (2, 8))
+    assert eight == 4 * two
+    assert settle(num_learners=2).learner.batch_size == 2 * two
+    large = settle(algorithm="ppo", batch_size=8192)
+    assert large.flat()["minibatches"] == 8192 // 64
+
+
+def test_a_memory_keeps_fragments_in_which_something_can_be_remembered() -> None:
+    general = RunConfig().env_runner.fragment_steps
+    assert settle(model={"recurrent": "lstm"}).env_runner.fragment_steps == general
+    assert settle(burn_in=20).env_runner.fragment_steps == general
+
+
+def test_weights_that_are_seldom_sent_may_be_as_old_as_ever() -> None:
+    for interval, staleness in ((1, 2), (4, 4)):
+        config = settle(algorithm="ppo", weights_interval=interval)
+        assert config.learner.max_staleness == staleness
+
+
+def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
+    config, said = settled(RunConfig(), (), None)
+    assert config == RunConfig()
+    assert "the environment is not known" in said
+    assert settled(config, config.flat().keys(), None) == (config, "")
+
+
+def test_what_is_chosen_is_said_in_one_line() -> None:
+    given = {"algorithm": "ppo", "lr": 1e-3}
+    config, said = settled(RunConfig.from_flat(given), given.keys(), space_to_message(VECTOR))
+    assert said.startswith("chosen for ppo: ")
+    assert "\n" not in said
+    assert f"minibatches = {config.flat()['minibatches']}" in said
+    assert " lr = " not in said
+
+
+def test_the_page_of_algorithms_has_what_is_chosen() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    rows = {cells[1].split("`")[1]: cells[2:5] for cells in (line.split("|") for line in lines)}
+    for key in sorted({key for values in CHOSEN.values() for key in values}):
+        shown = [cell.strip() for cell in rows[key]]
+        assert shown == [str(CHOSEN[name].get(key, "")) for name in ("impala", "appo", "ppo")], key
+
+
+def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:
+    for name in shipped_configs():
+        config, given = load_given(name)
+        assert given == config.flat().keys()
+    (tmp_path / "mine.toml").write_text('env = "Acrobot-v1"\nlr = 5e-4\n')
+    assert load_given(tmp_path / "mine.toml")[1] == {"env", "lr"}
+    assert load_given(tmp_path / "mine.toml", "ppo")[1] == {"env", "lr", "algorithm"}
+    assert load_given(None)[1] == set()
+
+
+def test_keys_on_the_command_line_are_given() -> None:
+    options = ["--batch-size", "1024", "--lambda_=1", "--no-synchronous", "cartpole", "--lr", "-1"]
+    assert {"batch_size", "lambda_", "synchronous", "lr"} <= keys_given(options)
+    assert "cartpole" not in keys_given(options)
