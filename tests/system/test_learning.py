@@ -17,11 +17,8 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
-    """475, and from soon after on, for a million steps, training and greedy play stay at 400.
-
-    One in some 25 runs falls once, before its first 475 or within 225,000 steps after it (see
-    benchmarks/README.md); none was seen to fall later.
-    """
+    """475, and from then on, for a million steps, training stays at 400, and greedy play from soon
+    after on."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
     evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
     run = place.run("train", "cartpole", *options, *evaluations)
@@ -33,9 +30,8 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     solved = next((steps for steps, value in curve if value >= 475), None)
     assert solved is not None, curve
     assert solved <= 1_200_000, curve
-    # Lines are a second apart: what falls is back after two of them at most.
     fallen = [(steps, value) for steps, value in curve if steps >= solved and value < 400]
-    assert len(fallen) <= 2, fallen
+    assert not fallen, curve
     # A line has the newest evaluation, which may be of a policy of some time ago.
     for name, settled in (("episode_return_mean", 300_000), ("evaluation_return_mean", 500_000)):
         returns = [(line["env_steps_trained"], line[name]) for line in lines]
