@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from juggler.cli.arguments import keys_given
 from juggler.driver.config import RunConfig
-from juggler.driver.defaults import CHOSEN, settled
+from juggler.driver.defaults import CHOSEN, CHOSEN_FOR_VECTORS, settled
 from juggler.driver.shipped import shipped_configs
 from juggler.driver.training import load_given
 from juggler.runtime.wire.spaces import space_to_message
@@ -100,10 +100,22 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
-    rows = {cells[1].split("`")[1]: cells[2:5] for cells in (line.split("|") for line in lines)}
-    for key in sorted({key for values in CHOSEN.values() for key in values}):
-        shown = [cell.strip() for cell in rows[key]]
-        assert shown == [str(CHOSEN[name].get(key, "")) for name in ("impala", "appo", "ppo")], key
+    for where, table in (("", CHOSEN), ("where a vector of floats", CHOSEN_FOR_VECTORS)):
+        rows = {
+            cells[1].split("`")[1]: [cell.strip() for cell in cells[2:5]]
+            for cells in (line.split("|") for line in lines)
+            if ("where a vector of floats" in cells[1]) == bool(where)
+        }
+        for key in sorted({key for values in table.values() for key in values}):
+            values = [table.get(name, {}).get(key, "") for name in ("impala", "appo", "ppo")]
+            assert rows[key] == [str(value) for value in values], key
+
+
+def test_impala_learns_from_vectors_with_a_policy_that_follows_its_value_function() -> None:
+    fast, slow = settle(spaces.Discrete(4)).learner, settle(VECTOR).learner
+    assert (fast.lr, slow.lr) == (1e-3, 5e-4)
+    assert slow.value_lr_scale == 2 * fast.value_lr_scale
+    assert settle(VECTOR, lr=2e-3).learner.lr == 2e-3
 
 
 def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:

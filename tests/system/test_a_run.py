@@ -179,3 +179,24 @@ def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Pl
     assert end["env_steps_trained"] > first["env_steps_trained"]
     assert end["wall_time"] >= saved["wall_time"] + 7
     place.assert_nothing_is_left()
+
+
+def test_what_a_run_chose_is_said_and_kept_and_nothing_that_was_given_is_replaced(
+    place: Place,
+) -> None:
+    options = ["--env", "FrozenLake-v1", "--lr", 2e-3, "--run-dir", "run", "--stop-steps", 500]
+    run = place.run("train", *options)
+    assert run.status == 0, run.output
+    chosen = next(line for line in run.output.splitlines() if line.startswith("chosen for impala"))
+    assert "value_lr_scale = 3.0" in chosen
+    assert " lr = " not in chosen
+    config = tomllib.loads((place.path / "run" / "config.toml").read_text())
+    assert config["lr"] == 2e-3
+    assert config["value_lr_scale"] == 3.0
+    again = place.run("train", "--resume", "run", "--stop-steps", 1000)
+    assert again.status == 0, again.output
+    assert "chosen for" not in again.output
+    assert tomllib.loads((place.path / "run" / "config.toml").read_text()) == {
+        **config,
+        "stop_steps": 1000,
+    }
