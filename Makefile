@@ -4,11 +4,13 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# The package index that torch comes from: without an NVIDIA GPU, that of its builds for the CPU, as
-# torch's installation page has it. Empty: the one of all else, whose torch for Linux has CUDA.
-CPU_INDEX := https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?= $(shell nvidia-smi -L > /dev/null 2>&1 || echo $(CPU_INDEX))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The package index that torch comes from: without an NVIDIA GPU, that of its builds for the CPU, as
+# torch's installation page has it. Empty: the one of all else, whose torch for Linux has CUDA. Whoever
+# has told pip where packages come from is not overruled.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(shell nvidia-smi -L > /dev/null 2>&1 || \
+	$(PIP) config list 2> /dev/null | grep -qE '(index-url|find-links)=' || echo $(CPU_INDEX))
 # Of all that pip says, a line for each package.
 SHORTLY := sed -un -e 's/^Collecting \([^ ]*\).*/  \1/p' \
 	-e 's/^Installing collected packages:.*/  unpacking them/p'

@@ -48,8 +48,8 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "value_coefficient": 1.0,
     },
 }
-#: In place of some of these, where a vector of floats is observed. With IMPALA's above CartPole fell
-#: after it was solved; where choices are observed, those above learn more from few steps.
+#: In place of some of these, where a vector of floats is observed. With IMPALA's above, CartPole
+#: fell after it was solved; where choices are observed, those above learn more from few steps.
 CHOSEN_FOR_VECTORS: dict[str, dict[str, Any]] = {"impala": {"lr": 5e-4, "value_lr_scale": 6.0}}
 #: Steps in an update, at least; PPO's is learned from in minibatches of `_MINIBATCH`.
 _BATCH = {"impala": 128, "appo": 128, "ppo": 2048}

@@ -11,7 +11,10 @@ from alone import ROOT
 
 PYTHON = """#!/bin/sh
 echo "$*" >> "$SAID_TO_PIP"
-case "$*" in *"index versions"*) exit "$UNREACHABLE" ;; esac
+case "$*" in
+  *"index versions"*) exit "$UNREACHABLE" ;;
+  *"config list"*) echo "$CONFIGURED"; exit ;;
+esac
 echo "Collecting numpy>=1.26 (from juggler==0.1.0)"
 echo "  Using cached numpy.whl"
 echo "Installing collected packages: numpy"
@@ -27,13 +30,16 @@ class Machine:
     def has_a_gpu(self, yes: bool) -> None:
         self._script("bin/nvidia-smi", f"#!/bin/sh\nexit {0 if yes else 9}\n")
 
-    def install(self, *options: str, reachable: bool = True) -> tuple[list[str], str]:
+    def install(
+        self, *options: str, reachable: bool = True, configured: str = "global.timeout='60'"
+    ) -> tuple[list[str], str]:
         """-> what pip is told, and what people are."""
         for name in ("venv/installed", "said"):
             (self._path / name).unlink(missing_ok=True)
         variables = {
             "PATH": f"{self._path / 'bin'}:{os.environ['PATH']}",
             "SAID_TO_PIP": str(self._path / "said"),
+            "CONFIGURED": configured,
             "UNREACHABLE": "0" if reachable else "1",
         }
         venv = f"VENV={self._path / 'venv'}"
@@ -42,7 +48,7 @@ class Machine:
         done = subprocess.run(make, env={**kept, **variables}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         told = (self._path / "said").read_text().splitlines()
-        return [line for line in told if " index versions" not in line], done.stdout
+        return [line for line in told if " install " in line], done.stdout
 
     def _script(self, name: str, text: str) -> None:
         file = self._path / name
@@ -75,6 +81,14 @@ def test_with_a_gpu_or_where_that_is_asked_for_it_comes_from_the_usual_index(
     machine.has_a_gpu(False)
     (torch, _), _ = machine.install("TORCH_INDEX=")
     assert torch.endswith("-c constraints.txt torch")
+
+
+@pytest.mark.parametrize("key", ["global.index-url", "install.find-links"])
+def test_an_index_that_somebody_has_told_pip_is_not_overruled(machine: Machine, key: str) -> None:
+    machine.has_a_gpu(False)
+    (torch, _), said = machine.install(configured=f"{key}='https://packages.example'")
+    assert torch.endswith("-c constraints.txt torch")
+    assert CPU not in said
 
 
 def test_an_index_that_cannot_be_reached_is_told_and_done_without(machine: Machine) -> None:
