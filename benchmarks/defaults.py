@@ -201,14 +201,15 @@ def _share(counts: list[int] | None) -> str:
 
 
 def _cell(values: list[float], found: list[dict[str, Any]]) -> str:
+    """Played, by how many seeds if not by one, and behind it the mean return of training."""
     if not values:
         return ""
     digits = 2 if max(map(abs, values)) < 10 else 0
+    text = f"**{median(values):.{digits}f}**"
+    if len(values) > 1:
+        text += f" ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} seeds)"
     trained = [line["training"] for line in found if line["training"] is not None]
-    text = f"**{median(values):.{digits}f}** ({min(values):.{digits}f}–{max(values):.{digits}f})"
-    if trained:
-        text += f"; {median(trained):.{digits}f}"
-    return text + ("" if len(values) == 3 else f" [{len(values)}]")
+    return f"{text}; {median(trained):.{digits}f}" if trained else text
 
 
 def play(run_dir: str, episodes: int, seed: int) -> float:
