@@ -10,7 +10,7 @@ from juggler.learner.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
-    forkserver_pids,
+    forkserver_pid,
     let_go_of_forkserver,
     share_forkserver,
 )
@@ -73,7 +73,7 @@ class LocalWorkers:
 
     def cpu_seconds(self) -> float:
         """That the processes which run now have used so far, and the one that they come from."""
-        return seconds_used([*self._supervisor.pids().values(), *forkserver_pids()])
+        return seconds_used([*self._supervisor.pids().values(), forkserver_pid()])
 
     def of_use(self, worker_id: str) -> None:
         """It did what it is for; after enough of that its failures count from zero again."""

@@ -330,3 +330,32 @@ cool_down()
         start_new_session=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forkserver_that_was_there_before_is_used_and_left_alone() -> None:
+    """A program may have one for its own processes, such as those of a vector of environments."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM_WITH_ITS_OWN)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 True\n"
+
+
+PROGRAM_WITH_ITS_OWN = """
+    import multiprocessing, time
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    warm_up()
+    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours.join()
+    ended(ours)
+    cool_down()
+    theirs.join(0.5)
+    print(ours.exitcode, theirs.is_alive())
+    theirs.kill()
+"""

@@ -40,6 +40,7 @@ LONG_MAZE = SEQUENCES | {
     "fragment_steps": 64,
     "batch_size": 2000,
     "lr": 1e-3,
+    "lambda_": 0.95,
     "entropy_coefficient": 0.01,
     "stop_steps": 500_000,
 }
@@ -62,7 +63,8 @@ def train(place: Place, seed: int, settings: dict[str, Any]) -> list[float]:
     arguments: list[object] = []
     for key, value in (settings | {"seed": seed, "run_dir": "run"}).items():
         text = json.dumps(value) if isinstance(value, dict) else value
-        arguments += [f"--{key.replace('_', '-')}", text]
+        name = key if key.endswith("_") else key.replace("_", "-")
+        arguments += [f"--{name}", text]
     path = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
     run = place.run("train", *arguments, **path)
     assert run.status == 0, run.output

@@ -40,6 +40,7 @@ _LONGEST_WORDS = 1000  # characters
 
 _start_lock = threading.Lock()
 _workers: dict[int, Connection] = {}  # by process id: what it says last
+_own = 0  # process id of the forkserver that was started here; another one is somebody else's
 _sharing = 0  # how many share the forkserver, of which a process has one
 # Of its own: a start that waits for a forkserver holds the other one until that is ended.
 _sharing_lock = threading.Lock()
@@ -80,7 +81,8 @@ def warm_up() -> None:
         # One that came before the forkserver can ignore it would end it, with a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            module.ensure_running()
+            with _ours_if_new():
+                module.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -96,10 +98,13 @@ def forkserver_pid() -> int:
 def cool_down() -> None:
     """End the forkserver, and all below it, and wait until it is gone.
 
-    A start that is under way fails; the next one makes a new forkserver.
+    A start that is under way fails; the next one makes a new forkserver. One that was there before,
+    of the program that Juggler runs in, stays.
     """
     from multiprocessing import forkserver as module
 
+    if not _is_ours():
+        return
     # multiprocessing has no public way to do this.
     server: Any = module._forkserver
     if server._forkserver_pid is not None:
@@ -110,14 +115,6 @@ def cool_down() -> None:
                 os.kill(server._forkserver_pid, signal.SIGKILL)
     with _start_lock, contextlib.suppress(FileNotFoundError):  # its socket, which somebody removed
         server._stop()
-
-
-def forkserver_pids() -> list[int]:
-    """Of the forkserver, if it runs."""
-    from multiprocessing import forkserver as module
-
-    server: Any = module._forkserver
-    return [] if server._forkserver_pid is None else [server._forkserver_pid]
 
 
 def share_forkserver() -> None:
@@ -147,7 +144,7 @@ def start(program: WorkerProgram, title: str) -> ForkServerProcess:
     words, its_end = multiprocessing.Pipe(duplex=False)
     arguments = (program, title, its_end)
     process = forkserver().Process(target=_run, args=arguments, name=title, daemon=False)
-    with _start_lock, hidden_main(), its_end:
+    with _start_lock, hidden_main(), its_end, _ours_if_new():
         process.start()
         assert process.pid is not None
         _workers[process.pid] = words
@@ -160,17 +157,14 @@ def ended(process: ForkServerProcess) -> str:
     Returns:
         What it failed with, if it could still say so.
     """
-    from multiprocessing import forkserver as module
-
     assert process.pid is not None
     # A start that waits for the forkserver may hold the lock: until that is ended, with all below.
     if not _start_lock.acquire(timeout=_LOCK_SECONDS):
         return ""
     try:
         words = _workers.pop(process.pid, None)
-        server: Any = module._forkserver
-        if server._forkserver_pid is not None:
-            kill_children(server._forkserver_pid, but=_workers)
+        if _is_ours():
+            kill_children(forkserver_pid(), but=_workers)
     finally:
         _start_lock.release()
     if words is None:
@@ -221,6 +215,21 @@ def set_title(title: str) -> None:
     setproctitle.setproctitle(f"juggler: {title}")
 
 
+@contextmanager
+def _ours_if_new() -> Iterator[None]:
+    """A forkserver that is started meanwhile is Juggler's."""
+    global _own
+    before = forkserver_pid()
+    yield
+    if (now := forkserver_pid()) != before:
+        _own = now
+
+
+def _is_ours() -> bool:
+    """Whether there is a forkserver that was started here, and so does what ours do."""
+    return forkserver_pid() == _own != 0
+
+
 def _ends(pid: int, seconds: float) -> bool:
     """Whether a child does, within so many seconds."""
     descriptor = os.pidfd_open(pid)
@@ -231,11 +240,10 @@ def _ends(pid: int, seconds: float) -> bool:
 
 
 def _run(program: WorkerProgram, title: str, words: Connection) -> None:
-    from juggler.runtime.actors import forkserver  # which has imported it: nothing runs here
-
-    # The forkserver ends with the driver.
+    # What ours has imported, first of all; it ends with the driver.
+    ours = sys.modules.get("juggler.runtime.actors.forkserver")
     die_with_parent()
-    if os.getppid() != forkserver.PID:
+    if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
     # What an environment starts, and leaves to itself, stays this worker's as long as it lives.
     take_in_orphans()
