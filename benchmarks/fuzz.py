@@ -28,6 +28,7 @@ from gymnasium import spaces
 
 from juggler.driver import replies
 from juggler.learner.store import BatchStore
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
 from juggler.runtime.actors.hello import Refused, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
@@ -142,7 +143,9 @@ def _readers() -> dict[str, Reader]:
     (state,) = encode_frame(training_pb2.StateHeader(), moments, digest=False)
     weights = {"default": {"a.weight": np.ones((3, 2), np.float32)}}
     (published,) = encode_frame(episodes_pb2.WeightsHeader(version=version), weights, digest=True)
-    hello = attach_pb2.Hello(protocol_version=1, role="envrunner", incarnation="i", token="t")
+    hello = attach_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION, role="envrunner", incarnation="i", token="t"
+    )
     reply = attach_pb2.Reply(id=1, last=True)
     reply.body.Pack(training_pb2.Receipt(batch_id=1, live_steps=8, version=version))
     several = attach_pb2.FromWorker(replies=[reply] * 3, heartbeat=attach_pb2.Heartbeat())

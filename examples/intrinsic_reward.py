@@ -91,14 +91,8 @@ class Curious(LearnerCore[State]):
     def initial_states(self) -> dict[str, Any]:
         return self.inner.initial_states()
 
-    def batch_spaces(self) -> Any:
-        return self.inner.batch_spaces()
-
     def get_params(self, state: State) -> Params:
         return self.inner.get_params(state["inner"])
-
-    def with_weights(self, state: State, *args: Any, **keys: Any) -> State:
-        return {**state, "inner": self.inner.with_weights(state["inner"], *args, **keys)}
 
     def state_to_tree(self, state: State) -> dict[str, Tree]:
         inner = self.inner.state_to_tree(state["inner"])

@@ -100,7 +100,7 @@ def _chosen(
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
     if "reward_scale" not in given:
-        choose("connectors", _connectors(vector, config.learner.gamma))
+        choose("connectors", _connectors(vector, config))
     flat = {**config.flat(), **chosen}
     # Requests stop once some updates' worth is open: with more EnvRunners than two, larger ones.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"]
@@ -111,9 +111,12 @@ def _chosen(
     return chosen
 
 
-def _connectors(vector: bool, gamma: float) -> dict[str, Any]:
-    # Returns of whatever size become some that a value function learns soon.
-    pieces: dict[str, Any] = {"learner": [{"use": "normalize_rewards", "gamma": gamma}]}
+def _connectors(vector: bool, config: RunConfig) -> dict[str, Any]:
+    pieces: dict[str, Any] = {}
+    # Returns of whatever size become some that a value function learns soon. Learners of a group
+    # would each estimate their size by themselves, and not make the updates of one learner.
+    if config.driver.learners == 1:
+        pieces["learner"] = [{"use": "normalize_rewards", "gamma": config.learner.gamma}]
     # Alone: side by side with choices, as they are in a Dict, numbers were learned from more slowly
     # behind a filter. Pictures have a scale of their own.
     if vector:

@@ -146,9 +146,24 @@ def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -
             pid = _eventually(lambda: supervisor.pids().get("worker-0"))
             for _ in range(uses):
                 supervisor.of_use("worker-0")
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGSEGV)
             assert (exits.next().restart_in is None) == stays_down
         assert supervisor.keeps_failing("worker-0")
+    finally:
+        supervisor.close(grace=0.0)
+
+
+def test_a_worker_that_others_kill_needs_to_have_been_of_use_but_once() -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
+    supervisor.add("worker-0", _sleeper(), policy)
+    try:
+        for _ in range(4):
+            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+            supervisor.of_use("worker-0")
+            os.kill(pid, signal.SIGKILL)
+            assert exits.next().restart_in is not None
     finally:
         supervisor.close(grace=0.0)
 

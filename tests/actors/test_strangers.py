@@ -16,7 +16,7 @@ from hub_world import World
 
 from juggler.runtime.actors.attachment import Attachment, DriverBusy
 from juggler.runtime.actors.attempts import attempts
-from juggler.runtime.actors.endpoints import bind, make_server
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, bind, make_server
 from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, Health, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.hub_events import Joined
@@ -58,7 +58,11 @@ def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strange
     world.start(token="secret", max_workers=8)
     world.address = world.tcp_address
     hello = attach_pb2.Hello(
-        protocol_version=1, role="worker", index=-1, incarnation="foreign", token="secret"
+        protocol_version=PROTOCOL_VERSION,
+        role="worker",
+        index=-1,
+        incarnation="foreign",
+        token="secret",
     )
     with (
         attacker(world.address, "attach", connections=70),  # more than there is room for

@@ -43,6 +43,8 @@ CALLS = {
 #: A script's own classes go to local workers through the pipe that starts their processes.
 ALLOWED = {
     ("driver/training.py", "import cloudpickle"),
+    ("driver/rehearsal.py", "import cloudpickle"),
+    ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
     ("envrunner/worker.py", "import cloudpickle"),
     ("learner/worker.py", "import cloudpickle"),
     ("envrunner/worker.py", "cloudpickle.loads(program.own_code)"),

@@ -15,6 +15,9 @@ import juggler
 from juggler.driver.beginning import beginning_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
+from juggler.driver.record.metrics import Metrics
+from juggler.driver.restoring import core_of, counters_of
+from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, Checkpoint
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.connectors.moments import Moments
@@ -33,7 +36,8 @@ def saved(tmp_path: Path) -> Path:
     checkpoints = tmp_path / "before" / "checkpoints"
     checkpoints.mkdir(parents=True)
     tree: dict[str, Any] = {"default": {"parameters": PARAMETERS, "buffers": {}}}
-    made = Checkpoint((1, 9), {**tree, "connectors": LEARNED}, {}, {}, config.flat(), {})
+    counters = counters_of(core_of(config, None), Metrics(), Times(0.0, 0.0))
+    made = Checkpoint((1, 9), {**tree, "connectors": LEARNED}, {}, counters, config.flat(), {})
     write(checkpoints, made, 3)
     return tmp_path / "before"
 

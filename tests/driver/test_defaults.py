@@ -59,6 +59,12 @@ def test_rewards_are_normalized_with_the_runs_discount_unless_they_are_scaled_al
     assert settle(connectors={}).connectors.connectors == {}
 
 
+def test_several_learners_make_the_updates_of_one() -> None:
+    """Each would normalize rewards by what it has seen itself."""
+    chosen = settle(num_learners=2).connectors.connectors
+    assert chosen == {"env_to_module": ["mean_std_filter"]}
+
+
 def test_samples_grow_with_what_is_sampled_at_a_time() -> None:
     assert settle(envs_per_runner=64, fragment_steps=32).learner.batch_size == 64 * 32
     two, eight = (settle(num_env_runners=each).learner.batch_size for each in (2, 8))

@@ -33,7 +33,7 @@ def _start(place: Place, *options: object) -> Command:
     several = ["--num-env-runners", 2, "--envs-per-runner", 2, "--fragment-steps", 16]
     return place.start(
         "train", "cartpole", "--env", "games:Game", "--run-dir", "run", "--stop-return", 501,
-        *several, *options,
+        "--no-confirm", *several, *options,
     )  # fmt: skip
 
 

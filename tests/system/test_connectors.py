@@ -130,8 +130,9 @@ def test_a_connector_that_is_none_is_said_before_anything_starts(place: Place) -
 def test_a_connector_that_cannot_be_built_ends_the_run_with_its_reason(place: Place) -> None:
     wrong = '{"env_to_module": [{"use": "frame_stack", "k": 1}]}'
     run = place.run("train", "cartpole", "--connectors", wrong, "--run-dir", "run")
-    assert run.status == 1
+    assert run.status == 2
     assert "connector 'frame_stack': k = 1 frames to stack" in run.output
+    assert not (place.path / "run").exists()
     place.assert_nothing_is_left()
 
 

@@ -75,8 +75,9 @@ def test_impatience_does_not_cut_the_clean_up_short(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-def test_a_second_learner_is_told_that_there_is_one(place: Place) -> None:
+def test_a_learner_too_many_is_told_so(place: Place) -> None:
     options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
+    options += ["--max-learners", 1]
     driver = place.start("driver", "cartpole", *options)
     driver.wait_for("waiting for workers at")
     line = next(line for line in driver.output.splitlines() if "waiting for workers at" in line)

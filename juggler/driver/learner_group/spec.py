@@ -113,4 +113,9 @@ class LearnerSpec:
         burn_in = self.learner.get("burn_in")
         if isinstance(burn_in, int):  # nothing is sampled here: fragments may be longer
             own["fragment_steps"] = max(burn_in, 0) + 1
-        return RunConfig.from_flat({**self.learner, **own}, where)
+        try:
+            return RunConfig.from_flat({**self.learner, **own}, where)
+        except ConfigError as error:
+            if str(error).startswith(where):
+                raise
+            raise ConfigError(f"{where}: {error}") from error

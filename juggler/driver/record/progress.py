@@ -157,10 +157,10 @@ class JsonProgress(PlainProgress):
     """The same lines as JSON objects, for machines that gather logs.
 
     Attributes:
-        ids: of the run, in every line; the driver sets them.
+        ids: in every line; the driver adds those of the run.
     """
 
-    ids: Mapping[str, str] = {}
+    ids: Mapping[str, str] = {"worker": "driver"}
 
     def message(self, text: str, level: Level = "info") -> None:
         self._write(json.dumps(log_record(plain(text), level, self.ids)))

@@ -19,6 +19,7 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, ended, start
 
 _ABORT_SECONDS = 0.5
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # no process ends so by its own fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class RestartPolicy:
 
     A worker stays down that dies `most_in_window` times within the window, or `quarantine_after`
     times in a row without having been of enough use in between. Enough is `enough_uses` times in
-    one life, or a life that lasts for `window_seconds` from its first use on.
+    one life, or a life that lasts for `window_seconds` from its first use on; for one that somebody
+    else killed it is once.
     """
 
     first_delay: float = 0.25
@@ -80,10 +82,14 @@ class _Post:
         policy = self.policy
         return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
 
-    def gives_up(self) -> bool:
-        """Note a death; whether it was one too many."""
+    def gives_up(self, killed: bool) -> bool:
+        """Note a death; whether it was one too many.
+
+        Args:
+            killed: by somebody else, as far as that shows.
+        """
         now = time.monotonic()
-        if self.had_enough_use(now):
+        if self.had_enough_use(now) or (killed and self.uses):
             self.failures = 0
         self.failures += 1
         self.uses, self.first_use = 0, math.inf
@@ -241,12 +247,13 @@ class Supervisor:
         process.join(timeout=5)
         words = ended(process)
         how = how_it_ended(process.exitcode)
-        self._failed(post, process.pid or 0, f"{how}, {words}" if words else how)
+        killed = process.exitcode in _KILLED
+        self._failed(post, process.pid or 0, f"{how}, {words}" if words else how, killed)
 
-    def _failed(self, post: _Post, pid: int, how: str) -> None:
+    def _failed(self, post: _Post, pid: int, how: str, killed: bool = False) -> None:
         with self._lock:
             post.process = None
-            gives_up = post.gives_up()
+            gives_up = post.gives_up(killed)
             if self._closing.is_set() or gives_up:
                 post.down, delay = True, None
             else:
