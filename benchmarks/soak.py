@@ -255,7 +255,7 @@ def main() -> None:
         eventually(lambda: trained_steps(directory) > 0, 120, lambda: soak.run.output)
         soak.soak(given.minutes, given.fault_seconds)
         soak.run.process.terminate()
-        if soak.run.wait(20):
+        if soak.run.wait(20) != 128 + signal.SIGTERM:
             raise RuntimeError(soak.run.output)
         assert_books_balance(directory)
         end = summary(directory)
