@@ -106,7 +106,8 @@ def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
         for worker in cut["workers"]:
             # gRPC's pings are as patient as the driver.
             found = worker["last_error"]
-            assert found.startswith(("no heartbeat for 10 s", "the connection ")), cut
+            seconds = 6 if worker["role"] == "learner" else 10  # others may wait for a learner
+            assert found.startswith((f"no heartbeat for {seconds} s", "the connection ")), cut
         network.heal()
         eventually(lambda: _all_ready(directory, restarts=5), 60, said)
         everybody_trains(40)
