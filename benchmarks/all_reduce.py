@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.distributed
 
-from juggler.learner.core import UnitAux
-from juggler.learner.devices import device_for, devices_here
-from juggler.learner.peers import MeetingPoint, Peers
-from juggler.learner.reduction import mean_over_learners
+from juggler.learner.core.learner_core import UnitAux
+from juggler.learner.group.peers import MeetingPoint, Peers
+from juggler.learner.group.reduction import mean_over_learners
+from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.memory import keep_freed_memory
 
 dist: Any = torch.distributed

@@ -14,7 +14,7 @@ from commands import pairs, steady_rate, table, train
 
 from juggler.driver.training import load_config
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -22,7 +22,7 @@ from dm_env_rpc.v1 import connection, dm_env_rpc_pb2, tensor_utils
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.tensors import Spec, decode
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as ours
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 
 _TURNS = 5
 

@@ -17,8 +17,8 @@ import psutil
 from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
 from juggler.driver.config import RunConfig
-from juggler.driver.driver import Driver
 from juggler.driver.listen import Listen
+from juggler.driver.loop import Driver
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.run_directory import RunDirectory
 from juggler.driver.record.wording import Level

@@ -31,9 +31,9 @@ from juggler.driver.config import RunConfig
 from juggler.driver.defaults import settled
 from juggler.driver.training import load_config
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.sampler import Sampler
-from juggler.envrunner.seeding import seed_process
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.modules.acting import strip_to_acting

@@ -26,8 +26,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from gymnasium import spaces
 
-from juggler.driver import replies
-from juggler.learner.store import BatchStore
+from juggler.driver.workers import replies
+from juggler.learner.data.batch_store import BatchStore
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
 from juggler.runtime.actors.hello import Refused, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes

@@ -25,11 +25,11 @@ from commands import machine, table
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.envrunner.gateway.acting import GatheredPolicy
-from juggler.envrunner.gateway.desk import Desk
-from juggler.envrunner.gateway.player import Player
-from juggler.envrunner.gateway.reception import DeskSettings
-from juggler.envrunner.gateway.transport import Transport
+from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.desk import Desk
+from juggler.gateway.player import Player
+from juggler.gateway.reception import DeskSettings
+from juggler.gateway.transport import Transport
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module

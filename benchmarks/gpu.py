@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from commands import machine, script, steady_rate, table, train
 
-from juggler.learner.devices import devices_here
+from juggler.learner.process.devices import devices_here
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 
 DEVICE = devices_here()[0]
@@ -80,7 +80,7 @@ def _graph_ratio(encoder: str) -> float:
     """How much faster gradients come from a CUDA graph: an experiment; learners use none."""
     from gpu_feed import ACTIONS, FRAMES, image_batch
 
-    from juggler.learner.algorithms import build_learner
+    from juggler.learner.algorithms.registry import build_learner
     from juggler.learner.config import ImpalaConfig
 
     learner = build_learner(

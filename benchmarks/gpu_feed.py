@@ -27,23 +27,23 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.devices import devices_here
-from juggler.learner.listening import LearnerServer
-from juggler.learner.program import LearnerProgram
-from juggler.learner.worker import LearnerWorker
+from juggler.learner.process.devices import devices_here
+from juggler.learner.process.learner_worker import LearnerWorker
+from juggler.learner.process.listening import LearnerServer
+from juggler.learner.process.program import LearnerProgram
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.permits import Permits
-from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.streams.permits import Permits
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2

@@ -18,11 +18,11 @@ import torch
 from juggler import ActorCritic
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.core import Sample
-from juggler.learner.impala import Impala
+from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
-from juggler.learner.population import Population
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.modules.acting import strip_to_acting
 

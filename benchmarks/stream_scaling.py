@@ -24,10 +24,10 @@ from streams import IN_FLIGHT, Pushing
 
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.episodes.stream import BatchFrame, EpisodeReceiver
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules import weights
-from juggler.runtime.modules.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams import weights
+from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 
 PROCESSES = 2  # for all senders or subscribers

@@ -25,9 +25,9 @@ import numpy as np
 
 from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.episodes.stream import EpisodeReceiver, EpisodeSender
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.weights import Weights, WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
+from juggler.runtime.streams.weights import Weights, WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 

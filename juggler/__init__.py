@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
-    from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
     from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
@@ -24,47 +23,48 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group.update import LearnerGroupError as LearnerGroupError
     from juggler.driver.learner_group.update import ShardLost as ShardLost
     from juggler.driver.learner_group.update import UpdateFailed as UpdateFailed
+    from juggler.driver.loop import RunFailed as RunFailed
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
     from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
     from juggler.envrunner.sampler import Sampler as Sampler
-    from juggler.learner.actor_critic_pass import actor_critic_pass as actor_critic_pass
-    from juggler.learner.algorithms import build_learner as build_learner
-    from juggler.learner.appo import Appo as Appo
-    from juggler.learner.collate import collate as collate
+    from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass as actor_critic_pass
+    from juggler.learner.algorithms.appo.core import Appo as Appo
+    from juggler.learner.algorithms.impala.core import Impala as Impala
+    from juggler.learner.algorithms.live_mean import LiveMean as LiveMean
+    from juggler.learner.algorithms.ppo.core import Ppo as Ppo
+    from juggler.learner.algorithms.registry import build_learner as build_learner
     from juggler.learner.config import AppoConfig as AppoConfig
     from juggler.learner.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.config import LearnerConfig as LearnerConfig
     from juggler.learner.config import PpoConfig as PpoConfig
-    from juggler.learner.core import ALONE as ALONE
-    from juggler.learner.core import Aux as Aux
-    from juggler.learner.core import Grads as Grads
-    from juggler.learner.core import LearnerCore as LearnerCore
-    from juggler.learner.core import Metrics as Metrics
-    from juggler.learner.core import Params as Params
-    from juggler.learner.core import Sample as Sample
-    from juggler.learner.core import Seam as Seam
-    from juggler.learner.core import StepOutput as StepOutput
-    from juggler.learner.forward import Loss as Loss
-    from juggler.learner.gradient_core import GradientCore as GradientCore
-    from juggler.learner.impala import Impala as Impala
+    from juggler.learner.core.forward import Loss as Loss
+    from juggler.learner.core.gradient_core import GradientCore as GradientCore
+    from juggler.learner.core.learner_core import ALONE as ALONE
+    from juggler.learner.core.learner_core import Aux as Aux
+    from juggler.learner.core.learner_core import Grads as Grads
+    from juggler.learner.core.learner_core import LearnerCore as LearnerCore
+    from juggler.learner.core.learner_core import Metrics as Metrics
+    from juggler.learner.core.learner_core import Params as Params
+    from juggler.learner.core.learner_core import Sample as Sample
+    from juggler.learner.core.learner_core import Seam as Seam
+    from juggler.learner.core.learner_core import StepOutput as StepOutput
+    from juggler.learner.core.population import Population as Population
+    from juggler.learner.core.population import member_id as member_id
+    from juggler.learner.core.population import stacked as stacked
+    from juggler.learner.core.returns import gae as gae
+    from juggler.learner.core.returns import next_values as next_values
+    from juggler.learner.core.returns import vtrace as vtrace
+    from juggler.learner.core.sequences import all_observations as all_observations
+    from juggler.learner.core.state import StateMismatch as StateMismatch
+    from juggler.learner.core.state import arrays_like as arrays_like
+    from juggler.learner.core.state import tensors_like as tensors_like
+    from juggler.learner.data.collate import collate as collate
+    from juggler.learner.data.sharding import shard as shard
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.learner import fetch_metrics as fetch_metrics
-    from juggler.learner.live_mean import LiveMean as LiveMean
-    from juggler.learner.population import Population as Population
-    from juggler.learner.population import member_id as member_id
-    from juggler.learner.population import stacked as stacked
-    from juggler.learner.ppo import Ppo as Ppo
-    from juggler.learner.returns import gae as gae
-    from juggler.learner.returns import next_values as next_values
-    from juggler.learner.returns import vtrace as vtrace
-    from juggler.learner.sequences import all_observations as all_observations
-    from juggler.learner.shards import shard as shard
-    from juggler.learner.state import StateMismatch as StateMismatch
-    from juggler.learner.state import arrays_like as arrays_like
-    from juggler.learner.state import tensors_like as tensors_like
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
@@ -104,14 +104,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.
 _PUBLIC = {
-    "ALONE": "juggler.learner.core",
+    "ALONE": "juggler.learner.core.learner_core",
     "ActionConnector": "juggler.runtime.connectors.connector",
     "ActionDistribution": "juggler.runtime.modules.distributions",
     "ActorCritic": "juggler.runtime.modules.models",
     "AnyOf": "juggler.runtime.modules.specs",
-    "Appo": "juggler.learner.appo",
+    "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.config",
-    "Aux": "juggler.learner.core",
+    "Aux": "juggler.learner.core.learner_core",
     "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
     "Catalog": "juggler.runtime.modules.catalog",
     "Categorical": "juggler.runtime.modules.distributions",
@@ -121,70 +121,70 @@ _PUBLIC = {
     "ContextConnector": "juggler.runtime.connectors.connector",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Evaluated": "juggler.driver.evaluating",
-    "GradientCore": "juggler.learner.gradient_core",
-    "Grads": "juggler.learner.core",
-    "Impala": "juggler.learner.impala",
+    "GradientCore": "juggler.learner.core.gradient_core",
+    "Grads": "juggler.learner.core.learner_core",
+    "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.config",
     "Learner": "juggler.learner.learner",
     "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
-    "LearnerCore": "juggler.learner.core",
+    "LearnerCore": "juggler.learner.core.learner_core",
     "LearnerGroup": "juggler.driver.learner_group.group",
     "LearnerGroupError": "juggler.driver.learner_group.update",
     "LearnerSpec": "juggler.driver.learner_group.spec",
-    "LiveMean": "juggler.learner.live_mean",
-    "Loss": "juggler.learner.forward",
+    "LiveMean": "juggler.learner.algorithms.live_mean",
+    "Loss": "juggler.learner.core.forward",
     "Maybe": "juggler.runtime.modules.specs",
     "MergeableConnector": "juggler.runtime.connectors.connector",
-    "Metrics": "juggler.learner.core",
+    "Metrics": "juggler.learner.core.learner_core",
     "ModelConfig": "juggler.runtime.modules.model_config",
     "Moments": "juggler.runtime.connectors.moments",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
-    "Params": "juggler.learner.core",
+    "Params": "juggler.learner.core.learner_core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
     "Policy": "juggler.policies.policy",
-    "Population": "juggler.learner.population",
-    "Ppo": "juggler.learner.ppo",
+    "Population": "juggler.learner.core.population",
+    "Ppo": "juggler.learner.algorithms.ppo.core",
     "PpoConfig": "juggler.learner.config",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.result",
     "RunConfig": "juggler.driver.config",
-    "RunFailed": "juggler.driver.driver",
-    "Sample": "juggler.learner.core",
+    "RunFailed": "juggler.driver.loop",
+    "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
-    "Seam": "juggler.learner.core",
+    "Seam": "juggler.learner.core.learner_core",
     "ShardLost": "juggler.driver.learner_group.update",
-    "StateMismatch": "juggler.learner.state",
-    "StepOutput": "juggler.learner.core",
+    "StateMismatch": "juggler.learner.core.state",
+    "StepOutput": "juggler.learner.core.learner_core",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.update",
     "acting_names": "juggler.runtime.modules.acting",
-    "actor_critic_pass": "juggler.learner.actor_critic_pass",
-    "all_observations": "juggler.learner.sequences",
-    "arrays_like": "juggler.learner.state",
-    "build_learner": "juggler.learner.algorithms",
+    "actor_critic_pass": "juggler.learner.algorithms.actor_critic_pass",
+    "all_observations": "juggler.learner.core.sequences",
+    "arrays_like": "juggler.learner.core.state",
+    "build_learner": "juggler.learner.algorithms.registry",
     "build_module": "juggler.runtime.modules.building",
-    "collate": "juggler.learner.collate",
+    "collate": "juggler.learner.data.collate",
     "evaluate": "juggler.driver.evaluating",
     "fetch_metrics": "juggler.learner.learner",
     "first_observations": "juggler.runtime.connectors.rows",
-    "gae": "juggler.learner.returns",
+    "gae": "juggler.learner.core.returns",
     "load_policy": "juggler.policies.loading",
-    "member_id": "juggler.learner.population",
-    "next_values": "juggler.learner.returns",
+    "member_id": "juggler.learner.core.population",
+    "next_values": "juggler.learner.core.returns",
     "read_weights": "juggler.runtime.checkpoints.weights",
     "resume": "juggler.driver.training",
-    "shard": "juggler.learner.shards",
+    "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",
-    "stacked": "juggler.learner.population",
+    "stacked": "juggler.learner.core.population",
     "strip_to_acting": "juggler.runtime.modules.acting",
-    "tensors_like": "juggler.learner.state",
+    "tensors_like": "juggler.learner.core.state",
     "train": "juggler.driver.training",
-    "vtrace": "juggler.learner.returns",
+    "vtrace": "juggler.learner.core.returns",
 }
 __all__ = list(_PUBLIC)
 

@@ -17,7 +17,7 @@ import tyro
 
 from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
-from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, split_address
@@ -162,7 +162,7 @@ def keys_given(arguments: Sequence[str]) -> frozenset[str]:
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; what people can mend becomes one message and exit status 1."""
     from juggler.cli.picture import PlotError
-    from juggler.driver.driver import RunFailed
+    from juggler.driver.loop import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError
 

@@ -27,8 +27,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(given: Arguments) -> int:
+    from juggler.envrunner.envrunner_worker import main
     from juggler.envrunner.program import Door, EnvRunnerProgram
-    from juggler.envrunner.worker import main
 
     if given.gateway:
         split_address(given.gateway)

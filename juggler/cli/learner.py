@@ -33,8 +33,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(given: Arguments) -> int:
-    from juggler.learner.program import LearnerProgram
-    from juggler.learner.worker import main
+    from juggler.learner.process.learner_worker import main
+    from juggler.learner.process.program import LearnerProgram
 
     contact = given.contact("learner")
     program = LearnerProgram(contact, given.bind, given.advertise, given.insecure, given.reflection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from juggler.driver.shipped import read_shipped, shipped_configs
-from juggler.envrunner.extras import extra_for
+from juggler.envrunner.environments.extras import extra_for
 
 _HEAD = ("name", "algorithm", "environment", "extra", "return", "steps", "seconds", "seen on")
 

@@ -54,7 +54,7 @@ def _serve(given: Arguments) -> int:
     from gymnasium.envs.registration import EnvSpec
 
     from juggler.envrunner.dm_env_rpc.server import GymServer
-    from juggler.envrunner.naming import find
+    from juggler.envrunner.environments.naming import find
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.tls import read_tls
 

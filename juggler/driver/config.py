@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.algorithms import algorithms_with, find_algorithm
+from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import ImpalaConfig, LearnerConfig
-from juggler.learner.devices import parse_devices
+from juggler.learner.process.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.config import ModuleConfig

@@ -75,9 +75,9 @@ def evaluate(
     """
     # Torch is imported here and not above: the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
-    from juggler.envrunner.environments import make_vector_env
+    from juggler.envrunner.environments.vector import make_vector_env
+    from juggler.envrunner.environments.video import recorded
     from juggler.envrunner.evaluation import evaluate as play
-    from juggler.envrunner.video import recorded
     from juggler.policies.loading import Recipe, restored
 
     if episodes < 1:

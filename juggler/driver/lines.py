@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from juggler.driver.conversation import Conversation
 from juggler.driver.run_clock import Times
+from juggler.driver.workers.worker_events import WorkerEvents
 
 
-def metrics_line(workers: Conversation, restarts: int, times: Times) -> dict[str, Any]:
+def metrics_line(workers: WorkerEvents, restarts: int, times: Times) -> dict[str, Any]:
     """
     Args:
         workers: of the run.
@@ -35,7 +35,7 @@ def metrics_line(workers: Conversation, restarts: int, times: Times) -> dict[str
         "weights_version": list(core.weights_version),
         "num_env_runners": core.num_runners,
         "num_learners": len(core.members),
-        "devices": {name: workers.roster.devices[name] for name in core.members},
+        "devices": {name: workers.registry.devices[name] for name in core.members},
         "restarts": restarts,
         **workers.metrics.line(times.wall, counters.trained),
     }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from juggler.driver.config import RunConfig
-from juggler.driver.conversation import Conversation
-from juggler.driver.local_workers import LocalWorkers
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.workers import WorkerRecord
 from juggler.driver.run_clock import RunClock
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.histogram import Histogram
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.memory import resident_bytes
@@ -27,7 +27,7 @@ class StatusReader:
     run_dir: Path
     config: RunConfig
     clock: RunClock
-    workers: Conversation
+    workers: WorkerEvents
     hub: Hub
     local: LocalWorkers
     journal: Journal
@@ -50,8 +50,8 @@ class StatusReader:
             queues=self._queues(),
             episodes=self._episodes(),
             staleness=_histogram(workers.metrics.staleness),
-            receipt_seconds=_histogram(workers.outbox.receipt_seconds),
-            update_seconds=_histogram(workers.outbox.update_seconds),
+            receipt_seconds=_histogram(workers.commands.receipt_seconds),
+            update_seconds=_histogram(workers.commands.update_seconds),
             driver=status_pb2.Resources(
                 cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
             ),
@@ -100,7 +100,7 @@ class StatusReader:
             worker_id=record.worker_id,
             role=record.role,
             state=record.state,
-            device=self.workers.roster.devices.get(record.worker_id, ""),
+            device=self.workers.registry.devices.get(record.worker_id, ""),
             steps=record.steps,
             steps_per_second=rate,
             seconds_silent=now - record.changed if vitals is None else vitals.seconds_silent,

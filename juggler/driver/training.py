@@ -12,21 +12,21 @@ from typing import Any
 
 import cloudpickle
 
-from juggler.driver.beginning import beginning_of
+from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
-from juggler.driver.driver import Driver
 from juggler.driver.going_on import goal_reached, nothing_to_do
 from juggler.driver.listen import Listen
+from juggler.driver.loop import Driver
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
-from juggler.driver.restoring import must_be_sound
 from juggler.driver.result import Result
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
-from juggler.envrunner.naming import is_name
+from juggler.envrunner.environments.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver

@@ -65,7 +65,7 @@ class EnvRunnerConfig:
         if not isinstance(self.env_kwargs, dict):
             raise ValueError(f"env_kwargs must be a table, not {self.env_kwargs!r}")
         if self.env_wrappers:
-            from juggler.envrunner.wrappers import wrapper_specs  # it brings Gymnasium
+            from juggler.envrunner.environments.wrappers import wrapper_specs  # it brings Gymnasium
 
             wrapper_specs(self.env_wrappers)
         if self.env_wrappers and (self.gateway or self.is_elsewhere):

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from juggler.envrunner.autoreset import autoreset_mode
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments import reset_environments
-from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.legal_actions import LegalActions
+from juggler.envrunner.environments.autoreset import autoreset_mode
+from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.vector import reset_environments
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.mergeable_state import connector_state

@@ -6,8 +6,8 @@ from types import FrameType
 
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.environments import make_vector_env
-from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.vector import make_vector_env
 
 
 def environment_in(frame: FrameType | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
-from juggler.learner.optimizer_groups import OWN_KEYS, optimizer_groups
+from juggler.learner.optim.optimizer_groups import OWN_KEYS, optimizer_groups
 from juggler.runtime.nearest import nearest
 
 #: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.

@@ -9,16 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from juggler.learner.batch_columns import checked_batch
-from juggler.learner.circular_buffer import CircularBuffer
-from juggler.learner.collate import collate
-from juggler.learner.core import Aux, Grads, LearnerCore, Metrics, Params, Sample, StepOutput
-from juggler.learner.mean_metrics import mean_metrics
-from juggler.learner.passes import check_passes
-from juggler.learner.peers import Peers
-from juggler.learner.reduction import mean_over_learners
-from juggler.learner.state import StateMismatch, arrays_like, tensors_like, to_device
-from juggler.learner.taking_over import state_hash, take_over_newest
+from juggler.learner.core.learner_core import (
+    Aux,
+    Grads,
+    LearnerCore,
+    Metrics,
+    Params,
+    Sample,
+    StepOutput,
+)
+from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.learner.data.batch_columns import checked_batch
+from juggler.learner.data.circular_buffer import CircularBuffer
+from juggler.learner.data.collate import collate
+from juggler.learner.data.passes import check_passes
+from juggler.learner.group.peers import Peers
+from juggler.learner.group.reduction import mean_over_learners
+from juggler.learner.group.state_sync import state_hash, take_over_newest
 from juggler.learner.updates import Episodes as Episodes
 from juggler.learner.updates import Updates
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline

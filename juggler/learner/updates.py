@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
-from juggler.learner.core import LearnerCore, Metrics, Sample
-from juggler.learner.passes import check_passes
-from juggler.learner.updates_in_flight import UpdatesInFlight
+from juggler.learner.core.learner_core import LearnerCore, Metrics, Sample
+from juggler.learner.data.passes import check_passes
+from juggler.learner.process.updates_in_flight import UpdatesInFlight
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 #: Batches of episodes by module id; a bare list is for the module "default".

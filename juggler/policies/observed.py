@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.action_masks import masks_of
-from juggler.envrunner.legal_actions import LegalActions, other_number
+from juggler.envrunner.environments.action_masks import masks_of
+from juggler.envrunner.environments.legal_actions import LegalActions, other_number
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import tree_map

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from juggler.runtime.actors.core_streams import ClientStream, ServerStream
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
+from juggler.runtime.streams.core_streams import ClientStream, ServerStream
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 BIG = 3 << 20  # bytes, of which a few are more than a connection holds

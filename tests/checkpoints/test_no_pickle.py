@@ -45,10 +45,10 @@ ALLOWED = {
     ("driver/training.py", "import cloudpickle"),
     ("driver/rehearsal.py", "import cloudpickle"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
-    ("envrunner/worker.py", "import cloudpickle"),
-    ("learner/worker.py", "import cloudpickle"),
-    ("envrunner/worker.py", "cloudpickle.loads(program.own_code)"),
-    ("learner/worker.py", "cloudpickle.loads(program.own_code)"),
+    ("envrunner/envrunner_worker.py", "import cloudpickle"),
+    ("learner/process/learner_worker.py", "import cloudpickle"),
+    ("envrunner/envrunner_worker.py", "cloudpickle.loads(program.own_code)"),
+    ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
 }
 
 

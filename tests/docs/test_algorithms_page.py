@@ -15,9 +15,9 @@ from gymnasium import spaces
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
-from juggler.learner.algorithms import ALGORITHMS, find_algorithm
+from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.learner import Learner, fetch_metrics
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -177,6 +177,6 @@ def test_the_table_has_every_algorithm_and_column() -> None:
 
 
 def test_the_page_says_how_large_a_pass_is() -> None:
-    from juggler.learner.chunks import CHUNK
+    from juggler.learner.algorithms.ppo.chunks import CHUNK
 
     assert re.search(r"passes of at most (\d+)", PAGE.read_text())[1] == str(CHUNK)  # type: ignore[index]

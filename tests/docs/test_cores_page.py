@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pages import ROOT, links, script
 
-from juggler.learner.core import LearnerCore
+from juggler.learner.core.learner_core import LearnerCore
 
 PAGE = "docs/cores.md"
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_world import ConversationWorld
+from worker_events_world import ConversationWorld
 
 import juggler
-from juggler.driver.beginning import beginning_of
+from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.restoring import core_of, counters_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.restoring import core_of, counters_of
 from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, Checkpoint
 from juggler.runtime.connectors.mergeable_state import from_bytes

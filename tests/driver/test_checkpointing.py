@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conversation_world import ROWS, SHAPE, STEPS, ConversationWorld
 from google.protobuf import any_pb2
+from worker_events_world import ROWS, SHAPE, STEPS, ConversationWorld
 
+from juggler.driver.checkpoint.restoring import connectors_of
 from juggler.driver.config import RunConfig
-from juggler.driver.restoring import connectors_of
-from juggler.driver.roster import Roster
+from juggler.driver.workers.registry import WorkerRegistry
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
@@ -40,7 +40,7 @@ def play_a_round(world: ConversationWorld, **said: Any) -> None:
     """Both requests and the update are answered."""
     answer_requests(world, **said)
     command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
-    version = {"generation": update.generation, "update": world.conversation.updates + 1}
+    version = {"generation": update.generation, "update": world.worker_events.updates + 1}
     used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
     done = training_pb2.UpdateDone(update_id=update.update_id, version=version, batches=used)
     world.reply(world.learner, command_id, done)
@@ -48,7 +48,7 @@ def play_a_round(world: ConversationWorld, **said: Any) -> None:
 
 def answer_the_snapshot(world: ConversationWorld) -> None:
     command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
-    update = world.conversation.updates
+    update = world.worker_events.updates
     header = training_pb2.StateHeader(version={"generation": 1, "update": update}, extra="{}")
     (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
     world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
@@ -58,7 +58,7 @@ def checkpoint_is_on_the_disk(world: ConversationWorld) -> None:
     (written,) = world.written.gather(timeout=30)
     assert written.problem == ""
     world.snapshots.done(written)
-    world.conversation.go_on()
+    world.worker_events.go_on()
 
 
 def test_the_next_round_waits_until_the_checkpoint_is_on_the_disk(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
     told = [request.seed if request.HasField("seed") else None for _, request in requests(world)]
     _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
 
-    resumed = Roster(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
+    resumed = WorkerRegistry(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
     ((_, runner),) = resumed.joined(world.runner, world.core.weights_version)
     ready = training_pb2.Ready(rows=ROWS, steps=STEPS)
     resumed.runner_ready(world.runner, ready, world.core.weights_version)
@@ -125,7 +125,7 @@ def test_a_run_that_is_to_stop_begins_neither_round_nor_checkpoint(tmp_path: Pat
     world = synchronous(tmp_path, stop_steps=80)
     play_a_round(world)
     play_a_round(world)
-    assert world.conversation.stop_reason == "stop_steps"
+    assert world.worker_events.stop_reason == "stop_steps"
     assert len(requests(world)) == 4
     assert not world.snapshots.under_way
     counters = world.core.ledger.counters()

@@ -14,8 +14,8 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.restoring import core_of
 from juggler.driver.shipped import read_shipped, shipped_configs
 
 

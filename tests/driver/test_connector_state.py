@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_world import ConversationWorld
+from worker_events_world import ConversationWorld
 
-from juggler.driver.connector_state import ConnectorState
+from juggler.driver.workers.connector_state import ConnectorState
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
@@ -114,7 +114,7 @@ def test_a_delta_of_other_connectors_is_refused() -> None:
     assert Moments.from_tree(state.merged["filter"]).count == 1
 
 
-# -- in a conversation --------------------------------------------------------------------------
+# -- in a worker_events --------------------------------------------------------------------------
 
 
 def states_asked_with(world: ConversationWorld) -> list[bytes]:
@@ -141,7 +141,7 @@ def test_a_delta_that_is_none_is_blamed_on_its_runner(tmp_path: Path) -> None:
 def answer_updates(world: ConversationWorld, **said: Any) -> None:
     """The learner answers the newest update."""
     command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
-    version = {"generation": update.generation, "update": world.conversation.updates + 1}
+    version = {"generation": update.generation, "update": world.worker_events.updates + 1}
     used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
     done = training_pb2.UpdateDone(
         update_id=update.update_id, version=version, batches=used, **said
@@ -168,10 +168,10 @@ def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path:
             else:
                 arrived(world, request.batch_id)
                 answer_updates(world)
-                assert world.conversation.updates == (number == 8.0), "not heard yet"
+                assert world.worker_events.updates == (number == 8.0), "not heard yet"
                 world.reply(world.runner, command_id, receipt)
         asked.append(states_asked_with(world))
-        assert world.conversation.updates == 2
+        assert world.worker_events.updates == 2
     assert asked[0] == asked[1]
     first, *later = asked[0]
     assert first == b""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_world import ROWS, ConversationWorld
+from worker_events_world import ROWS, ConversationWorld
 
-from juggler.driver.endless_episodes import EndlessEpisodes
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.wording import age, conclude
+from juggler.driver.workers.endless_episodes import EndlessEpisodes
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 
 
 def test_the_age_of_the_mean_return_is_the_time_since_an_episode_ended() -> None:
@@ -63,7 +63,7 @@ def test_an_old_mean_is_shown_with_its_age(seconds: float | None, said: str) -> 
 def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> ConversationWorld:
     """Whose environments have made so many steps each since the last of these episodes ended."""
     world = ConversationWorld(directory, **keys)
-    metrics = world.conversation.metrics
+    metrics = world.worker_events.metrics
     metrics.episodes_ended([-1.0] * len(lengths), lengths)
     metrics.line(1.0, 1000)
     metrics.line(2.0, (1000 if lengths else 0) + steps * ROWS)
@@ -85,13 +85,13 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
 ) -> None:
     world = _world(tmp_path, steps, lengths)
     endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
-    texts = endless.look(world.conversation)
+    texts = endless.look(world.worker_events)
     assert len(texts) == told
     if told:
         assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
         assert ("the return is that of earlier ones" in texts[0]) == bool(lengths)
         assert texts[0].endswith("set a limit: env_kwargs = { max_episode_steps = 1000 }")
-    assert endless.look(world.conversation) == []
+    assert endless.look(world.worker_events) == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_hint_is_what_the_environment_can_do(
 ) -> None:
     world = _world(tmp_path, 5000, [])
     (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).look(
-        world.conversation
+        world.worker_events
     )
     assert text.endswith(remedy)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from juggler.driver.restoring import must_be_sound
+from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 
 _GOOD: dict[str, Any] = {

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conversation_world import ConversationWorld
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from worker_events_world import ConversationWorld
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.journal import Journal
@@ -28,7 +28,7 @@ from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
 
 
 class Watched:
-    """A conversation whose status can be read."""
+    """A worker_events whose status can be read."""
 
     def __init__(self, directory: Path) -> None:
         self.world = ConversationWorld(directory)
@@ -39,7 +39,7 @@ class Watched:
             directory,
             RunConfig(),
             RunClock(0.0),
-            self.world.conversation,
+            self.world.worker_events,
             cast(Any, hub),
             cast(Any, SimpleNamespace(restarts=0)),
             self.journal,
@@ -138,7 +138,7 @@ def test_counters_never_go_backwards(watched: Watched) -> None:
     seen = [_samples(watched.read())]
     watched.update()
     seen.append(_samples(watched.read()))
-    world.conversation.hear(Left(world.runner, "gone"))
+    world.worker_events.hear(Left(world.runner, "gone"))
     seen.append(_samples(watched.read()))
     world.runner = world.join("envrunner")
     seen.append(_samples(watched.read()))

@@ -9,7 +9,7 @@ import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.training import load_config, shipped_configs, train
-from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.algorithms.registry import ALGORITHMS
 
 
 def test_a_task_ships_with_settings_for_each_algorithm() -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from juggler.driver.checkpoint.restoring import connectors_of, core_of
+from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.restoring import connectors_of, core_of
-from juggler.driver.roster import Spaces
 from juggler.driver.run_clock import RunClock
-from juggler.driver.snapshots import SnapshotWriter, SnapshotWritten
+from juggler.driver.workers.registry import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import State

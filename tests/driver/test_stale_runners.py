@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conversation_world import ROWS, STEPS, ConversationWorld
+from worker_events_world import ROWS, STEPS, ConversationWorld
 
 from juggler.driver.core.events import UsedBatch, WorkerKey
 from juggler.driver.core.ledger import Batch
-from juggler.driver.stale_runners import StaleRunners
+from juggler.driver.workers.stale_runners import StaleRunners
 from juggler.runtime.wire.v1 import training_pb2
 
 LEARNER = WorkerKey("learner-0", "a")
@@ -102,6 +102,6 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
         world.reply(world.learner, command_id, done)
-    (text,) = world.conversation.stale_runners.look()
+    (text,) = world.worker_events.stale_runners.look()
     assert text.startswith("100% of what envrunner-0")
     assert world.core.ledger.dropped["stale"] == 10 * ROWS * STEPS

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conversation_world import SHAPE, ConversationWorld
+from worker_events_world import SHAPE, ConversationWorld
 
 from juggler.driver.config import RunConfig
-from juggler.driver.standstill import Standstill
+from juggler.driver.workers.standstill import Standstill
 from juggler.runtime.actors import requests
 
 SECONDS = 7.0
@@ -30,7 +30,7 @@ class World(ConversationWorld):
         monkeypatch.setattr(requests, "time", clock)
         super().__init__(directory)
         config = RunConfig.from_flat({**SHAPE, "worker_timeout_seconds": SECONDS})
-        self.standstill = Standstill(config, self.conversation, _local(lambda: 0.0))
+        self.standstill = Standstill(config, self.worker_events, _local(lambda: 0.0))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def _standstill(directory: Path, used: list[float]) -> Standstill:
     config = RunConfig()
     config.driver.worker_timeout_seconds = 60.0
     local = _local(lambda: used.pop(0))
-    return Standstill(config, ConversationWorld(directory).conversation, local)
+    return Standstill(config, ConversationWorld(directory).worker_events, local)
 
 
 def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversation_world import ROWS, SPACE, STEPS, ConversationWorld
 from google.protobuf import any_pb2
+from worker_events_world import ROWS, SPACE, STEPS, ConversationWorld
 
-from juggler.driver.replies import COUNTS, SECONDS
+from juggler.driver.workers.replies import COUNTS, SECONDS
 from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
@@ -63,15 +63,15 @@ def test_of_a_receipt_that_holds_what_it_must_not_nothing_is_booked(
     assert words in world.why_dismissed(world.runner)
     assert len(world.why_dismissed(world.runner)) < 5000
     assert world.core.ledger.sampled == 0
-    assert world.conversation.metrics.episodes == 0
-    assert world.conversation.metrics.workers.seconds() == {}
-    assert world.conversation.metrics.workers.counts() == {}
+    assert world.worker_events.metrics.episodes == 0
+    assert world.worker_events.metrics.workers.seconds() == {}
+    assert world.worker_events.metrics.workers.counts() == {}
 
 
 def test_all_that_may_be_counted_is_taken(world: ConversationWorld) -> None:
     world.sample(seconds=dict.fromkeys(SECONDS, 1.0), counts=dict.fromkeys(COUNTS, 2.0))
     assert world.why_dismissed(world.runner) == ""
-    assert set(world.conversation.metrics.workers.seconds()["envrunner"]) == SECONDS
+    assert set(world.worker_events.metrics.workers.seconds()["envrunner"]) == SECONDS
 
 
 def test_an_explanation_is_one_line_and_not_long(world: ConversationWorld) -> None:
@@ -199,11 +199,11 @@ def test_of_an_answer_that_holds_what_it_must_not_nothing_is_booked(
     world.reply(world.learner, command_id, done)
     assert words in world.why_dismissed(world.learner)
     assert world.core.weights_version.update == 0
-    assert world.conversation.metrics.modules == {}
+    assert world.worker_events.metrics.modules == {}
 
 
 def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: ConversationWorld) -> None:
-    metrics = world.conversation.metrics
+    metrics = world.worker_events.metrics
     for number in range(3):
         metrics.updated("learner-0", {f"module-{number}": {"loss": 1.0}})
         metrics.updated("learner-0", {})
@@ -244,8 +244,8 @@ def test_a_learner_that_begins_with_too_much_is_not_taken(
 
 def test_what_a_learner_says_of_its_device_is_one_line(world: ConversationWorld) -> None:
     _learner_ready(world, description="cpu\nforged" + "x" * 9000)
-    assert world.conversation.roster.devices["learner-0"].startswith("cpu forgedxxx")
-    assert len(world.conversation.roster.devices["learner-0"]) < 300
+    assert world.worker_events.registry.devices["learner-0"].startswith("cpu forgedxxx")
+    assert len(world.worker_events.registry.devices["learner-0"]) < 300
 
 
 # -- whoever it is --------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> Non
         world.report(worker, body)
         assert words in world.why_dismissed(worker)
     evaluator = world.join("evaluator")
-    world.conversation._hub.dismissed.clear()  # type: ignore[attr-defined]
+    world.worker_events._hub.dismissed.clear()  # type: ignore[attr-defined]
     world.report(evaluator, training_pb2.Note(text="x"))
     assert "a report, where evaluators have none" in world.why_dismissed(evaluator)
 
@@ -280,11 +280,11 @@ def test_an_evaluation_that_cannot_be_is_not_booked(
 ) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.conversation.outbox.tell("evaluator-0", training_pb2.Evaluate(episodes=2))
+    world.worker_events.commands.tell("evaluator-0", training_pb2.Evaluate(episodes=2))
     played = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[1] * len(returns))
     world.reply(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0], played)
     assert words in world.why_dismissed(evaluator)
-    assert world.conversation.metrics.evaluation_return is None
+    assert world.worker_events.metrics.evaluation_return is None
 
 
 def test_a_traceback_cannot_look_like_lines_of_the_run(world: ConversationWorld) -> None:
@@ -302,6 +302,6 @@ def test_what_failures_are_remembered_by_is_bounded(world: ConversationWorld) ->
         worker = world.join("envrunner", 1)
         failure = attach_pb2.Failure(message=f"failure {number}", traceback="x" * 1000)
         world.leave(worker, failure=failure)
-    assert len(world.conversation._departures._shown) <= 100
-    assert world.conversation.roster.tracebacks == {}
-    assert world.conversation._rates.keys() == {world.runner, world.learner}
+    assert len(world.worker_events._departures._shown) <= 100
+    assert world.worker_events.registry.tracebacks == {}
+    assert world.worker_events._rates.keys() == {world.runner, world.learner}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 
 SEEN = ["board", "agent.count"]
 

@@ -11,9 +11,9 @@ import torch
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Fragment, Sampler
-from juggler.envrunner.seeding import seed_process
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module

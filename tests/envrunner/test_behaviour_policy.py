@@ -11,9 +11,9 @@ from scripted_environments import NativeScripted
 from scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.gateway.acting import GatheredPolicy
 from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.sampler import Sampler
+from juggler.gateway.acting import GatheredPolicy
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector

@@ -16,7 +16,7 @@ from vectors import MODES, vector_of, vector_of_functions
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFinite, Sampler
-from juggler.learner.collate import collate
+from juggler.learner.data.collate import collate
 from juggler.runtime.connectors.building import build_learner_pipeline, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import EnvToModule

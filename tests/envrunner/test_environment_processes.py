@@ -20,8 +20,8 @@ from gymnasium.vector import AutoresetMode
 from scripted_environments import Failing, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environment_processes import EnvironmentProcesses
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.failures import EnvironmentFailed
 
 
 def processes_of(
@@ -44,7 +44,9 @@ def test_nothing_is_left_after_close() -> None:
 
 
 def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
-    from juggler.envrunner.environments import make_vector_env  # has torch: not for Reporting
+    from juggler.envrunner.environments.vector import (
+        make_vector_env,  # has torch: not for Reporting
+    )
 
     config = EnvRunnerConfig(env="given", envs_per_runner=1, vectorize="async")
     env = make_vector_env(config, Reporting)
@@ -82,7 +84,7 @@ def fails_elsewhere() -> Scripted:
 
 
 def test_an_error_that_cannot_be_pickled_is_reported_by_what_makes_environments_safe() -> None:
-    from juggler.envrunner.environments import make_vector_env
+    from juggler.envrunner.environments.vector import make_vector_env
 
     kwargs = {"call": "step", "how": "raise what cannot be pickled"}
     config = EnvRunnerConfig(env_kwargs=kwargs, envs_per_runner=1, vectorize="async")
@@ -140,7 +142,7 @@ import sys, threading
 sys.path.insert(0, sys.argv[1])
 from gymnasium.vector import AutoresetMode
 from scripted_environments import Scripted
-from juggler.envrunner.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
 
 env = EnvironmentProcesses([Scripted] * 2, AutoresetMode.SAME_STEP, 30.0, "toy")
 env.reset(seed=[1, 2])

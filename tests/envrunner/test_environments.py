@@ -14,9 +14,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted_environments import NativeScripted, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environment_processes import EnvironmentProcesses
-from juggler.envrunner.environments import autoreset_mode, make_vector_env, reset_environments
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.environments.vector import (
+    autoreset_mode,
+    make_vector_env,
+    reset_environments,
+)
 
 SCRIPTED = "scripted_environments:Scripted"
 

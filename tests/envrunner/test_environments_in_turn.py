@@ -12,8 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scripted_environments import AsTrees, Failing, Masked, Scripted
 
-from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.failures import EnvironmentFailed
 
 SCRIPTS = [
     ((3, "terminated"), (1, "truncated"), (2, "both")),

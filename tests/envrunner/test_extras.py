@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
-from juggler.envrunner.extras import EXTRAS, extra_for
+from juggler.envrunner.environments.extras import EXTRAS, extra_for
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.runtime.installing import installing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]

@@ -14,8 +14,8 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
-from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.held_up import environment_in
 
 

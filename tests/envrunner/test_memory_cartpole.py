@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 
 NAME = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from juggler.envrunner import worker
-from juggler.envrunner.worker import EnvRunner
+from juggler.envrunner import envrunner_worker as worker
+from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import training_pb2
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from scripted_environments import NativeScripted, Script, Scripted
 
-from juggler.envrunner.environment_processes import EnvironmentProcesses
-from juggler.envrunner.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.seeding import environment_seeds
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.seeding import environment_seeds
 
 MODES = list(AutoresetMode)
 KINDS = ("in turn", "native", "async", "sync")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from learner_end import PATIENCE, LearnerEnd, Senders
 
-from juggler.runtime.episodes.stream import BatchFrame
+from juggler.runtime.streams.episodes import BatchFrame
 
 
 @pytest.fixture

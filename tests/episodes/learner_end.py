@@ -16,7 +16,7 @@ import numpy as np
 
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
-from juggler.runtime.episodes.stream import BatchFrame, EpisodeReceiver, EpisodeSender
+from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver, EpisodeSender
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 

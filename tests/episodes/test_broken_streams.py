@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
-from juggler.runtime.episodes.stream import BatchFrame
+from juggler.runtime.streams.episodes import BatchFrame
 
 
 def test_a_batch_for_a_learner_that_is_not_there_is_lost(tmp_path: Path, senders: Senders) -> None:

@@ -7,7 +7,7 @@ import pytest
 from learner_end import PATIENCE, LearnerEnd, header, tree
 
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.streams.episodes import EpisodeSender
 
 
 def test_no_batch_is_forgotten_when_settling_another_one_fails(

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
-from juggler.runtime.actors.core_streams import ServerStream
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.episodes import stream
-from juggler.runtime.episodes.stream import PUSH_METHOD
+from juggler.runtime.streams import episodes as stream
+from juggler.runtime.streams.core_streams import ServerStream
+from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -14,8 +14,9 @@ from learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.episodes import stream, unfinished
-from juggler.runtime.episodes.unfinished import Unfinished
+from juggler.runtime.streams import episodes as stream
+from juggler.runtime.streams import unfinished
+from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

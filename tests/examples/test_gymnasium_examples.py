@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from juggler.driver.config import RunConfig
-from juggler.envrunner.environments import make_vector_env, reset_environments
+from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gymnasium"
 NEEDS = {"atari": "ale_py", "mujoco": "mujoco", "envpool": "envpool"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_examples import EXAMPLES, RunPython
 
-from juggler.learner.core import LearnerCore
+from juggler.learner.core.learner_core import LearnerCore
 
 
 def lines_of_code(source: str) -> int:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.envrunner.gateway import environments, recorder
+from juggler.gateway import environments, recorder
 
 
 @pytest.fixture(autouse=True)

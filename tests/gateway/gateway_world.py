@@ -15,11 +15,11 @@ from gymnasium import spaces
 
 from juggler.client import connect
 from juggler.client.spaces import Values
-from juggler.envrunner.gateway.acting import GatheredPolicy
-from juggler.envrunner.gateway.desk import Desk
-from juggler.envrunner.gateway.player import Player
-from juggler.envrunner.gateway.reception import DeskSettings
-from juggler.envrunner.gateway.transport import Transport
+from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.desk import Desk
+from juggler.gateway.player import Player
+from juggler.gateway.reception import DeskSettings
+from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -12,7 +12,7 @@ from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventuall
 from network import Network
 
 from juggler.client import connect, connection
-from juggler.envrunner.gateway import transport
+from juggler.gateway import transport
 
 #: Found within three seconds, in place of half a minute.
 _SOON = {

@@ -15,7 +15,7 @@ from playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
 from juggler.client.model import Model
-from juggler.envrunner.gateway import publisher
+from juggler.gateway import publisher
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.installing import installing

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from juggler.client import GatewayError
 from juggler.client.spaces import Values
 from juggler.driver.config import RunConfig
-from juggler.driver.roster import Roster
-from juggler.envrunner.gateway import local_desk, recorder
-from juggler.envrunner.gateway.runner import _why_not_logged
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.gateway import local_desk, recorder
+from juggler.gateway.runner import _why_not_logged
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -237,7 +237,7 @@ def test_ppo_refuses_logged_data_and_says_why() -> None:
 
 def why_not(algorithm: str) -> str:
     """As a gateway of a run with that algorithm says."""
-    roster = Roster(RunConfig.from_flat({"algorithm": algorithm}))
+    registry = WorkerRegistry(RunConfig.from_flat({"algorithm": algorithm}))
     worker: Any = type("Worker", (), {"role": "envrunner", "index": 0})
-    wants: Any = roster._config_for(worker)["wants"]
+    wants: Any = registry._config_for(worker)["wants"]
     return _why_not_logged(wants)

@@ -11,10 +11,10 @@ from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventuall
 from gymnasium import spaces
 
 from juggler.client import GatewayError
-from juggler.envrunner.gateway import transport
-from juggler.envrunner.gateway.desk import Desk
-from juggler.envrunner.gateway.reception import DeskSettings
-from juggler.envrunner.gateway.transport import Transport
+from juggler.gateway import transport
+from juggler.gateway.desk import Desk
+from juggler.gateway.reception import DeskSettings
+from juggler.gateway.transport import Transport
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

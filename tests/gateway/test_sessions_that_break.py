@@ -11,7 +11,7 @@ import pytest
 from gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 
 from juggler.client import GatewayError
-from juggler.envrunner.gateway import environments
+from juggler.gateway import environments
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from juggler.learner.core import LearnerCore, Sample
+from juggler.learner.core.learner_core import LearnerCore, Sample
 from juggler.learner.learner import Learner, fetch_metrics
 
 MakeCore = Callable[[], LearnerCore[Any]]

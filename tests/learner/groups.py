@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from juggler.learner.group.peers import MeetingPoint, Peers
 from juggler.learner.learner import Learner
-from juggler.learner.peers import MeetingPoint, Peers
 
 T = TypeVar("T")
 _GENERATIONS = count(1)

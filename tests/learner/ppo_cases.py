@@ -11,9 +11,9 @@ from gymnasium import spaces
 from slow_linear import Linear
 from torch import Tensor
 
+from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.config import PpoConfig
-from juggler.learner.gradient_core import State
-from juggler.learner.ppo import Ppo
+from juggler.learner.core.gradient_core import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 

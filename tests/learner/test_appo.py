@@ -14,11 +14,11 @@ from gymnasium import spaces
 from slow_linear import Linear, appo_loss, gradient, weights_of
 from torch import Tensor
 
-from juggler.learner.appo import Appo
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.config import AppoConfig
-from juggler.learner.core import ALONE, Sample, Seam, StepOutput
-from juggler.learner.gradient_core import State
+from juggler.learner.core.gradient_core import State
+from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module

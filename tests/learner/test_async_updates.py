@@ -12,13 +12,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig, PpoConfig
-from juggler.learner.core import Aux, Grads, Metrics, Sample
-from juggler.learner.impala import Impala
+from juggler.learner.core.learner_core import Aux, Grads, Metrics, Sample
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.ppo import Ppo
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

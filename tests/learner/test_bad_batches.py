@@ -18,11 +18,11 @@ from gymnasium import spaces
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from juggler.learner.store import BatchStore, HeldBatch
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.stream import PUSH_METHOD, EpisodeReceiver, EpisodeSender
+from juggler.runtime.streams.episodes import PUSH_METHOD, EpisodeReceiver, EpisodeSender
 from juggler.runtime.wire.frames import Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo

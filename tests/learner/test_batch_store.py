@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 
-from juggler.learner.store import BatchStore, HeldBatch
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.stream import BatchFrame
+from juggler.runtime.streams.episodes import BatchFrame
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.trees import flatten

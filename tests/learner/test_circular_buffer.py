@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from juggler.learner.circular_buffer import CircularBuffer
 from juggler.learner.config import AppoConfig, ImpalaConfig
-from juggler.learner.core import Sample
+from juggler.learner.core.learner_core import Sample
+from juggler.learner.data.circular_buffer import CircularBuffer
 
 
 def sample(number: int) -> Sample:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from juggler.learner.collate import collate
+from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

@@ -16,14 +16,22 @@ import torch
 from conformance import CORE_CHECKS, LEARNER_CHECKS, MakeCore, MakeLearner
 from gymnasium import spaces
 
-from juggler.learner.algorithms import ALGORITHMS
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.config import LearnerConfig
-from juggler.learner.core import Aux, Grads, LearnerCore, Params, Sample, StepOutput, UnitAux
-from juggler.learner.gradient_core import GradientCore
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.learner_core import (
+    Aux,
+    Grads,
+    LearnerCore,
+    Params,
+    Sample,
+    StepOutput,
+    UnitAux,
+)
+from juggler.learner.core.population import Population
+from juggler.learner.core.state import arrays_like, tensors_like
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.learner.population import Population
-from juggler.learner.state import arrays_like, tensors_like
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.structures import tree_map

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.learner.devices import device_for, parse_devices
+from juggler.learner.process.devices import device_for, parse_devices
 
 
 @pytest.mark.parametrize(

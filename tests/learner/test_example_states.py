@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.fit import BatchFit
+from juggler.learner.data.validation import BatchFit
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch

@@ -12,10 +12,10 @@ import torch
 from groups import join, update
 from gymnasium import spaces
 
-from juggler.learner.algorithms import ALGORITHMS
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.data.sharding import shard
+from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
-from juggler.learner.shards import shard
-from juggler.learner.taking_over import state_hash
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule

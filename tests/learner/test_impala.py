@@ -13,10 +13,10 @@ from gymnasium import spaces
 from slow_impala import in_training, slow_gradients
 from torch import Tensor
 
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.gradient_core import State
-from juggler.learner.impala import Impala
+from juggler.learner.core.gradient_core import State
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module

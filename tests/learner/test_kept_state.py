@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.kept_state import KeptState
+from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
-from juggler.learner.taking_over import state_hash
+from juggler.learner.process.state_handover import KeptState
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 

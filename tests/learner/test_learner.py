@@ -14,12 +14,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from juggler.learner.algorithms import build_learner, find_algorithm
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.registry import build_learner, find_algorithm
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.state import StateMismatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 
@@ -241,6 +241,7 @@ def test_an_unknown_algorithm_is_told_the_nearest() -> None:
 
 
 def test_configs_are_read_without_torch() -> None:
-    code = "import sys, juggler.learner.algorithms as a; a.find_algorithm('impala').config(); "
+    code = "import sys; from juggler.learner.algorithms.registry import find_algorithm; "
+    code += "find_algorithm('impala').config(); "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,10 +16,10 @@ import pytest
 from group_specs import MODEL, SPACES, spec
 
 import juggler
-from juggler.learner.algorithms import build_learner
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import flatten
 
 MakeBatch = Callable[..., EpisodeBatch]

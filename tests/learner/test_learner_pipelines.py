@@ -11,12 +11,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.state import StateMismatch
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 

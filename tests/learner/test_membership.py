@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.learner.membership import Membership
+from juggler.learner.group.membership import Membership
 
 
 def test_a_learner_beyond_loopback_stays_alone_unless_its_network_is_trusted(

@@ -12,15 +12,15 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from juggler.learner.algorithms import build_learner
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig, PpoConfig
-from juggler.learner.gradient_core import GradientCore
-from juggler.learner.impala import Impala
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.micro_batches import micro_batches
+from juggler.learner.core.population import Population
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import fetch_metrics
-from juggler.learner.micro_batches import micro_batches
-from juggler.learner.population import Population
-from juggler.learner.ppo import Ppo
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.multi_rl_module import MultiRLModule

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from juggler.learner.minibatches import deal, mixed, row_keys
+from juggler.learner.algorithms.ppo.minibatches import deal, mixed, row_keys
 
 KEY = torch.tensor(7)
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed
 from fake_streams import PATIENCE, FakeDevice
 
-from juggler.learner import nccl
-from juggler.learner.nccl import NcclGroup, NcclStuck, by_nccl, gpu_number
-from juggler.learner.peer_lost import PeerLost
-from juggler.learner.peers import MeetingPoint
+from juggler.learner.group import nccl
+from juggler.learner.group.nccl import NcclGroup, NcclStuck, by_nccl, gpu_number
+from juggler.learner.group.peer_lost import PeerLost
+from juggler.learner.group.peers import MeetingPoint
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from juggler.learner.optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
-from juggler.learner.schedules import Schedule
+from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
+from juggler.learner.optim.schedules import Schedule
 
 
 @pytest.mark.parametrize("lr", [1e-3, 0.3])

@@ -13,13 +13,13 @@ import torch
 from fake_streams import PATIENCE, FakeDevice
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.learner.learner import Learner
-from juggler.learner.overlap import InTurn, Overlapped, Share, works_by_itself
+from juggler.learner.process.overlap import InTurn, Overlapped, Share, works_by_itself
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.weights import WeightsPublisher
+from juggler.runtime.streams.weights import WeightsPublisher
 
 MakeBatch = Callable[..., EpisodeBatch]
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

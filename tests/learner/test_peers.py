@@ -12,11 +12,11 @@ import torch
 from groups import at_once, join, meet, never, update
 from gymnasium import spaces
 
-from juggler.learner import peers as peers_module
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import PpoConfig
+from juggler.learner.group import peers as peers_module
+from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
 from juggler.learner.learner import Learner
-from juggler.learner.peers import MeetingPoint, PeerLost, Peers
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

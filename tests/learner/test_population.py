@@ -13,17 +13,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from juggler.learner.algorithms import ALGORITHMS
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.config import ImpalaConfig, PpoConfig
-from juggler.learner.core import LearnerCore, Sample
-from juggler.learner.gradient_core import Factories
-from juggler.learner.impala import Impala
+from juggler.learner.core.gradient_core import Factories
+from juggler.learner.core.learner_core import LearnerCore, Sample
+from juggler.learner.core.population import Population, member_id, stacked
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.optimizers import Adam, RMSProp
-from juggler.learner.population import Population, member_id, stacked
-from juggler.learner.ppo import Ppo
-from juggler.learner.state import StateMismatch
+from juggler.learner.optim.optimizers import Adam, RMSProp
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.module_spec import RLModuleSpec

@@ -12,12 +12,12 @@ from ppo_cases import make_core, near, parameters
 from slow_linear import gradient, ppo_loss, weights_of
 from torch import Tensor
 
-from juggler.learner.chunks import InChunks
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.ppo.chunks import InChunks
+from juggler.learner.algorithms.ppo.core import ADVANTAGES, Ppo
 from juggler.learner.config import PpoConfig
-from juggler.learner.core import ALONE, Columns
-from juggler.learner.gradient_core import GradientCore, State
-from juggler.learner.ppo import ADVANTAGES, Ppo
+from juggler.learner.core.gradient_core import GradientCore, State
+from juggler.learner.core.learner_core import ALONE, Columns
+from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
@@ -128,7 +128,7 @@ def test_values_come_from_passes_of_bounded_size(
     sample: dict[str, Columns] = {"default": collate([batch])}
     whole = core.step(state, sample).state
     Counting.passes.clear()
-    monkeypatch.setattr("juggler.learner.chunks.CHUNK", 50)
+    monkeypatch.setattr("juggler.learner.algorithms.ppo.chunks.CHUNK", 50)
     parts = core.step(state, sample).state
     assert max(Counting.passes) == 50
     assert sum(Counting.passes) == 8 * 16 + 8 + len(batch.final_rows), "each observation once"
@@ -143,7 +143,7 @@ def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(
     core = make_core(None, {"recurrent": "gru", "hidden_sizes": [8], "recurrent_size": 6})
     forward = core.forward(core.init(seed=0), "default")
     batch = {"observations": torch.randn(7, 5, 4), "states": {"hidden": torch.randn(7, 6)}}
-    monkeypatch.setattr("juggler.learner.chunks.CHUNK", 11)
+    monkeypatch.setattr("juggler.learner.algorithms.ppo.chunks.CHUNK", 11)
     parts, whole = InChunks(*forward)(batch), forward(batch)
     for name in ("action_dist_inputs", "values"):
         torch.testing.assert_close(parts[name], whole[name])

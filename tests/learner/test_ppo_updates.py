@@ -13,12 +13,12 @@ from ppo_cases import TWO, VECTOR, make_core, near, states
 from slow_linear import Linear
 from torch import Tensor
 
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.config import PpoConfig
-from juggler.learner.core import Aux, Grads
-from juggler.learner.gradient_core import State
+from juggler.learner.core.gradient_core import State
+from juggler.learner.core.learner_core import Aux, Grads
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import fetch_metrics
-from juggler.learner.ppo import Ppo
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch

@@ -12,8 +12,8 @@ import pytest
 import torch
 from fake_streams import PATIENCE, FakeDevice
 
-from juggler.learner.publishing import Publishing
-from juggler.learner.side_stream import SideStream
+from juggler.learner.process.publishing import Publishing
+from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.version import Version
 
 CPU = torch.device("cpu")

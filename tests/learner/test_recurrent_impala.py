@@ -13,11 +13,11 @@ from gymnasium import spaces
 from slow_impala import in_training, slow_gradients, slow_steps
 from torch import Tensor
 
-from juggler.learner.actor_critic_pass import ActorCritic, actor_critic_pass
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.actor_critic_pass import ActorCritic, actor_critic_pass
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.gradient_core import Forward
-from juggler.learner.impala import Impala
+from juggler.learner.core.gradient_core import Forward
+from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.returns import Estimates, gae, linear_recurrence, next_values, vtrace
+from juggler.learner.core.returns import Estimates, gae, linear_recurrence, next_values, vtrace
 
 Case = dict[str, NDArray[Any]]
 Array = NDArray[np.float64]

@@ -12,11 +12,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.state import StateMismatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.multi_rl_module import MultiRLModule

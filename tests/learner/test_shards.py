@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from juggler.learner.collate import collate
-from juggler.learner.shards import shard
+from juggler.learner.data.collate import collate
+from juggler.learner.data.sharding import shard
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

@@ -11,12 +11,12 @@ import torch
 from groups import join, update
 from shared_encoder import SHARED, SharedEncoder, SharedPlainEncoder, make_multi
 
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.config import ImpalaConfig, PpoConfig
-from juggler.learner.impala import Impala
+from juggler.learner.data.sharding import shard
+from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
-from juggler.learner.ppo import Ppo
-from juggler.learner.shards import shard
-from juggler.learner.taking_over import state_hash
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

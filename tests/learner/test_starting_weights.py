@@ -12,11 +12,11 @@ from conformance import assert_same
 from gymnasium import spaces
 from shared_encoder import make_multi
 
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
+from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
-from juggler.learner.state import StateMismatch
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

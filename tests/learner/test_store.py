@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from juggler.learner.collate import collate
-from juggler.learner.store import BatchStore, HeldBatch
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame

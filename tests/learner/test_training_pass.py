@@ -13,12 +13,12 @@ from gymnasium import spaces
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.impala import Impala
+from juggler.learner.core.population import Population
+from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.population import Population
-from juggler.learner.training_pass import TrainingPass
+from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 

@@ -13,9 +13,9 @@ from worker_world import BEGIN, GENERATION, PATIENCE, World
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.permits import Permits
-from juggler.runtime.episodes.stream import PUSH_METHOD, EpisodeSender
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.episodes import PUSH_METHOD, EpisodeSender
+from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2

@@ -12,10 +12,10 @@ from conformance import assert_same
 from groups import join, update
 from gymnasium import spaces
 
-from juggler.learner.algorithms import build_learner
-from juggler.learner.collate import collate
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.data.collate import collate
+from juggler.learner.data.sharding import shard
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.shards import shard
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map

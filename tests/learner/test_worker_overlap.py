@@ -11,8 +11,8 @@ import pytest
 import torch
 from worker_world import GENERATION, MAX_STALENESS, PATIENCE, World, overlap_on_cpu
 
-from juggler.learner.overlap import Overlapped
-from juggler.learner.peer_lost import PeerLost
+from juggler.learner.group.peer_lost import PeerLost
+from juggler.learner.process.overlap import Overlapped
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 
-from juggler.learner import pending_metrics
+from juggler.learner.process import pending_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2

@@ -17,7 +17,7 @@ from torch import nn
 from worker_world import BEGIN, GENERATION, World, overlap_on_cpu
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import Batch, RLModule

@@ -7,7 +7,7 @@ import pytest
 from weights_learner import Learner
 
 from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 
 

@@ -25,7 +25,7 @@ from weights_learner import (
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.weights import SUBSCRIBE_METHOD, WeightsSubscription
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscription
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

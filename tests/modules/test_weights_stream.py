@@ -26,8 +26,8 @@ from weights_learner import (
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules import weights
-from juggler.runtime.modules.weights import WeightsSubscription
+from juggler.runtime.streams import weights
+from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2

@@ -14,7 +14,7 @@ import numpy as np
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.weights import SUBSCRIBE_METHOD, Weights, WeightsPublisher
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, Weights, WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -16,10 +16,10 @@ import worlds
 
 import juggler
 from juggler.driver.config import RunConfig
-from juggler.envrunner import worker
-from juggler.envrunner.environments import make_vector_env, reset_environments
-from juggler.envrunner.seeding import environment_seeds
-from juggler.envrunner.worker import EnvRunner
+from juggler.envrunner import envrunner_worker as worker
+from juggler.envrunner.environments.seeding import environment_seeds
+from juggler.envrunner.environments.vector import make_vector_env, reset_environments
+from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.policies.policy import Policy
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import Contact

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.checkpoints import write
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.connector import ActionConnector, ObservationConnector

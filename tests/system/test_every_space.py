@@ -17,12 +17,12 @@ from gymnasium import spaces
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments import make_vector_env
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import Sampler
-from juggler.learner.algorithms import build_learner
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.learner import Learner, fetch_metrics
-from juggler.learner.store import BatchStore, HeldBatch
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_bytes

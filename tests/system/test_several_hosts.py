@@ -29,7 +29,7 @@ from place import (
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 EVERY_SECOND = ["--checkpoint-seconds", 1]

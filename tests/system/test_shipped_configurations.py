@@ -6,7 +6,7 @@ import pytest
 from place import Place, assert_books_balance, summary
 
 from juggler.driver.shipped import read_shipped
-from juggler.envrunner.extras import check_extra
+from juggler.envrunner.environments.extras import check_extra
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ from juggler.driver.learner_group.module_state import ModuleState
 from juggler.driver.learner_group.placement import Place
 from juggler.driver.learner_group.shard_link import Job
 from juggler.driver.learner_group.update import ModuleUpdate, UpdateHandle
-from juggler.learner.passes import check_passes
+from juggler.learner.data.passes import check_passes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
-from juggler.runtime.episodes.stream import EpisodeSender
 from juggler.runtime.nearest import nearest
+from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2, shards_pb2

@@ -19,7 +19,7 @@ from juggler.driver.learner_group.shard_link import Job
 from juggler.driver.learner_group.shards import Shards
 from juggler.driver.learner_group.spec import LearnerSpec
 from juggler.driver.learner_group.update import LearnerGroupError, ModuleUpdate, ShardLost
-from juggler.learner.devices import AUTO, parse_devices
+from juggler.learner.process.devices import AUTO, parse_devices
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree

@@ -16,7 +16,7 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
-from juggler.runtime.episodes.stream import EpisodeSender
+from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 #: (batch id, "" or a reason, explanation)

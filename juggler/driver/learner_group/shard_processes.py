@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from juggler.learner.program import SHARD, LearnerProgram
+from juggler.learner.process.program import SHARD, LearnerProgram
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import (
@@ -61,7 +61,9 @@ class ShardProcesses:
             local=True,
             socket_dir=str(self._directory.path),
         )
-        program = WorkerProgram("juggler.learner.shard_worker:main", LearnerProgram(contact))
+        program = WorkerProgram(
+            "juggler.learner.process.shard_worker:main", LearnerProgram(contact)
+        )
         self._supervisor.add(f"{SHARD}-{shard}", program, RestartPolicy())
 
     def of_use(self, worker_id: str) -> None:

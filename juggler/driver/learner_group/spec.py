@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 
 from juggler.driver.config import ConfigError, RunConfig, must_suit
-from juggler.learner.algorithms import find_algorithm
+from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.spaces import space_to_message

@@ -1,0 +1,188 @@
+"""What of a driver goes into a checkpoint, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from google.protobuf.message import Message
+
+from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.config import RunConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import DROP_REASONS
+from juggler.driver.core.ledger import Counters, LedgerError
+from juggler.driver.core.state import CoreSettings
+from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
+from juggler.driver.record.metrics import Metrics
+from juggler.driver.run_clock import Times
+from juggler.driver.workers.connector_state import ConnectorState
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
+from juggler.runtime.connectors.mergeable_state import State, connector_state
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.v1 import training_pb2
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedCandidates:
+    """What `Candidates` has; older checkpoints have none."""
+
+    refused: _Count = 0
+    not_before: _Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """The driver's share of a checkpoint, as `counters_of` makes it."""
+
+    sampled: _Count
+    trained: _Count
+    dropped: dict[Literal[*DROP_REASONS], _Count]  # type: ignore[valid-type]
+    in_flight: _Count
+    lost_unreported: _Count
+    next_id: _Count
+    wall_time: Annotated[float, msgspec.Meta(ge=0)]
+    episodes: _Count
+    returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
+    lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
+    training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
+    candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
+
+
+def must_be_sound(checkpoint: Checkpoint) -> None:
+    """Whether a run can go on from what a driver has written there, or somebody else.
+
+    Raises:
+        CheckpointError: it cannot, and why.
+    """
+    path = checkpoint.path or Path()
+    try:
+        saved = msgspec.convert(checkpoint.counters, _Saved)
+        counted = (saved.sampled, saved.trained, saved.dropped, saved.in_flight)
+        Counters(*counted, saved.lost_unreported).check()
+    except (msgspec.ValidationError, LedgerError) as error:
+        raise CheckpointError(path, f"its counters cannot be those of a run: {error}") from None
+    for key in ("wall_time", "training_time"):
+        if not math.isfinite(value := getattr(saved, key)):
+            raise CheckpointError(path, f"its counters have {key} = {value}")
+    if len(saved.returns) != len(saved.lengths) or len(saved.returns) > saved.episodes:
+        raise CheckpointError(
+            path,
+            f"its counters have {len(saved.returns)} returns and {len(saved.lengths)} lengths of "
+            f"{saved.episodes} episodes",
+        )
+
+
+def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, Any]:
+    """The driver's share of a checkpoint."""
+    counters = core.ledger.counters()
+    return {
+        "sampled": counters.sampled,
+        "trained": counters.trained,
+        "dropped": dict(counters.dropped),
+        "in_flight": counters.in_flight,
+        "lost_unreported": counters.lost_unreported,
+        "next_id": core.next_id,
+        "wall_time": times.wall,
+        "training_time": times.training,
+        "episodes": metrics.episodes,
+        "returns": list(metrics.returns),
+        "lengths": list(metrics.lengths),
+        "candidates": asdict(metrics.candidates),
+    }
+
+
+def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
+    """A new core, or one whose books go on from a checkpoint."""
+    learner = config.learner
+    # What batches may age by; they begin up to weights_interval - 1 updates older than the newest.
+    ages = learner.max_staleness - (learner.weights_interval - 1)
+    settings = CoreSettings(
+        batch_size=learner.batch_size,
+        # Half for the queue; the other half is slack for a runner that is held up, while batches
+        # that were asked for later go before its own.
+        max_open_updates=(ages + 1) // 2,
+        weights_interval=learner.weights_interval,
+        requests_per_runner=config.driver.requests_per_runner,
+        max_updates_in_flight=config.driver.updates_in_flight,
+        num_learners=config.driver.learners,
+        synchronous=config.driver.synchronous,
+        num_runners=config.driver.num_env_runners,
+    )
+    if resume is None:
+        return DriverCore(settings)
+    saved = resume.counters
+    generation, update = resume.version
+    counters = Counters(
+        saved["sampled"],
+        saved["trained"],
+        saved["dropped"],
+        saved["in_flight"],
+        saved["lost_unreported"],
+    )
+    return DriverCore(settings, saved["next_id"], generation, update, counters)
+
+
+def metrics_of(resume: Checkpoint | None) -> Metrics:
+    """New metrics, or those of a checkpoint."""
+    metrics = Metrics()
+    if resume is not None:
+        metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
+        metrics.episodes = resume.counters["episodes"]
+        metrics.candidates = Candidates(**resume.counters.get("candidates", {}))
+        metrics.goes_on(resume.counters["wall_time"], resume.counters["trained"])
+    return metrics
+
+
+def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree]:
+    """A learner's state with what the connectors of EnvRunners have learned, if they have."""
+    return {**tree, CONNECTORS: state} if state else tree
+
+
+def connectors_of(resume: Checkpoint | None, beginning: Beginning | None = None) -> ConnectorState:
+    """What connectors have learned so far: nothing, or what is in a checkpoint."""
+    if resume is not None:
+        return ConnectorState(connector_state(resume))
+    return ConnectorState({} if beginning is None else beginning.connectors)
+
+
+def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Iterator[Message]:
+    """What a learner is told so that it goes on from a checkpoint: its setup, then the state."""
+    generation, update = checkpoint.version
+    header = training_pb2.StateHeader(
+        version=training_pb2.WeightsVersion(generation=generation, update=update),
+        extra=json.dumps(checkpoint.extra),
+    )
+    tree = {key: branch for key, branch in checkpoint.tree.items() if key != CONNECTORS}
+    return _in_parts(setup, header, tree, training_pb2.Restore(last=True))
+
+
+def begin_commands(setup: training_pb2.Setup, beginning: Beginning) -> Iterator[Message]:
+    """What a learner is told so that it begins with weights of another run."""
+    last = training_pb2.Restore(last=True, weights=True, whole=beginning.whole)
+    return _in_parts(setup, training_pb2.StateHeader(), beginning.weights, last)
+
+
+def _in_parts(
+    setup: training_pb2.Setup,
+    header: training_pb2.StateHeader,
+    tree: Tree,
+    last: training_pb2.Restore,
+) -> Iterator[Message]:
+    """A setup, and the frame that it announces; `last` is all but the chunk of the last part."""
+    chunks = list(encode_frame(header, tree, digest=True))
+    # Arrays are aligned in the payload, so it is somewhat larger than their sum.
+    setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(tree))
+    yield setup
+    for chunk in chunks[:-1]:
+        yield training_pb2.Restore(chunk=chunk)
+    last.chunk = chunks[-1]
+    yield last

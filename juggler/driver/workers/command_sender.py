@@ -1,0 +1,117 @@
+"""What workers are told."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from juggler.driver.core import events
+from juggler.driver.workers.connector_state import ConnectorState
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.envrunner.program import ENVRUNNER
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.histogram import DURATIONS, Histogram
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.requests import CapReached, RequestPool
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+
+class CommandSender:
+    """Commands of the core and of the driver, as messages on their way.
+
+    Args:
+        hub: carries them.
+        registry: who is here.
+        connectors: what requests tell of what connectors have learned.
+
+    Attributes:
+        pool: the commands that are in flight.
+        receipt_seconds: from each sample request to its receipt.
+        update_seconds: from each update's issue to a learner's answer.
+    """
+
+    def __init__(self, hub: Hub, registry: WorkerRegistry, connectors: ConnectorState) -> None:
+        self.receipt_seconds, self.update_seconds = Histogram(DURATIONS), Histogram(DURATIONS)
+        latencies = {
+            training_pb2.SampleRequest: self.receipt_seconds,
+            training_pb2.Update: self.update_seconds,
+        }
+        self.pool = RequestPool(hub, cap=1 << 16, latencies=latencies)
+        self._hub = hub
+        self._registry = registry
+        self._connectors = connectors
+        self._anew: dict[Worker, int] = {}  # seeds that nobody has been told yet
+
+    def send(self, worker: Worker, message: Message) -> None:
+        try:
+            self.pool.submit(worker, message)
+        except CapReached as error:  # it has not answered for long
+            self._hub.dismiss(worker, str(error))
+
+    def tell(self, worker_id: str, message: Message) -> None:
+        """Send a command to whoever is ready under this id: that is whom the core means."""
+        worker = self._registry.ready.get(worker_id)
+        if worker is not None:  # else its Left event was heard, and the core knows
+            self.send(worker, message)
+
+    def dismiss_all(self) -> None:
+        """Ask every worker to leave."""
+        for worker in list(self._registry.attached.values()):
+            self.send(worker, attach_pb2.Stop())
+
+    def begin_anew(self, update: int) -> None:
+        """Let every EnvRunner that is here begin anew with its next request.
+
+        They then do what those of a run do that is resumed at this update: the same seeds, and the
+        same knowledge of what connectors have learned.
+        """
+        runners = self._registry.of_role(ENVRUNNER)
+        self._anew = {worker: self._registry.seed(worker, update=update) for worker in runners}
+        self._connectors.announce()
+
+    def carry_out(self, command: events.Command) -> None:
+        """What the core wants."""
+        match command:
+            case events.Request():
+                self._ask(command)
+            case events.IssueUpdate():
+                for share in command.shares:
+                    update = training_pb2.Update(
+                        update_id=command.update_id,
+                        generation=command.generation,
+                        batch_ids=share.batch_ids,
+                    )
+                    self.tell(share.learner, update)
+            case events.FormGroup():
+                self._form_group(command)
+            case events.Discard():
+                self.tell(command.learner, training_pb2.Discard(batch_ids=command.batch_ids))
+
+    def _ask(self, command: events.Request) -> None:
+        worker = self._registry.ready.get(command.runner)
+        if worker is None:
+            return
+        request = training_pb2.SampleRequest(
+            batch_id=command.batch_id,
+            learner=command.learner,
+            generation=command.generation,
+            at_least=command.at_least.message(),
+            connector_state=self._connectors.news_for(worker),
+            seed=self._anew.pop(worker, None),
+            permit=self._registry.permits.of(command.batch_id),
+        )
+        self.send(worker, request)
+
+    def _form_group(self, command: events.FormGroup) -> None:
+        first = command.members[0]
+        group = training_pb2.Group(
+            generation=command.generation,
+            members=command.members,
+            meeting_point=self._registry.meeting_points[first],
+        )
+        for member in command.members:
+            self.tell(member, group)
+        learners = self._registry.learners_message(command.generation)
+        for worker in self._registry.ready.values():
+            if worker.role != LEARNER:
+                self.send(worker, learners)

@@ -1,0 +1,190 @@
+"""A run's learners: how they find each other, what they begin with, and their own books."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from google.protobuf.message import Message
+
+from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.restoring import begin_commands, restore_commands
+from juggler.driver.checkpoint.snapshots import SnapshotWriter
+from juggler.driver.config import RunConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UpdateKept
+from juggler.driver.record.progress import Progress
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.replies import read_update_kept
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+#: Between the report that learners lost each other and another attempt with the same ones. One that
+#: died has left by then.
+_REGROUP_SECONDS = 1.0
+
+
+class Learners:
+    """What the driver knows of its learners beyond their batches, which are the core's.
+
+    Attributes:
+        steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
+            of that id together. They must agree with the core's ledger.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        core: DriverCore,
+        registry: WorkerRegistry,
+        snapshots: SnapshotWriter,
+        progress: Progress,
+        resume: Checkpoint | None,
+        beginning: Beginning | None,
+    ) -> None:
+        self.steps: dict[str, dict[str, int]] = {}
+        self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
+        self._given: dict[Worker, str] = {}  # to learners that are not ready yet, in words
+        self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
+        self._agreed = (0, 0)  # a generation, and the hash of its state
+        self._several = config.driver.learners > 1  # are here, or have been
+        self._patience = config.driver.worker_timeout_seconds
+        self._waited_since: float | None = None  # for learners that the run is to begin with
+        self._core = core
+        self._registry = registry
+        self._snapshots = snapshots
+        self._progress = progress
+        self._resume = resume
+        self._beginning = beginning
+
+    def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
+        """What a learner is told first: its setup, and the newest checkpoint; before there is one,
+        the weights that the run begins with, so that all begin with the same. Those that have got
+        further give it what they have when they meet; where nobody is left, it may have kept its
+        own weights while it had lost this driver."""
+        if self._registry.devices and not self._core.members:
+            oldest = Version(self._core.weights_version.generation, 0)
+            setup.kept.CopyFrom(oldest.message())
+        state = self._state_for(learner)
+        if state is not None:
+            return restore_commands(setup, state)
+        return [setup] if self._beginning is None else begin_commands(setup, self._beginning)
+
+    def _state_for(self, learner: Worker) -> Checkpoint | None:
+        if not self._registry.devices:  # no learner was there before
+            return self._resume
+        state, problems = self._snapshots.newest_good()
+        for problem in problems:
+            self._progress.message(problem, "error")
+        at_first = self._beginning.text if self._beginning else "new weights"
+        self._given[learner] = at_first if state is None else f"update {state.version[1]}"
+        return state
+
+    def ready(self, learner: Worker, ready: training_pb2.Ready) -> Iterator[UpdateKept]:
+        """A learner has what it begins with.
+
+        Yields:
+            What it did before it was lost and may not have been heard of. The core is to be told
+            before the next one is asked for.
+
+        Raises:
+            ValueError: it says what cannot be.
+        """
+        given = self._given.pop(learner, "")
+        if ready.HasField("kept"):
+            before = self._core.ledger.trained
+            for done in ready.last_updates:
+                yield read_update_kept(learner.worker_id, done, self._newest)
+            trained = self._core.ledger.trained - before
+            self._kept(learner.worker_id, trained)
+            text = f"{learner.worker_id} is back with its weights of update {ready.kept.update}"
+            unheard = f", and with {trained} steps trained on that nobody had heard of"
+            self._progress.message(text + (unheard if trained else ""), "info")
+        elif given and not self._core.members and self._core.weights_version.update:
+            text = f"the learners' weights are lost: {learner.worker_id} goes on from {given}"
+            self._progress.message(text, "warning")
+
+    def to_begin_with_fewer(self) -> BeginWithFewer | None:
+        """The run has waited for long enough for the learners that it was to begin with."""
+        missing = self._core.missing_learners
+        if not missing or not self._registry.of_role(LEARNER):
+            self._waited_since = None
+            return None
+        now = time.monotonic()
+        if self._waited_since is None:
+            self._waited_since = now
+            text = f"waiting for {_counted(missing)}, for up to {self._patience:.0f} s"
+            self._progress.message(text, "info")
+        if now - self._waited_since < self._patience:
+            return None
+        text = f"{_counted(missing)} did not come within {self._patience:.0f} s: the run begins "
+        self._progress.message(text + "without, and takes them when they come", "warning")
+        return BeginWithFewer()
+
+    @property
+    def _newest(self) -> Version:
+        return Version(self._core.generation, self._core.weights_version.update)
+
+    def met(self, worker: Worker, formed: training_pb2.GroupFormed) -> PeersMet | None:
+        """A member says whether it can update with the others; None where that is no news.
+
+        Raises:
+            ValueError: it has not got what another one has.
+        """
+        if formed.generation != self._core.generation:
+            return None
+        if formed.peer_lost:
+            self.lost(formed.generation)
+            return None
+        generation, state_hash = self._agreed
+        if generation == formed.generation and state_hash != formed.state_hash:
+            raise ValueError("another state than that of the learners it is in a group with")
+        self._agreed = (formed.generation, formed.state_hash)
+        if worker.worker_id != self._core.members[0]:
+            return None
+        self._several = self._several or len(self._core.members) > 1
+        if self._several:
+            devices = self._registry.devices
+            named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
+            self._progress.message(f"learner group {formed.generation}: {named}", "info")
+        return PeersMet(formed.generation, formed.update)
+
+    def lost(self, generation: int) -> None:
+        """Members of this generation cannot update together."""
+        if generation == self._core.generation and self._lost is None:
+            self._lost = (generation, time.monotonic())
+
+    def to_meet_again(self) -> PeersLost | None:
+        """Learners lost each other, and none of them turned out to be gone: that would have been
+        told within a moment."""
+        if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
+            return None
+        generation, self._lost = self._lost[0], None
+        return PeersLost(generation)
+
+    def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
+        before = self._steps_before.get(worker_id, {})
+        self.steps[worker_id] = {
+            "trained": done.steps_trained + before.get("trained", 0),
+            "dropped": done.steps_dropped + before.get("dropped", 0),
+        }
+        if done.peer_lost:
+            self.lost(done.version.generation)
+
+    def _kept(self, worker_id: str, trained: int) -> None:
+        """Steps turned out to have been trained on by its process before this one."""
+        for books in (self.steps, self._steps_before):
+            books[worker_id] = {"dropped": 0, **books.get(worker_id, {})}
+            books[worker_id]["trained"] = books[worker_id].get("trained", 0) + trained
+
+    def left(self, learner: Worker) -> None:
+        """Its next process counts from zero."""
+        self._given.pop(learner, None)
+        self._steps_before[learner.worker_id] = self.steps.get(learner.worker_id, {})
+
+
+def _counted(missing: int) -> str:
+    return f"{missing} more learner{'s' * (missing > 1)}"

@@ -1,0 +1,133 @@
+"""The worker processes that a driver starts on its own host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from juggler.driver.config import DriverConfig
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, Door, EnvRunnerProgram
+from juggler.learner.process.program import LEARNER, LearnerProgram
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.processes import (
+    WorkerProgram,
+    forkserver_pid,
+    let_go_of_forkserver,
+    share_forkserver,
+)
+from juggler.runtime.actors.processor_time import seconds_used
+from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
+from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
+from juggler.runtime.actors.worker import Contact
+
+#: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
+#: has brought so many batches, again and again, is broken.
+_OF_ENV_RUNNERS = RestartPolicy(enough_uses=50)
+
+
+class LocalWorkers:
+    """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
+
+    They talk over Unix sockets in a directory of their own, which nobody else may enter.
+    """
+
+    def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
+        self._directory = HeldDirectory()
+        self._supervisor = Supervisor(events)
+        self._run_id = run_id
+        self._token = token
+        self._own_code = own_code
+        self._down: set[str] = set()
+        self._posts: set[str] = set()
+        self._shares = False  # the forkserver
+        self._timeout = 0.0  # seconds for a worker to reach the driver
+
+    @property
+    def driver_address(self) -> str:
+        return f"unix:{self._directory.path / 'driver.sock'}"
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    def start(self, config: DriverConfig, gateway: str = "") -> None:
+        """To be called in a thread that outlives the workers: they die with it.
+
+        Args:
+            config: how many.
+            gateway: where EnvRunners take simulators; "": they have environments.
+        """
+        door = Door(gateway) if gateway else None
+        self._timeout = config.worker_timeout_seconds
+        share_forkserver()
+        self._shares = True
+        policy = RestartPolicy()
+        for index in range(config.learners):
+            self._start(LEARNER, index, policy)
+        for index in range(config.num_env_runners):
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
+
+    def start_evaluator(self) -> None:
+        """As `start`, once there is something to evaluate. The second call does nothing."""
+        if f"{EVALUATOR}-0" not in self._posts:
+            self._start(EVALUATOR, 0, RestartPolicy())
+
+    def cpu_seconds(self) -> float:
+        """That the processes which run now have used so far, and the one that they come from."""
+        return seconds_used([*self._supervisor.pids().values(), forkserver_pid()])
+
+    def of_use(self, worker_id: str) -> None:
+        """It did what it is for; after enough of that its failures count from zero again."""
+        self._supervisor.of_use(worker_id)
+
+    def kill(self, worker_id: str, pid: int, after: float, abort: bool) -> None:
+        """See to it that this process is gone after so many seconds; see `Supervisor.kill`."""
+        self._supervisor.kill(worker_id, pid, after, abort)
+
+    def gave_up_on(self, worker_id: str) -> None:
+        """Its process stays down."""
+        self._down.add(worker_id)
+
+    def any_up(self, role: str) -> bool:
+        """Whether a process of this role runs or will run again."""
+        return any(post.startswith(f"{role}-") for post in self._posts - self._down)
+
+    def keep_failing(self, role: str) -> bool:
+        """Whether every process of this role has died twice or more without enough use."""
+        posts = [post for post in self._posts if post.startswith(f"{role}-")]
+        return bool(posts) and all(map(self._supervisor.keeps_failing, posts))
+
+    def directory_is_gone(self) -> str:
+        """For people, where somebody removed what a worker needs to start; else ""."""
+        if self._directory.is_there() and (not self._shares or multiprocessings_is_there()):
+            return ""
+        return f"the directory of this run's sockets in {self._directory.path.parent} was removed"
+
+    def close(self, grace: float) -> None:
+        self._supervisor.close(grace)
+        if self._shares:
+            self._shares = False
+            let_go_of_forkserver()
+        self._directory.remove()
+
+    def _start(
+        self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
+    ) -> None:
+        contact = Contact(
+            address=self.driver_address,
+            index=index,
+            token=self._token,
+            run_id=self._run_id,
+            local=True,
+            socket_dir=str(self._directory.path),
+            timeout=self._timeout,
+        )
+        program: EnvRunnerProgram | LearnerProgram
+        if role == LEARNER:
+            target = "juggler.learner.process.learner_worker:main"
+            program = LearnerProgram(contact, own_code=self._own_code)
+        else:
+            target = "juggler.envrunner.envrunner_worker:main"
+            program = EnvRunnerProgram(contact, role, self._own_code, door)
+        worker_id = f"{role}-{index}"
+        self._posts.add(worker_id)
+        self._supervisor.add(worker_id, WorkerProgram(target, program), policy)

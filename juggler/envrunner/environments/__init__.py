@@ -1,0 +1,1 @@
+"""Environments, one or many at once."""

@@ -1,0 +1,161 @@
+"""Environments in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, iterate
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
+from juggler.runtime.wire.trees import flatten, path_name
+
+_RETURNED = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
+
+
+class EnvironmentsInTurn(SyncVectorEnv):
+    """Gymnasium's SyncVectorEnv with a tenth less to do in every step.
+
+    It says which environment raised what. All arrays that it returns are its own memory, valid
+    until the next step, and of what environments say in their infos it keeps action masks alone.
+
+    Args:
+        functions: make one environment each.
+        autoreset_mode: of all environments.
+        name: of the environments, for people.
+
+    Raises:
+        EnvironmentFailed: in `reset` and `step`: an environment raised.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        autoreset_mode: AutoresetMode,
+        name: str,
+    ) -> None:
+        super().__init__(functions, copy=False, autoreset_mode=autoreset_mode)
+        self._name = name
+        # Observations of at least one dimension, one behind the other in the same memory.
+        self._one_by_one: NDArray[Any] | None = None
+        if isinstance(self._observations, np.ndarray) and self._observations.ndim > 1:
+            self._one_by_one = self._observations.reshape(-1, *self._observations.shape[2:])
+        self._over = [False] * self.num_envs  # episodes that ended in the last step
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those in options["reset_mask"], a bool array [N]."""
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        infos: dict[str, Any] = {}
+        for i in rows:
+            try:
+                self._env_obs[i], info = self.envs[i].reset(
+                    seed=None if seeds is None else seeds[i], options=options or None
+                )
+                kept = _kept(info)
+            except Exception as error:
+                raise self._failure(i, "reset", error) from None
+            self._over[i] = False
+            infos = self._add_info(infos, kept, i)
+        return self._together("reset"), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        observations, rewards, over = self._env_obs, self._rewards, self._over
+        terminated, truncated = self._terminations, self._truncations
+        terminated.fill(False)
+        truncated.fill(False)
+        infos: dict[str, Any] = {}
+        call, i = "step", 0
+        try:
+            each = zip(self.envs, iterate(self.action_space, actions), strict=True)
+            for i, (env, action) in enumerate(each):
+                if over[i] and next_step:
+                    over[i], rewards[i] = False, 0
+                    call = "reset"
+                    observations[i], info = env.reset()
+                    call = "step"
+                else:
+                    observations[i], rewards[i], ends, cut, info = env.step(action)
+                    if ends or cut:
+                        terminated[i], truncated[i], over[i] = ends, cut, True
+                        if same_step:
+                            final = {"final_obs": observations[i], "final_info": _kept(info)}
+                            infos = self._add_info(infos, final, i)
+                            call = "reset"
+                            observations[i], info = env.reset()
+                            call = "step"
+                if ACTION_MASK in info:
+                    infos = self._add_info(infos, _kept(info), i)
+        except Exception as error:
+            raise self._failure(i, call, error) from None
+        return self._together("step"), rewards, terminated, truncated, infos
+
+    def _together(self, call: str) -> Any:
+        """The observations of all environments."""
+        observations: list[Any] = self._env_obs
+        try:
+            if self._one_by_one is None:
+                return concatenate(self.single_observation_space, observations, self._observations)
+            np.concatenate(observations, out=self._one_by_one)
+        except Exception as error:
+            for i, observation in enumerate(observations):
+                if why := _misfit(self.single_observation_space, observation):
+                    raise EnvironmentFailed(self.name_of(i), call, why) from error
+            raise
+        return self._observations
+
+    def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
+        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if (raised_here and "unpack" in str(error)) or isinstance(error, _NoInfo):
+            why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
+            return EnvironmentFailed(self.name_of(index), call, why)
+        return EnvironmentFailed.during(self.name_of(index), call, error)
+
+    def name_of(self, index: int) -> str:
+        """Of one environment, for people."""
+        return f"environment {index} ({self._name})"
+
+
+class _NoInfo(TypeError):
+    """What should be the info is none, as where an observation of two numbers came alone."""
+
+
+def _kept(info: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise _NoInfo(f"its info is of type {type(info).__name__}")
+    return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
+
+
+def _misfit(space: gymnasium.Space[Any], observation: Any) -> str:
+    """For people: why an observation cannot be one of the space; empty: nothing is to be seen."""
+    try:
+        arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
+    except Exception as error:
+        return f"its observation has not the parts of {space}: {type(error).__name__}: {error}"
+    for path, leaf in space_leaves(space):
+        array, dtype = arrays[path], np.dtype(leaf.dtype)
+        if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            part = f" at {path_name(path)}" if path else ""
+            return (
+                f"its observation{part} is {array.dtype} of shape {list(array.shape)}, where its "
+                f"observation_space says {leaf}"
+            )
+    return ""

@@ -1,0 +1,189 @@
+"""Videos of episodes, as environments show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
+from juggler.envrunner.environments.naming import EnvironmentFactory, find
+from juggler.runtime.installing import installing
+
+Env = gymnasium.Env[Any, Any]
+Image = NDArray[np.uint8]
+
+_RENDERING = {"render_mode": "rgb_array"}
+
+
+def recorded(
+    config: EnvRunnerConfig, factory: EnvironmentFactory | None, directory: Path, episodes: int
+) -> tuple[Callable[..., Env], list[Path]]:
+    """What makes the same environments one by one, such that they record what is played in them.
+
+    Args:
+        config: which environments, and how many.
+        factory: makes them, instead of what `config.env` names.
+        directory: for the videos; made where it is missing.
+        episodes: how many are to be recorded, of all environments together.
+
+    Returns:
+        Makes environments 0, 1, … in that order; and the videos that there will be, by environment
+        and then by time.
+
+    Raises:
+        ValueError: the environment shows no pictures, or a package is missing; says what to do.
+    """
+    shares = [
+        [directory / f"environment-{i}-episode-{k}.mp4" for k in range(len(share))]
+        for i in range(config.envs_per_runner)
+        if (share := range(i, episodes, config.envs_per_runner))
+    ]
+    if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
+        raise ValueError(f"env {config.env!r} is elsewhere and shows no pictures here")
+    source = factory or find(config.env)
+    name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)
+    makes = _Recording(source, name, config.env_kwargs, shares)
+    directory.mkdir(parents=True, exist_ok=True)
+    return makes, [path for share in shares for path in share]
+
+
+class _Recording:
+    """Makes environments that record. The first is made at once, to see whether it can."""
+
+    def __init__(
+        self,
+        source: EnvSpec | EnvironmentFactory,
+        name: str,
+        env_kwargs: dict[str, Any],
+        shares: list[list[Path]],
+    ) -> None:
+        try:
+            import imageio_ffmpeg
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"a video needs the package {error.name}: {installing('video')}"
+            ) from error
+        self._write: Callable[..., Generator[None, bytes | None, None]]
+        self._write = imageio_ffmpeg.write_frames
+        self._source, self.__qualname__ = source, name
+        self._shares = iter(shares)
+        self._first: Env | None = self._make(**env_kwargs)
+        _check(self._first, name)
+
+    def __call__(self, **env_kwargs: Any) -> Env:
+        env, self._first = self._first, None
+        return Recorded(env or self._make(**env_kwargs), next(self._shares), self._write)
+
+    def _make(self, **env_kwargs: Any) -> Env:
+        arguments = {**env_kwargs, **_RENDERING}
+        try:
+            if isinstance(self._source, EnvSpec):
+                return gymnasium.make(self._source, disable_env_checker=True, **arguments)
+            made = self._source(**arguments)
+        except Exception as error:
+            raise ValueError(
+                f"a video of {self.__qualname__}: it cannot be made with "
+                f"render_mode='rgb_array': {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(made, gymnasium.Env):
+            made.close()
+            raise ValueError(
+                f"a video of {self.__qualname__}: it makes a {type(made).__name__}, and single "
+                "environments are what can be recorded"
+            )
+        return made
+
+
+class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose first episodes become videos, written while they are played.
+
+    Args:
+        env: renders RGB images.
+        paths: of the videos, one for each episode that is to be recorded.
+        write: imageio_ffmpeg.write_frames
+    """
+
+    def __init__(
+        self, env: Env, paths: list[Path], write: Callable[..., Generator[None, bytes | None, None]]
+    ) -> None:
+        super().__init__(env)
+        self._paths = list(paths)
+        self._write_frames = write
+        self._fps = float(env.metadata.get("render_fps", 30))
+        self._first: Image | None = None
+        self._video: Generator[None, bytes | None, None] | None = None
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        self._stop()
+        observation, info = self.env.reset(**arguments)
+        # An episode is one from its first step on: who only looks resets as well.
+        self._first = self._image() if self._paths else None
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._first is not None:
+            self._start(self._first)
+            self._first = None
+        if self._video is not None:
+            self._video.send(self._image().tobytes())
+            if terminated or truncated:
+                self._stop()
+        return observation, reward, bool(terminated), bool(truncated), info
+
+    def close(self) -> None:
+        self._stop()
+        super().close()
+
+    def _image(self) -> Image:
+        return np.ascontiguousarray(self.env.render())  # [H, W, 3]
+
+    def _start(self, image: Image) -> None:
+        height, width, _ = image.shape
+        self._video = self._write_frames(
+            str(self._paths.pop(0)),
+            (width, height),
+            fps=self._fps,
+            macro_block_size=2,  # what its encoding needs: an odd side gets one more row
+            ffmpeg_log_level="error",
+        )
+        self._video.send(None)
+        self._video.send(image.tobytes())
+
+    def _stop(self) -> None:
+        if self._video is not None:
+            self._video.close()
+            self._video = None
+
+
+def _check(env: Env, name: str) -> None:
+    """
+    Raises:
+        ValueError: the environment shows no pictures.
+    """
+    try:
+        env.reset()
+        image: Any = env.render()
+    except Exception as error:
+        env.close()
+        raise ValueError(
+            f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
+        ) from error
+    what = f"{type(image).__name__}"
+    if isinstance(image, np.ndarray):
+        what = f"{image.dtype} of shape {list(image.shape)}"
+        if image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
+            return
+    env.close()
+    raise ValueError(
+        f"a video of {name}: it does not render: with render_mode='rgb_array' its render() must "
+        f"return uint8 [H, W, 3], and returned {what}"
+    )

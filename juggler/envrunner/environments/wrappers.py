@@ -1,0 +1,78 @@
+"""Wrappers around each environment, named in a config. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
+
+from juggler.envrunner.environments.naming import Env, EnvironmentFactory
+from juggler.runtime.nearest import nearest
+
+
+def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
+    """What a config's `env_wrappers` say, as Gymnasium puts it.
+
+    Args:
+        pieces: from the innermost to the outermost, each the name of one of `gymnasium.wrappers`,
+            "module:Class", or a table with one of these under "use" and the options it is made
+            with.
+
+    Raises:
+        ValueError: one of them is none of these.
+    """
+    return tuple(map(_spec, pieces))
+
+
+def wrapped(
+    source: EnvSpec | EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]
+) -> EnvSpec | EnvironmentFactory:
+    """What makes the same environments with wrappers around each."""
+    if not wrappers:
+        return source
+    if isinstance(source, EnvSpec):
+        added = (*source.additional_wrappers, *wrappers)
+        return dataclasses.replace(source, additional_wrappers=added)
+    return _WrappedFactory(source, wrappers)
+
+
+class _WrappedFactory:
+    def __init__(self, make: EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]) -> None:
+        self._make, self._wrappers = make, wrappers
+        self.__qualname__ = getattr(make, "__qualname__", type(make).__name__)
+
+    def __call__(self, **env_kwargs: Any) -> Env:
+        env: Any = self._make(**env_kwargs)
+        if not isinstance(env, gymnasium.Env):
+            env.close()
+            raise ValueError(
+                f"env_wrappers go around single environments, and {self.__qualname__} makes a "
+                f"{type(env).__name__}: let it wrap its own"
+            )
+        for wrapper in self._wrappers:
+            env = load_env_creator(wrapper.entry_point)(env=env, **wrapper.kwargs or {})
+        wrapped_env: Env = env
+        return wrapped_env
+
+
+def _spec(piece: object) -> WrapperSpec:
+    options = dict(piece) if isinstance(piece, Mapping) else {"use": piece}
+    use = options.pop("use", None)
+    if not isinstance(use, str) or not use:
+        raise ValueError(
+            f"env_wrappers: a wrapper is a name, or a table that has one under 'use': not {piece!r}"
+        )
+    if ":" not in use:
+        if use not in gymnasium.wrappers.__all__:
+            raise ValueError(
+                f"env_wrappers: gymnasium.wrappers has no {use!r}"
+                f"{nearest(use, gymnasium.wrappers.__all__)}; one of your own is named as "
+                "'package.module:Class'"
+            )
+        use = f"gymnasium.wrappers:{use}"
+    # Files and command lines have no tuples, and Gymnasium's wrappers want them for shapes.
+    arguments = {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
+    return WrapperSpec(use.rpartition(":")[2], use, arguments)

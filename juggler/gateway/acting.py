@@ -1,0 +1,308 @@
+"""The policy that acts for whoever asks at the moment."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.envrunner.environments.seeding import noise_seed
+from juggler.envrunner.log_probabilities import require_log_probabilities
+from juggler.gateway.memory import grown, put, room_for, take
+from juggler.runtime.connectors.acting_graph import ActingGraph
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTIONS,
+    CONNECTOR_STATES,
+    MODULE_STATE,
+    OBSERVATIONS,
+    STATES,
+)
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import (
+    initial_states,
+    load_weights,
+    one_step,
+    restarted,
+    weights_of,
+)
+from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+class GatheredPolicy:
+    """A module that acts on any B of S environments at a time, and what it remembers of each.
+
+    S is 1 until `grow` is called.
+
+    Args:
+        module: as `BehaviourPolicy` has it.
+        connectors: contexts among them add what came before.
+        module_to_env: makes what simulators get of what was chosen.
+        seed: of the noise.
+
+    Attributes:
+        blank_inputs: a row [D] of what the module says of an observation, zeros.
+
+    Raises:
+        ValueError: it says nothing of what distribution its actions are.
+    """
+
+    def __init__(
+        self,
+        module: RLModule,
+        connectors: EnvToModule,
+        module_to_env: ModuleToEnv,
+        seed: int,
+    ) -> None:
+        self._module = module.eval()
+        self._weights = weights_of(module)
+        self._env_to_module = connectors
+        self._contexts = _Contexts(connectors)
+        self._module_to_env = module_to_env
+        self._generator = torch.Generator()
+        self.seed(seed)
+        self._initial = initial_states(module, 1)  # [1, ...]
+        self._remembers = bool(self._initial)
+        like = tree_map(lambda state: state.numpy(), self._initial)
+        self._states = room_for(like, 1)  # [S, ...] before the next step
+        self._before = room_for(like, 1)  # [S, ...] before the last one
+        outputs = self._outputs_for_nothing()
+        self._draws = ACTIONS not in outputs
+        require_log_probabilities(module, ACTION_DIST_INPUTS in outputs)
+        self._distribution = module.action_distribution()
+        self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of what is chosen."""
+        return self._module_to_env.action_space
+
+    def graph(self, observation_space: Space[Any], action_space: Space[Any]) -> ActingGraph:
+        """A copy, for spaces of simulators, to be exported.
+
+        Raises:
+            ValueError: something in it cannot be.
+            NotImplementedError: the same.
+        """
+        return ActingGraph(
+            deepcopy(self._module),
+            self._env_to_module,
+            self._module_to_env,
+            observation_space,
+            action_space,
+            explores=True,
+        )
+
+    def constants(self) -> dict[str, NDArray[Any]]:
+        """What of the graph changes while a run goes on, by its names there; a view."""
+        weights = {f"module.{name}": tensor.numpy() for name, tensor in self._weights.items()}
+        return {**weights, **self._env_to_module.numbers()}
+
+    def seed(self, seed: int) -> None:
+        """Start the noise anew."""
+        self._generator.manual_seed(noise_seed(seed))
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more environments."""
+        self._states, self._before = grown(self._states, capacity), grown(self._before, capacity)
+        self._contexts.grow(capacity)
+
+    def load(self, weights: Tree) -> None:
+        """
+        Raises:
+            ValueError: they are another module's.
+        """
+        load_weights(self._weights, weights)
+        self._initial = initial_states(self._module, 1)  # it may be learned
+
+    def act(
+        self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
+    ) -> tuple[Any, Any, NDArray[np.float32]]:
+        """Choose the actions of some environments.
+
+        Args:
+            observations: a tree of arrays [B, ...], as batches hold them.
+            places: [B] of the environments, none of them twice.
+            first: [B] which observations are the first of an episode.
+
+        Returns:
+            What simulators get, a tree or value as Gymnasium wants it; what was chosen, a tree
+            [B, ...]; and the inputs [B, D] of its distribution. The memory of none is used again.
+        """
+        seen = self._contexts.see(observations, places, first)
+        with torch.inference_mode():
+            tensors = tree_map(torch.from_numpy, seen)  # [B, ...]
+            if self._remembers:
+                outputs = self._step_on(tensors, places, first)
+            else:
+                outputs = self._module.forward_exploration({OBSERVATIONS: tensors})
+            inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
+            if self._draws:
+                noise = self._distribution.draw_noise((len(places),), self._generator)  # [B, M]
+                actions = self._distribution(inputs).sample(noise)  # [B, ...]
+            else:
+                actions = outputs[ACTIONS]  # [B, ...]
+        chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
+        self._contexts.chose(chosen, places)
+        sent = self._module_to_env(tree_map(np.copy, chosen))
+        return sent, chosen, inputs.float().numpy()
+
+    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
+        """What the last actions of some environments led to: rewards [B]."""
+        self._contexts.rewarded(places, rewards)
+
+    def follow(
+        self,
+        place: int,
+        observations: Any,
+        actions: Any,
+        rewards: NDArray[np.float32],
+        first: bool,
+    ) -> dict[str, Tree]:
+        """Remember steps that somebody else took -> what was known before them, as
+        `states_before`.
+
+        Args:
+            place: of the environment.
+            observations: [L, ...] before each step, as batches hold them.
+            actions: [L, ...] chosen there.
+            rewards: [L]
+            first: the first of them begins an episode.
+        """
+        states: dict[str, Tree] = {}
+        if not (self._remembers or self._contexts.any):
+            return states
+        places, seen = np.array([place]), []
+        for t in range(len(rewards)):
+            now = slice(t, t + 1)
+            begins = np.array([first and t == 0])
+            seen.append(self._contexts.see(take(observations, now), places, begins))
+            if t == 0 and self._contexts.any:
+                states[CONNECTOR_STATES] = self._contexts.of(places)
+            self._contexts.chose(take(actions, now), places)
+            self._contexts.rewarded(places, rewards[now])
+        if self._remembers:
+            kept = tree_map(lambda each: torch.from_numpy(each[places]), self._states)  # [1, ...]
+            kept = restarted(kept, self._initial, torch.tensor([first]))  # [1, ...]
+            states[MODULE_STATE] = tree_map(Tensor.numpy, kept)
+            sequence = tree_map(
+                lambda *steps: torch.from_numpy(np.concatenate(steps)[None]), *seen
+            )  # [1, L, ...]
+            with torch.inference_mode():
+                outputs = self._module.forward_exploration({OBSERVATIONS: sequence, STATES: kept})
+            put(self._states, places, tree_map(Tensor.numpy, outputs[STATES]))
+        return states
+
+    def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:
+        """What was known of environments [B] before their last step, as `EpisodeBatch.states` has
+        it."""
+        states: dict[str, Tree] = {}
+        if self._remembers:
+            states[MODULE_STATE] = take(self._before, places)
+        if self._contexts.any:
+            states[CONNECTOR_STATES] = self._contexts.of(places)
+        return states
+
+    def log_probabilities(self, inputs: NDArray[np.float32], actions: Tree) -> NDArray[np.float32]:
+        """Of actions [N, T, ...] that were chosen with inputs [N, T, D] -> [N, T]."""
+        with torch.inference_mode():
+            chosen = tree_map(torch.from_numpy, actions)  # [N, T, ...]
+            logp = self._distribution(torch.from_numpy(inputs)).log_prob(chosen)  # [N, T]
+            return logp.float().contiguous().numpy()
+
+    def why_not_finite(self, inputs: NDArray[np.float32]) -> str:
+        """For people: what is wrong with inputs [D]; "": nothing by itself."""
+        return self._distribution.why_not_finite(torch.from_numpy(inputs))
+
+    def _step_on(
+        self, tensors: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
+    ) -> dict[str, Any]:
+        states = tree_map(lambda kept: torch.from_numpy(kept[places]), self._states)  # [B, ...]
+        states = restarted(states, self._initial, torch.from_numpy(first))  # [B, ...]
+        put(self._before, places, tree_map(Tensor.numpy, states))
+        outputs, after = one_step(self._module.forward_exploration, tensors, states)
+        put(self._states, places, tree_map(Tensor.numpy, after))
+        return outputs
+
+    def _outputs_for_nothing(self) -> dict[str, Any]:
+        """What the module returns, from a pass over the least observations there are."""
+        blank = zeros(self._module.observation_space, (1,))
+        tensors = tree_map(torch.from_numpy, blank)  # [1, ...]
+        with torch.inference_mode():
+            if self._remembers:
+                return one_step(self._module.forward_exploration, tensors, self._initial)[0]
+            return self._module.forward_exploration({OBSERVATIONS: tensors})
+
+
+def policy_in(frame: FrameType | None) -> str:
+    """For people: what a thread of a gateway does, from its innermost frame."""
+    while frame is not None:
+        if frame.f_code is GatheredPolicy.act.__code__:
+            return f"inference by {type(frame.f_locals['self']._module).__name__}"
+        frame = frame.f_back
+    return "the gateway"
+
+
+class _Contexts:
+    """What context connectors know of S environments, which are not in step.
+
+    Their memory is taken when the first of them acts: shapes are not known before.
+    """
+
+    def __init__(self, connectors: EnvToModule) -> None:
+        self._connectors = connectors.contexts
+        self._capacity = 1
+        self._contexts: dict[str, Any] = {}  # [S, ...] of the last step that was seen
+        self._seen: dict[str, Any] = {}  # [S, ...] what each connector was given then
+        self._chosen: Any = None  # [S, ...]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._connectors)
+
+    def grow(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._contexts, self._seen = grown(self._contexts, capacity), grown(self._seen, capacity)
+        self._chosen = None if self._chosen is None else grown(self._chosen, capacity)
+
+    def see(self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]) -> Any:
+        """What the module sees [B, ...]."""
+        begin = np.flatnonzero(first)
+        for name, connector in self._connectors.items():
+            if name not in self._contexts:
+                self._seen[name] = room_for(observations, self._capacity)
+                self._contexts[name] = room_for(connector.initial(observations), self._capacity)
+            put(self._seen[name], places, observations)
+            if len(begin):
+                fresh = connector.initial(take(observations, begin))
+                put(self._contexts[name], places[begin], fresh)
+            observations = connector(observations, take(self._contexts[name], places))
+        return observations
+
+    def chose(self, actions: Any, places: NDArray[np.intp]) -> None:
+        if self._connectors:
+            if self._chosen is None:
+                self._chosen = room_for(actions, self._capacity)
+            put(self._chosen, places, actions)
+
+    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
+        for name, connector in self._connectors.items():
+            after = connector.advance(
+                take(self._contexts[name], places),
+                take(self._seen[name], places),
+                take(self._chosen, places),
+                rewards,
+            )
+            put(self._contexts[name], places, after)
+
+    def of(self, places: NDArray[np.intp]) -> dict[str, Tree]:
+        return {name: take(self._contexts[name], places) for name in self._connectors}

@@ -1,0 +1,295 @@
+"""The gateway's desk: what simulators say comes in, actions and batches go out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from google.protobuf.message import DecodeError
+
+from juggler.gateway.clock import Clock
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.local_desk import LocalDesk
+from juggler.gateway.player import Acted
+from juggler.gateway.reception import DeskSettings, Reception, Work
+from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
+from juggler.gateway.steps import Steps, read_steps
+from juggler.gateway.transport import GatewayStream, Transport
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_SWEEP_SECONDS = 0.25
+#: Who waits longer than this for an action is told so.
+_TELL_SECONDS = 1.0
+
+
+class Desk:
+    """Acts in turns: on whatever came since the last one, at once, in the transport's thread; where
+    nothing came and something is due all the same, in that of a clock.
+
+    Args:
+        transport: carries what simulators say and are told.
+        work: see `Work`.
+        settings: see there.
+        failed: called with what ended it, where something did.
+        busy: a context of whatever may hang.
+
+    Attributes:
+        seconds: where its time went.
+        counted: inferences; the rows and batches of steps in them, and for how many seconds those
+            batches had waited, all together.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        work: Work,
+        settings: DeskSettings,
+        failed: Callable[[BaseException], None],
+        busy: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._transport, self._work, self._settings = transport, work, settings
+        self._failed, self._busy = failed, busy
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.counted: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+        self._clock = Clock(self._strikes)
+        self._counts: Counter[str] = Counter()
+        self._reception = Reception(work, settings, self._counts)
+        self._local = LocalDesk(self._reception, self.wake)
+        self._arrivals: list[Steps] = []
+        self._leaving: list[Session] = []
+        self._news = False
+        self._began = 0.0  # to take in what comes, seconds
+        self._next_sweep = 0.0
+        self._waiting_since: float | None = None  # for somebody who asks for samples
+        self._over = False
+
+    def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
+        """As `Transport.start`."""
+        bound = self._transport.start(self, address, tls, insecure)
+        self._clock.start()
+        self.wake()
+        return bound
+
+    def wake(self) -> None:
+        """There is something new for `Work.go_on`. May be called in any thread."""
+        self._clock.within(0.0)
+
+    def close(self, reason: str) -> None:
+        """Tell all simulators, and end."""
+        self._clock.close()
+        with self._lock:
+            self._over = True
+            for session in self._reception.sessions.by_id.values():
+                error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
+                self._reception.last_word(session, error)
+        self._transport.close()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """One thread at a time. Whatever goes wrong ends the desk."""
+        with self._lock, self._busy():
+            self._began = time.perf_counter()
+            try:
+                yield
+            except BaseException as error:  # the process ends for it
+                self._over = True
+                self._failed(error)
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        if self._over or not self._news:
+            return
+        self.seconds["messages"] += time.perf_counter() - self._began
+        if self._arrivals and (wait := self._worth_waiting()):
+            self._clock.within(wait)
+        else:
+            self._take_turn()
+
+    def _strikes(self) -> None:
+        with self.at_work():
+            self._news = True  # and yet steps may be waiting for those of others
+            self.turn()
+
+    def _worth_waiting(self) -> float:
+        """Seconds, for steps of others that may come."""
+        enough = min(self._settings.max_batch, len(self._reception.sessions.by_id))
+        if not self._settings.max_wait or len(self._arrivals) >= enough:
+            return 0.0
+        waited = time.perf_counter() - self._arrivals[0].arrived
+        return max(0.0, self._settings.max_wait - waited)
+
+    def _take_turn(self) -> None:
+        self._news = False
+        self._take_in()
+        self._act()
+        self._work.go_on()
+        self._act()  # what was asked for just now
+        if self._reception.player is not None:
+            self._local.go_on(self._work.wanted())
+            self._work.go_on()
+        self._sweep()
+        self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
+
+    def _take_in(self) -> None:
+        began = time.perf_counter()
+        arrivals, self._arrivals = self._arrivals, []
+        if arrivals:
+            self.seconds["gathering"] += began - arrivals[0].arrived
+            assert self._reception.player is not None
+            for steps, refusal in self._reception.player.arrive(arrivals):
+                self._reception.fail(steps.session, refusal)
+        leaving, self._leaving = self._leaving, []
+        for session in leaving:
+            if session.stream is not None:
+                session.stream.close()
+            self._reception.close(session)
+        self.seconds["messages"] += time.perf_counter() - began
+
+    # -- what streams say -----------------------------------------------------------------------
+
+    def said(self, stream: GatewayStream, message: bytes) -> None:
+        if self._over:
+            return
+        self._news = True
+        try:
+            self._message(stream, message)
+        except SessionError as error:
+            self._reception.end(stream, error, self._arrivals)
+
+    def gone(self, stream: GatewayStream) -> None:
+        session = stream.session
+        if session is not None and session.stream is stream:
+            session.vanishes()
+
+    def info(self) -> bytes:
+        return self._info().SerializeToString()
+
+    def _message(self, stream: GatewayStream, raw: bytes) -> None:
+        session = stream.session
+        try:
+            message = pb.FromSimulator.FromString(raw)
+        except DecodeError:
+            text = "bytes that are no FromSimulator of simulator.proto"
+            raise SessionError(Code.BAD_MESSAGE, text) from None
+        kind = message.WhichOneof("message")
+        if session is None:
+            if kind != "hello":
+                text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
+                raise SessionError(Code.EXPECTED_HELLO, text)
+            return self._reception.hello(stream, message.hello)
+        if session.stream is not stream:
+            return None  # another stream goes on with the session
+        match kind:
+            case "steps":
+                self._steps(session, message.steps)
+            case "goodbye":
+                self._leaving.append(session)  # when what it has just said is taken
+            case "hello":
+                text = "a second hello on one stream: open another stream for another session"
+                raise SessionError(Code.SECOND_HELLO, text)
+            case "recording":
+                self._local.recording(session, message.recording)
+            case "policy":
+                self._local.policy(session)
+            case _:
+                raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
+
+    def _steps(self, session: Session, batch: pb.StepBatch) -> None:
+        session.must_be(pb.REMOTE_INFERENCE)
+        answer = session.receives(batch.seq)
+        if answer is not None:
+            if answer and session.stream is not None:
+                session.stream.send(answer)
+            return
+        assert self._reception.player is not None
+        steps = read_steps(session, batch, self._reception.player.layout)
+        for at in (*steps.terminated, *steps.truncated):
+            session.acted[steps.environments[at]] = 0
+        session.asks(steps.environments)
+        self._arrivals.append(steps)
+
+    # -- what they are told ---------------------------------------------------------------------
+
+    def _act(self) -> None:
+        player = self._reception.player
+        while player is not None and player.waiting:
+            started = time.perf_counter()
+            answers = player.act(self._work.wanted(), self._settings.max_batch)
+            if not answers:
+                return
+            for answer in answers:
+                self._answer(answer)
+                self.counted["waited_seconds"] += started - answer.steps.arrived
+                self.counted["inferred_rows"] += answer.steps.rows
+            self.seconds["inference"] += time.perf_counter() - started
+            self.counted["inferences"] += 1
+            self.counted["inferred_batches"] += len(answers)
+
+    def _answer(self, answer: Acted) -> None:
+        steps = answer.steps
+        session = steps.session
+        session.acts(steps.environments)
+        for at in steps.paused:
+            session.acted[steps.environments[at]] = 0
+        session.told_to_wait = False
+        message = self._reception.answers.message(
+            steps.seq, steps.rows, answer.actions, answer.version
+        )
+        session.answers(steps.seq, message)
+
+    def _sweep(self) -> None:
+        """What is to be done every now and then."""
+        now = time.monotonic()
+        if self._reception.player is None or now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_SECONDS
+        self._reception.player.environments.hand_in_stalled()
+        self._reception.player.recorder.hand_in_stalled()
+        for session in self._reception.sessions.overdue():
+            self._reception.close(session)
+            self._counts["sessions_lost"] += 1
+        waiting = {steps.session for steps in self._reception.player.waiting}
+        waiting |= {recording.session for recording in self._reception.player.recorder.waiting}
+        self._waiting_since = (self._waiting_since or now) if waiting else None
+        if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
+            self._tell(waiting)
+
+    def _tell(self, waiting: set[Session]) -> None:
+        text = "nobody asks for samples now; answers come as soon as somebody does"
+        notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+        message = pb.ToSimulator(notice=notice).SerializeToString()
+        for session in waiting:
+            if session.stream is not None and not session.told_to_wait:
+                session.stream.send(message)
+                session.told_to_wait = True
+
+    def _info(self) -> pb.Info:
+        info = pb.Info(
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            run_id=self._settings.run_id,
+            modes=[m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged],
+            counts=self.counts(),
+        )
+        if self._reception.player is not None:
+            info.agents.append(self._reception.agent)
+        return info
+
+    def counts(self) -> dict[str, float]:
+        """What has happened so far, by name."""
+        counts: dict[str, float] = {**self._counts, **self.counted}
+        counts["sessions"] = len(self._reception.sessions.by_id)
+        if self._reception.player is not None:
+            counts.update(self._reception.player.environments.counts)
+            counts["environments"] = len(self._reception.player.environments)
+            counts["steps_waiting"] = len(self._reception.player.waiting)
+            counts["recorded_steps_waiting"] = self._reception.player.recorder.steps_waiting
+        if inferences := self.counted["inferences"]:
+            counts["rows_per_inference"] = self.counted["inferred_rows"] / inferences
+        return counts

@@ -1,0 +1,174 @@
+"""How observations come in and actions go out: arrays of rows, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.legal_actions import LegalActions, other_number
+from juggler.gateway.errors import Code, SessionError
+from juggler.runtime.connectors.leaves import at
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.dtypes import dtype_to_number
+from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+
+class Leaf:
+    """One array of a space: where it is, and what one row of it takes."""
+
+    def __init__(self, path: Path, space: Space[Any]) -> None:
+        self.path = path
+        self.space = space
+        assert space.dtype is not None
+        assert space.shape is not None
+        self.dtype = np.dtype(space.dtype).newbyteorder("<")
+        self.shape = space.shape
+        self.row_bytes = self.dtype.itemsize * prod(self.shape)
+        self.number = dtype_to_number(self.dtype)
+
+
+class Layout:
+    """The arrays of a space on the wire.
+
+    Args:
+        space: of observations or of actions.
+
+    Raises:
+        UnsupportedSpace: nobody encodes it.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.leaves = [Leaf(path, leaf) for path, leaf in space_leaves(space)]
+        self._places = {leaf.path: place for place, leaf in enumerate(self.leaves)}
+        self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
+
+    def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
+        """The bytes of each leaf, in order.
+
+        Args:
+            tensors: from the network.
+            rows: that they must have.
+            what: they are, for people.
+
+        Raises:
+            SessionError: an array is missing, unknown, or not what the space says.
+        """
+        found: list[bytes] = [b""] * len(self.leaves)
+        if len(tensors) != len(self.leaves):
+            named = [path_name(leaf.path) for leaf in self.leaves]
+            raise SessionError(
+                Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
+            )
+        for tensor in tensors:
+            place = self._places.get(tuple(tensor.path))
+            if place is None or found[place]:
+                kind = "unknown" if place is None else "sent twice"
+                raise SessionError(
+                    Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
+                )
+            leaf, data = self.leaves[place], tensor.data
+            given, expected = tuple(tensor.shape), (rows, *leaf.shape)
+            if given != expected or tensor.dtype != leaf.number:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: dtype {tensor.dtype} and shape "
+                    f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
+                    f"{list(expected)}, as the space says",
+                )
+            if len(data) != rows * leaf.row_bytes:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: {len(data)} bytes, and a shape of "
+                    f"{list(expected)} takes {rows * leaf.row_bytes}",
+                )
+            found[place] = data
+        return found
+
+    def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
+        """The arrays [rows, ...] of several batches, one behind the other, in memory of its own."""
+        arrays = []
+        for place, leaf in enumerate(self.leaves):
+            joined = bytearray().join([raw[place] for raw in raws])
+            if leaf.dtype == np.bool_:
+                array = np.frombuffer(joined, np.uint8) != 0
+            else:
+                array = np.frombuffer(joined, leaf.dtype)
+            arrays.append(array.reshape(rows, *leaf.shape))  # [rows, ...]
+        return self._skeleton.fill(arrays)
+
+
+class ValueChecks:
+    """That observations hold nothing that would break the policy or what learns from them.
+
+    Args:
+        observation_space: of one observation, with its action mask where there is one.
+        action_space: of one action.
+
+    Raises:
+        ValueError: masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self._counted = [
+            (path, *_range(leaf))
+            for path, leaf in space_leaves(observation_space)
+            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
+        ]
+        self._legal = LegalActions.of(observation_space, action_space, "a session")
+
+    def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
+        """The first row of [rows, ...] with something wrong, and what; None: all are right.
+
+        Args:
+            observations: a tree of arrays.
+            masks: whether there has to be something to do.
+        """
+        for path, array in flatten(observations):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = _first(np.isfinite(array))
+                return row, _not_finite(f"the observation{_at(path)}")
+        for path, low, high in self._counted:
+            array = at(observations, path)
+            within = (array >= low) & (array <= high)  # [rows, ...]
+            if not within.all():
+                value = array[_first(within)]
+                text = f"the observation{_at(path)} is {value}, which its space does not have"
+                return _first(within), SessionError(Code.WRONG_SHAPE, text)
+        if self._legal is None or not masks:
+            return None
+        given = at(observations, (ACTION_MASK,))
+        if found := other_number(given):
+            (row, *_), what = found
+            return row, SessionError(Code.NO_LEGAL_ACTION, what)
+        for _, legal in self._legal.somewhere(given):
+            if not legal.all():
+                text = "its action mask allows no action: end the episode instead"
+                return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
+        return None
+
+
+def _range(space: Any) -> tuple[Any, Any]:
+    """The least and the greatest value."""
+    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return space.start, space.start + count - 1
+
+
+def _first(good: NDArray[np.bool_]) -> int:
+    """The first row [rows, ...] that is not all good."""
+    return int(good.reshape(len(good), -1).all(1).argmin())
+
+
+def _not_finite(what: str) -> SessionError:
+    text = f"{what} is NaN or infinite: the simulator must give finite numbers"
+    return SessionError(Code.NOT_FINITE, text)
+
+
+def _at(path: Path) -> str:
+    return f" at {path_name(path)}" if path else ""

@@ -1,0 +1,132 @@
+"""The desk of those who act for themselves: recordings come in, policies go out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.player import Player
+from juggler.gateway.reception import Reception
+from juggler.gateway.recordings import Recording
+from juggler.gateway.sessions import Session
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+#: What is held for learners that do not ask for it, in bytes of messages.
+_MOST_WAITING_BYTES = 1 << 30
+
+
+class LocalDesk:
+    """A part of `Desk`, to be used while that is at work.
+
+    Args:
+        reception: knows the sessions.
+        wake: have `go_on` called soon; from any thread.
+    """
+
+    def __init__(self, reception: Reception, wake: Callable[[], None]) -> None:
+        self._reception, self._wake = reception, wake
+        self._asking: list[Session] = []  # for a policy
+        self._told = Version(0, 0)  # of which everybody knows
+
+    def recording(self, session: Session, message: pb.Recording) -> None:
+        """
+        Raises:
+            SessionError: its session may not say that.
+        """
+        session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+        answer = session.receives(message.seq)
+        if answer is not None:
+            if answer and session.stream is not None:
+                session.stream.send(answer)
+            return
+        player = self._player
+        recording = player.reader.read(session, message)
+        self._must_be_known(player, recording)
+        recording.bytes = message.ByteSize()
+        if player.recorder.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
+            text = "more recordings wait than the gateway can hold: send smaller ones"
+            raise SessionError(Code.FULL, text, message.seq, retryable=True)
+        ended = recording.terminated or recording.truncated
+        session.acted[recording.environment] = 0 if ended else 1
+        player.recorder.arrive(recording)
+
+    def policy(self, session: Session) -> None:
+        """
+        Raises:
+            SessionError: its session may not ask for one.
+        """
+        session.must_be(pb.LOCAL_INFERENCE)
+        self._player.publisher.begin(self._wake)
+        if session not in self._asking:
+            self._asking.append(session)
+
+    def go_on(self, wanted: int) -> None:
+        """Answer what can be answered.
+
+        Args:
+            wanted: rows that may be begun.
+        """
+        player = self._reception.player
+        if player is None:
+            return
+        newest = _message(player.version)
+        for recording in player.recorder.go_on(wanted) if player.recorder.waiting else ():
+            recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
+            message = pb.ToSimulator(recorded=recorded).SerializeToString()
+            recording.session.told_to_wait = False
+            recording.session.answers(recording.seq, message)
+        if player.version == Version(0, 0):
+            return  # there are no weights yet
+        if self._asking and (player.publisher.ready or player.publisher.failure):
+            asking, self._asking = self._asking, []
+            for session in asking:
+                self._give_policy(player, session)
+        if player.version != self._told:
+            self._told = player.version
+            self._announce(newest)
+
+    def _give_policy(self, player: Player, session: Session) -> None:
+        stream = session.stream
+        if stream is None:
+            return  # whoever comes back asks again
+        if player.publisher.failure:
+            text = f"the policy cannot be handed out: {player.publisher.failure}"
+            return self._reception.fail(session, SessionError(Code.NOT_EXPORTED, text))
+        session.wants_news = True
+        for chunk in player.publisher.chunks(player.version):
+            stream.send(chunk.SerializeToString())
+
+    def _announce(self, newest: pb.PolicyVersion) -> None:
+        news = pb.ToSimulator(new_policy=pb.NewPolicy(policy="default", version=newest))
+        message = news.SerializeToString()
+        for session in self._reception.sessions.by_id.values():
+            if session.wants_news and session.stream is not None:
+                session.wants_news = False
+                session.stream.send(message)
+
+    @property
+    def _player(self) -> Player:
+        assert self._reception.player is not None
+        return self._reception.player
+
+    def _must_be_known(self, player: Player, recording: Recording) -> None:
+        """That its weights came from here, and are not older than those before."""
+        version, session = recording.version, recording.session
+        if version is None:
+            return
+        too_old = version.update < player.version.update - player.recorder.max_staleness
+        if not (too_old or player.publisher.gave(version)):
+            text = (
+                f"weights {tuple(version)} acted, and nobody got such from here: send the version "
+                "of the policy that acted"
+            )
+            raise SessionError(Code.UNKNOWN_VERSION, text, recording.seq)
+        if version < session.versions.get(recording.environment, version):
+            text = f"environment {recording.environment}: older weights acted than before"
+            raise SessionError(Code.OUT_OF_ORDER, text, recording.seq)
+        session.versions[recording.environment] = version
+
+
+def _message(version: Version) -> pb.PolicyVersion:
+    return pb.PolicyVersion(generation=version.generation, update=version.update)

@@ -1,0 +1,308 @@
+"""From steps of many simulators, none of them in step with another, to rows of batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from numpy.typing import NDArray
+
+from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.environments import Environments
+from juggler.gateway.errors import SessionError
+from juggler.gateway.layout import Layout, ValueChecks
+from juggler.gateway.memory import put, take
+from juggler.gateway.publisher import Publisher
+from juggler.gateway.recorder import Recorder
+from juggler.gateway.recordings import Reader
+from juggler.gateway.steps import Steps
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.leaves import at, holds_masks
+from juggler.runtime.connectors.mergeable_state import State, merge
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree, flatten
+
+
+@dataclass(slots=True, eq=False)
+class Acted:
+    """The answer to a batch of steps.
+
+    Attributes:
+        steps: which.
+        actions: of all of its rows, the bytes of each leaf of the action space.
+        version: of the weights that acted.
+    """
+
+    steps: Steps
+    actions: list[bytes]
+    version: Version
+
+
+class Player:
+    """Acts in environments that simulators step, and keeps what happens in rows.
+
+    A row is begun where somebody asks for samples, and not before: steps wait until then.
+
+    Args:
+        observation_space: the simulators'.
+        action_space: what simulators get.
+        policy: acts.
+        connectors: between the simulators and the policy.
+        steps: T.
+        max_staleness: see `Recorder`.
+
+    Attributes:
+        layout: of observations.
+        action_layout: of actions.
+        environments: of simulators.
+        version: of the policy's weights.
+        waiting: steps without an answer.
+        recorder: makes rows of what others did.
+        reader: reads that.
+        publisher: hands out the policy.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        policy: GatheredPolicy,
+        connectors: EnvToModule,
+        steps: int,
+        max_staleness: int = 3,
+    ) -> None:
+        self.layout = Layout(observation_space)
+        self.action_layout = Layout(action_space)
+        self.version = Version(0, 0)
+        self.waiting: deque[Steps] = deque()
+        self._action_space = action_space
+        self._nothing = zeros(observation_space, (1,))  # [1, ...] what a paused row shows
+        if holds_masks(observation_space):
+            for _, mask in flatten(at(self._nothing, (ACTION_MASK,))):
+                mask[...] = 1
+        self._policy, self._connectors = policy, connectors
+        self._checks = ValueChecks(observation_space, action_space)
+        self.environments = Environments(connectors.observation_space, policy, steps)
+        self.recorder = Recorder(self.environments, policy, max_staleness, self._see)
+        self.reader = Reader(observation_space, policy.action_space)
+        self.publisher = Publisher(policy, observation_space, action_space)
+        self._delta: State = {}
+
+    def unseat(self, places: list[int]) -> None:
+        """These environments are gone."""
+        gone = set(places)
+        self.waiting = deque(each for each in self.waiting if int(each.slots[0]) not in gone)
+        self.recorder.unseat(gone)
+        self.environments.unseat(places)
+
+    # -- what they say --------------------------------------------------------------------------
+
+    def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
+        """Take in what actions have led to -> those that cannot be taken, and why."""
+        refused: list[tuple[Steps, SessionError]] = []
+        while arrivals:
+            rows = sum(steps.rows for steps in arrivals)
+            shown = self.layout.tree([steps.raw for steps in arrivals], rows)  # [B, ...]
+            bad = self._bad(arrivals, shown)
+            if bad is None:
+                self._take(arrivals, shown)
+                break
+            refused.append(bad)
+            arrivals = [steps for steps in arrivals if steps is not bad[0]]
+        return refused
+
+    def _bad(self, arrivals: list[Steps], shown: Tree) -> tuple[Steps, SessionError] | None:
+        """The first of several whose observations cannot be used."""
+        begin = 0
+        if any(steps.paused for steps in arrivals):
+            put(shown, np.flatnonzero(~_shown(arrivals)), self._nothing)
+        found = self._checks.first_bad(shown)
+        if found is not None:
+            row, error = found
+            for steps in arrivals:
+                if row < begin + steps.rows:
+                    return steps, _said(error, steps, row - begin)
+                begin += steps.rows
+        for steps in arrivals:
+            if steps.truncated:
+                finals = self.layout.tree([steps.final_raw], len(steps.final_rows))
+                finals = take(finals, [steps.final_rows.index(row) for row in steps.truncated])
+                found = self._checks.first_bad(finals, masks=False)
+                if found is not None:
+                    return steps, _said(found[1], steps, steps.truncated[found[0]])
+                steps.final_observations = self._connectors(finals)  # [K, ...]
+        return None
+
+    def _take(self, arrivals: list[Steps], shown: Tree) -> None:
+        slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
+        observations = self._see(shown, partial(_shown, arrivals))  # [B, ...]
+        self.environments.take_results(arrivals, slots, observations)
+        begin = 0
+        for steps in arrivals:
+            steps.observations, steps.begin = observations, begin
+            begin += steps.rows
+            steps.acting = steps.slots
+            if steps.paused:
+                steps.acting = np.delete(steps.slots, steps.paused)
+                self.environments.pause(steps.slots[steps.paused].tolist())
+            self.waiting.append(steps)
+
+    def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
+        """What batches hold of what simulators show [B, ...].
+
+        Args:
+            live: of it, [B]: what connectors learn from, where there are any.
+        """
+        observations: Tree = self._connectors.watch(shown)
+        if self._connectors.rewrites:
+            delta = self._connectors.take_delta(live()[:, None])
+            self._delta = merge(self._delta, delta) if self._delta else delta
+        return observations
+
+    # -- what they are told ---------------------------------------------------------------------
+
+    def act(self, wanted: int, most_rows: int) -> list[Acted]:
+        """Answer those that wait, oldest first.
+
+        Args:
+            wanted: rows that may be begun. A batch of steps that needs more begins all of its rows,
+                where there is one to begin.
+            most_rows: of steps, at once; one batch of steps may have more.
+        """
+        chosen, recording = self._next(wanted, most_rows)
+        if not chosen:
+            return []
+        places = np.concatenate([steps.acting for steps in chosen])  # [B]
+        sent: list[bytes] = []
+        if len(places):
+            seen = _gathered(chosen)  # [B, ...]
+            actions = self.environments.act(places, recording, seen)
+            arrays = _arrays(to_tree(self._action_space, actions))
+            leaves = zip(arrays, self.action_layout.leaves, strict=True)
+            sent = [np.asarray(array, leaf.dtype).tobytes() for array, leaf in leaves]
+        answers, begin = [], 0
+        for steps in chosen:
+            end = begin + len(steps.acting)
+            data = [
+                content[begin * leaf.row_bytes : end * leaf.row_bytes]
+                for content, leaf in zip(sent, self.action_layout.leaves, strict=False)
+            ]
+            if steps.paused:
+                data = self._of_all_rows(steps, data)
+            answers.append(Acted(steps, data, self.version))
+            begin = end
+        return answers
+
+    def _next(self, wanted: int, most_rows: int) -> tuple[list[Steps], NDArray[np.bool_]]:
+        """Who is answered now, and for each of their rows whether it is learned from."""
+        chosen: list[Steps] = []
+        recording: list[bool] = []
+        everyone = sum(steps.rows for steps in self.waiting)
+        if everyone <= min(wanted, most_rows):
+            chosen, self.waiting = list(self.waiting), deque()
+            return chosen, np.ones(sum(len(steps.acting) for steps in chosen), np.bool_)
+        later: deque[Steps] = deque()
+        rows = standing = 0
+        while self.waiting and (not rows or rows < most_rows):
+            steps = self.waiting.popleft()
+            new = int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
+            if new and wanted <= 0 and not steps.session.real_time:
+                later.append(steps)
+                standing += len(steps.acting) - new
+                continue
+            if new and wanted <= 0:
+                recording += (self.environments.of["row"][steps.acting] >= 0).tolist()
+            else:
+                recording += [True] * len(steps.acting)
+                wanted -= new
+            chosen.append(steps)
+            rows += len(steps.acting)
+        if not chosen and wanted + standing > 0:
+            # Rows stand still whose environments wait for others of their batch to get one.
+            chosen.append(later.popleft())
+            recording = [True] * len(chosen[0].acting)
+        later.extend(self.waiting)
+        self.waiting = later
+        return chosen, np.array(recording, np.bool_)
+
+    def _of_all_rows(self, steps: Steps, actions: list[bytes]) -> list[bytes]:
+        """The bytes of each leaf, for rows that want no action too."""
+        everyone = _arrays(zeros(self._action_space, (steps.rows,)))
+        out = set(steps.paused)
+        acting = [i for i in range(steps.rows) if i not in out]
+        leaves = zip(everyone, self.action_layout.leaves, actions, strict=False)  # nobody may act
+        for array, leaf, content in leaves:
+            array[acting] = np.frombuffer(content, leaf.dtype).reshape(-1, *leaf.shape)
+        return [array.tobytes() for array in everyone]
+
+    # -- weights and batches --------------------------------------------------------------------
+
+    def use(self, weights: Tree, version: Version) -> None:
+        """Act with other weights from now on."""
+        self._policy.load(weights)
+        self.version = version
+        self.environments.hand_in_old(version)
+        self.recorder.use(version)
+
+    def seed(self, seed: int) -> None:
+        self._policy.seed(seed)
+
+    def learn_from_others(self, state: State) -> None:
+        """What connectors of all EnvRunners have learned."""
+        self._connectors.set_state(state)
+
+    def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
+        """Rows that are ready; episodes that have ended; what connectors have learned."""
+        batch = self.environments.rows.batch(rows, self._policy.log_probabilities)
+        ended, self.environments.ended = self.environments.ended, []
+        delta, self._delta = self._delta, {}
+        return batch, ended, delta
+
+
+def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
+    """[B] the rows that show an observation."""
+    shows = np.ones(sum(steps.rows for steps in arrivals), np.bool_)
+    begin = 0
+    for steps in arrivals:
+        if steps.paused:
+            shows[np.add(steps.paused, begin)] = False
+        begin += steps.rows
+    return shows
+
+
+def _gathered(chosen: list[Steps]) -> Any:
+    """The observations [B, ...] of the rows that act, of batches that came at several times."""
+    parts = []
+    for steps in chosen:
+        places: Any = slice(steps.begin, steps.begin + steps.rows)
+        if steps.paused:
+            out = set(steps.paused)
+            places = [steps.begin + at for at in range(steps.rows) if at not in out]
+        parts.append((steps.observations, places))
+    same = parts[0][0]
+    count = len(next(iter(_arrays(same))))
+    whole = all(tree is same for tree, _ in parts) and sum(s.rows for s in chosen) == count
+    if whole and not any(steps.paused for steps in chosen):
+        return same
+    trees = [take(tree, places) for tree, places in parts]
+    return tree_map(lambda *arrays: np.concatenate(arrays), *trees)
+
+
+def _arrays(tree: Any) -> list[NDArray[Any]]:
+    """The arrays of a tree, in its order."""
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    return [array for branch in tree.values() for array in _arrays(branch)]
+
+
+def _said(error: SessionError, steps: Steps, at: int) -> SessionError:
+    text = f"environment {steps.environments[at]}: {error}"
+    return SessionError(error.code, text, steps.seq, error.retryable)

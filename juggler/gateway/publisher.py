@@ -1,0 +1,130 @@
+"""The policy as ONNX models, for simulators that act by themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gymnasium import Space
+
+from juggler.gateway.acting import GatheredPolicy
+from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+_CHUNK = 1 << 20
+#: Versions that are known to have been given to somebody. Older ones are long stale.
+_MOST_GIVEN = 4096
+_MODULE = "module."  # how a graph names what belongs to its module
+
+
+class Publisher:
+    """Exports the policy once, beside all that goes on, as that takes seconds. The models of other
+    versions are the same with other weights.
+
+    Args:
+        policy: which.
+        observation_space: of the simulators.
+        action_space: of the simulators.
+
+    Attributes:
+        failure: why there is no model; "": there is one, or may be.
+    """
+
+    def __init__(
+        self, policy: GatheredPolicy, observation_space: Space[Any], action_space: Space[Any]
+    ) -> None:
+        self.failure = ""
+        self._policy = policy
+        self._spaces = observation_space, action_space
+        self._begun = False
+        self._without_weights: Any = None  # an onnx.ModelProto
+        self._names: list[str] = []  # of weights in it
+        self._given: dict[Version, None] = {}
+        self._model: tuple[Version, bytes] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._without_weights is not None
+
+    def begin(self, done: Callable[[], None]) -> None:
+        """Export, if nobody has yet; `done` is called in another thread when that is over."""
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            graph = self._policy.graph(*self._spaces)
+        except Exception as error:  # of others' modules and connectors
+            self.failure = _said(error)
+            return
+        arguments = graph, done
+        threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
+
+    def gave(self, version: Version) -> bool:
+        """Whether somebody has got these weights."""
+        return version in self._given
+
+    def chunks(self, version: Version) -> Iterator[pb.ToSimulator]:
+        """The policy as it is now, in messages.
+
+        Args:
+            version: of its weights.
+        """
+        if self._model is None or self._model[0] != version:
+            self._model = version, self._with_weights()
+        model = self._model[1]
+        self._given.pop(version, None)
+        self._given[version] = None
+        while len(self._given) > _MOST_GIVEN:
+            del self._given[next(iter(self._given))]
+        digest = hashlib.sha256(model).digest()
+        named = pb.PolicyVersion(generation=version.generation, update=version.update)
+        for offset in range(0, len(model), _CHUNK):
+            yield pb.ToSimulator(
+                policy=pb.PolicyChunk(
+                    policy="default",
+                    version=named,
+                    size=len(model),
+                    sha256=digest,
+                    offset=offset,
+                    data=model[offset : offset + _CHUNK],
+                )
+            )
+
+    def _export(self, graph: ActingGraph, done: Callable[[], None]) -> None:
+        try:
+            model = to_onnx(graph, optimize=False).model_proto
+            mine = {tensor.name: tensor for tensor in model.graph.initializer}
+            ours = self._policy.constants().keys()
+            # Weights that only learners use are not in the model.
+            odd = [name for name in mine if name.startswith(_MODULE) and name not in ours]
+            odd += [name for name in ours - mine.keys() if not name.startswith(_MODULE)]
+            if odd:
+                raise ValueError(f"not under the names that they have here: {odd}")
+            self._names = sorted(mine.keys() & ours)
+            for name in self._names:
+                model.graph.initializer.remove(mine[name])
+            self._without_weights = model
+        except Exception as error:  # of others' modules and connectors
+            self.failure = _said(error)
+        finally:
+            done()
+
+    def _with_weights(self) -> bytes:
+        """The whole model."""
+        from onnx import numpy_helper  # it is there: something was exported with it
+
+        model, constants = type(self._without_weights)(), self._policy.constants()
+        model.CopyFrom(self._without_weights)
+        for name in self._names:
+            model.graph.initializer.append(numpy_helper.from_array(constants[name], name))
+        whole: bytes = model.SerializeToString()
+        return whole
+
+
+def _said(error: Exception) -> str:
+    """An error that is told in words, or what kind it is too. Never empty."""
+    told = isinstance(error, ValueError | NotImplementedError) and str(error)
+    return told or f"{type(error).__name__}: {error}"

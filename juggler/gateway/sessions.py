@@ -1,0 +1,225 @@
+"""Who takes part: simulators, their places, and what they may have missed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from typing import Protocol
+
+import numpy as np
+
+from juggler.gateway.errors import Code, SessionError
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+PROTOCOL_MIN = PROTOCOL_MAX = 1
+#: How long a session waits for a simulator that vanished.
+RESUME_SECONDS = 60.0
+BATCHES_IN_FLIGHT = 8
+MOST_SESSIONS = 4096
+MOST_ENVIRONMENTS = 1 << 16  # of a gateway
+SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+class Stream(Protocol):
+    """A connection of a simulator."""
+
+    def send(self, message: bytes) -> None:
+        """Never waits."""
+
+    def close(self) -> None:
+        """After what was sent."""
+
+
+class Session:
+    """One simulator.
+
+    Args:
+        slots: places of its environments.
+        hello: what it said of itself.
+
+    Attributes:
+        mode: who acts.
+        batches_in_flight: batches of steps, or recordings, without an answer, at most.
+        versions: the last weights of each environment, where its simulator acts.
+        wants_news: it has the newest policy, and is to be told when there is another.
+        waiting: 1 for each environment whose action is due, by its number.
+        acted: 1 for each that has had an action in the episode that it is in.
+        places: [N] the same as an array.
+        everyone: the numbers of its environments, in order.
+        last_seq: the highest that has arrived.
+        stream: its connection; None: it has vanished.
+        lost_at: when, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self, slots: list[int], hello: pb.Hello, stream: Stream) -> None:
+        self.id = secrets.token_hex(6)
+        self.token = secrets.token_hex(16)
+        self.slots = slots
+        self.mode = hello.mode
+        remote = hello.mode == pb.REMOTE_INFERENCE
+        # Episodes end at any time, so that the recordings of one environment may be many.
+        self.batches_in_flight = BATCHES_IN_FLIGHT if remote else BATCHES_IN_FLIGHT * len(slots)
+        self.versions: dict[int, Version] = {}
+        self.wants_news = False
+        self.places = np.array(slots, np.intp)
+        self.everyone = list(range(len(slots)))
+        self._ones = b"\x01" * len(slots)
+        self.real_time = hello.real_time
+        self.client = hello.client
+        self.waiting = bytearray(len(slots))
+        self.acted = bytearray(len(slots))
+        self.last_seq = 0
+        self.stream: Stream | None = stream
+        self.lost_at = 0.0
+        self.told_to_wait = False
+        self._unanswered: set[int] = set()
+        self._answers: OrderedDict[int, bytes] = OrderedDict()
+
+    def must_be(self, *modes: pb.Mode) -> None:
+        """Whether what it says is for its mode.
+
+        Raises:
+            SessionError: it is not.
+        """
+        if self.mode not in modes:
+            names = " or ".join(pb.Mode.Name(mode) for mode in modes)
+            text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
+            raise SessionError(Code.WRONG_MODE, text)
+
+    def receives(self, seq: int) -> bytes | None:
+        """Note that a batch has come -> its answer, where it has come before and has one; b"":
+        where it has none yet; None: it is new.
+
+        Raises:
+            SessionError: it came before its turn, or too late.
+        """
+        if seq == self.last_seq + 1:
+            if len(self._unanswered) >= self.batches_in_flight:
+                text = f"{len(self._unanswered)} batches have no answer yet: wait for one"
+                raise SessionError(Code.TOO_MANY_IN_FLIGHT, text, seq)
+            self.last_seq = seq
+            self._unanswered.add(seq)
+            return None
+        if seq in self._unanswered:
+            return b""
+        if seq in self._answers:
+            return self._answers[seq]
+        text = f"a batch with seq {seq}, where {self.last_seq + 1} comes next"
+        if seq <= self.last_seq:
+            text += f"; answers are kept for the last {self.batches_in_flight}"
+        raise SessionError(Code.OUT_OF_ORDER, text, seq)
+
+    def answers(self, seq: int, message: bytes) -> None:
+        """Send what belongs to a batch, and keep it for a simulator that asks again."""
+        self._unanswered.discard(seq)
+        self._answers[seq] = message
+        if len(self._answers) > self.batches_in_flight:
+            self._answers.popitem(last=False)
+        if self.stream is not None:
+            self.stream.send(message)
+
+    def asks(self, environments: list[int]) -> None:
+        """The actions of these are due."""
+        if environments is self.everyone:
+            self.waiting = bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment] = 1
+
+    def acts(self, environments: list[int]) -> None:
+        """These have had theirs."""
+        if environments is self.everyone:
+            self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment], self.acted[environment] = 0, 1
+
+    def vanishes(self) -> None:
+        self.stream, self.lost_at = None, time.monotonic()
+
+
+class Sessions:
+    """All of them, by id.
+
+    Attributes:
+        by_id: those that are open, whether or not their simulators are connected.
+    """
+
+    def __init__(self, resume_seconds: float = RESUME_SECONDS) -> None:
+        self.by_id: dict[str, Session] = {}
+        self.resume_seconds = resume_seconds
+        self._by_token: dict[str, Session] = {}
+
+    def add(self, session: Session) -> None:
+        self.by_id[session.id] = session
+        self._by_token[session.token] = session
+
+    def remove(self, session: Session) -> None:
+        self.by_id.pop(session.id, None)
+        self._by_token.pop(session.token, None)
+
+    def resumed(self, hello: pb.Hello) -> Session:
+        """
+        Raises:
+            SessionError: the token is of no session that is still open, or of one of other size.
+        """
+        session = self._by_token.get(hello.resume_token)
+        if session is None:
+            raise SessionError(
+                Code.UNKNOWN_SESSION,
+                "the resume token belongs to no session: it was closed, waited for more than "
+                f"{self.resume_seconds:.0f} s, or was another gateway's that was here before. "
+                "Begin a new one without a token",
+                retryable=True,
+            )
+        if hello.environments != len(session.slots) or hello.mode != session.mode:
+            raise SessionError(
+                Code.WRONG_SPACES,
+                f"a session of {len(session.slots)} environments in mode {session.mode} goes on "
+                f"with {hello.environments} in {hello.mode}: send the hello that it began with",
+            )
+        return session
+
+    def overdue(self) -> list[Session]:
+        """Those that have waited for their simulators long enough."""
+        since = time.monotonic() - self.resume_seconds
+        return [s for s in self.by_id.values() if s.stream is None and s.lost_at < since]
+
+
+def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
+    """What can be seen without knowing the run's spaces.
+
+    Args:
+        hello: of a new session, or of one that goes on.
+        environments: that are here.
+        sessions: that are here.
+
+    Raises:
+        SessionError: it cannot take part.
+    """
+    if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
+        raise SessionError(
+            Code.UNSUPPORTED_VERSION,
+            f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
+            f"simulator {hello.protocol_min} to {hello.protocol_max}: bring both to the same "
+            "version of Juggler",
+        )
+    if hello.mode not in SERVED:
+        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
+        raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
+    if len(hello.agents) != 1 or hello.agents[0].policy not in ("", "default"):
+        text = 'this gateway serves one agent, with the policy "default"'
+        raise SessionError(Code.NOT_SERVED, text)
+    if hello.resume_token:
+        return
+    if not hello.environments:
+        raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
+    if sessions >= MOST_SESSIONS or environments + hello.environments > MOST_ENVIRONMENTS:
+        raise SessionError(
+            Code.FULL,
+            f"{sessions} sessions with {environments} environments are here, and at most "
+            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS} may be: start another gateway",
+            retryable=True,
+        )

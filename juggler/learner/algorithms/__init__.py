@@ -1,0 +1,1 @@
+"""Algorithms that ship: a folder for each."""

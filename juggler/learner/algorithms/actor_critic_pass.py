@@ -1,0 +1,113 @@
+"""One training pass of an actor-critic over a sample, whether or not its module has a state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from juggler.learner.core.gradient_core import Forward
+from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.returns import next_values
+from juggler.learner.core.sequences import Sequences, all_observations
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.rl_module import Batch
+from juggler.runtime.wire.structures import tree_map
+
+
+class ActorCritic(NamedTuple):
+    """What policy and value function say about the steps of a sample."""
+
+    action_dist_inputs: Tensor  # [N, T, D]
+    values: Tensor  # [N, T]
+    next_values: Tensor  # [N, T] as those of `returns.next_values`; without a gradient
+    live: Tensor  # [N, T] bool: the steps to learn from
+
+
+def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> ActorCritic:
+    """Outputs for all that the policy or the value function has to see.
+
+    A module without a state sees every observation by itself. One with a state reads each segment
+    from its start: from the initial state, or, where the segment goes on with an episode of the row
+    before, from the state that came with the row.
+
+    Args:
+        forward: the module's training pass.
+        columns: its part of the sample.
+        burn_in: steps at the start of every segment that goes on with an episode, in which a module
+            with a state only finds its way into one that fits its present parameters: without
+            gradients, and not among the steps to learn from (Kapturowski et al. 2019, "Recurrent
+            Experience Replay in Distributed Reinforcement Learning", section 3).
+
+    Raises:
+        ValueError: the module does not return what an actor-critic does, or has a state that the
+            episodes came without.
+    """
+    initial = forward.initial_state()
+    observations = all_observations(columns)  # [N T + N + K, ...]
+    if initial:
+        return _recurrent(forward, columns, observations, initial, burn_in)
+    n, t = columns[c.LIVE].shape
+    inputs, all_values = policy_and_values(forward, {c.OBSERVATIONS: observations})
+    values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
+    values = values.view(n, t)  # [N, T]
+    with torch.no_grad():
+        after = next_values(
+            values, last_values, final_values, columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]
+        )  # [N, T]
+    return ActorCritic(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
+
+
+def _recurrent(
+    forward: Forward, columns: Columns, observations: Any, initial: dict[str, Any], burn_in: int
+) -> ActorCritic:
+    if c.MODULE_STATE not in columns[c.STATES]:
+        raise ValueError(
+            f"{type(forward.module).__name__} has a state, and the episodes came without states: "
+            "they were sampled with another module"
+        )
+    sequences = Sequences.of(columns)
+    goes_on = sequences.offsets > 0  # [S]
+    stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
+    states = _where(goes_on, stored, initial)  # [S, ...]
+    if burn_in:
+        with torch.no_grad():
+            outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
+        # Segments that begin an episode came along for nothing: they begin with the initial state.
+        states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
+        sequences = sequences.without_first(goes_on * burn_in)
+    index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
+    inputs, values = policy_and_values(forward, _batch(observations, index, states))
+    places = sequences.places(columns, index.shape[1])  # [N, T]
+    live = columns[c.LIVE] & (places >= 0)  # [N, T]
+    # Where nothing is to be learned, any outputs do that a distribution can be made of.
+    places = places.clamp(min=0)  # [N, T]
+    inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
+    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], live)
+
+
+def _where(condition: Tensor, one: Any, other: Any) -> Any:
+    """By condition [S], of tree [S, ...] or of another, which may lack the first dimension."""
+    return tree_map(
+        lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
+        one,
+        other,
+    )
+
+
+def _batch(observations: Any, index: Tensor, states: Any) -> Batch:
+    """What a module with a state takes: some observations as sequences [S, L, ...], and states."""
+    return {c.OBSERVATIONS: tree_map(lambda x: x[index], observations), c.STATES: states}
+
+
+def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Policy outputs [B, D] and values [B]; [B, T, D] and [B, T] of a module with a state."""
+    outputs = forward(batch)
+    for name in (c.ACTION_DIST_INPUTS, c.VALUES):
+        if name not in outputs:
+            raise ValueError(
+                f"an actor-critic loss needs {name!r} from forward_train of "
+                f"{type(forward.module).__name__}, which returned {sorted(outputs)}"
+            )
+    return outputs[c.ACTION_DIST_INPUTS], outputs[c.VALUES]

@@ -1,0 +1,156 @@
+"""APPO: PPO's clipped objective for what many actors sample with older policies.
+
+Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
+Networks", section 3. A target network, a copy of the parameters that is renewed every
+`target_period` steps of the optimizer, is what the policy π has to stay near, instead of whatever
+sampled a batch, μ. So a batch may be old, and may be used several times: the learner keeps some of
+them in a circular buffer. With π' and V' of the target network, the loss on a batch, a mean over
+its live steps t:
+
+    r_t = min(ρ, μ(a_t|x_t) / π'(a_t|x_t)) π(a_t|x_t) / μ(a_t|x_t)             ρ = behaviour_clip
+
+    policy    - min(r_t Â_t, clip(r_t, 1 - ε, 1 + ε) Â_t)
+    value     + value_coefficient 1/2 (v_t - V(x_t))²
+    entropy   - entropy_coefficient H(π(·|x_t))
+    distance  + β KL(π'(·|x_t) || π(·|x_t))
+
+Advantages Â_t and targets v_t are those of V-trace for the policy π' and values V' (Espeholt et al.
+2018, section 4.1). The distance counts where `target_kl` is set: whenever the target network is
+renewed, β doubles if the last KL was more than 1.5 times that, and halves if it was less than that
+over 1.5 (Schulman et al. 2017, "Proximal Policy Optimization Algorithms", section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+
+import torch
+from torch import Tensor
+
+from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass
+from juggler.learner.algorithms.live_mean import LiveMean
+from juggler.learner.config import AppoConfig
+from juggler.learner.core.gradient_core import Factories, Forward, GradientCore, Loss, UnitState
+from juggler.learner.core.learner_core import Columns, UnitAux
+from juggler.learner.core.returns import vtrace
+from juggler.runtime.modules import columns as c
+
+
+class Appo(GradientCore):
+    """Trains modules that return "action_dist_inputs" and "values" in training.
+
+    Beside its parameters a unit keeps the target network's, the steps of the optimizer since they
+    were copied, and β.
+    """
+
+    name = "appo"
+    trains_on = frozenset({"episodes", "batch"})
+    learns_from_episodes = True
+    config: AppoConfig
+
+    def __init__(self, factories: Factories, config: AppoConfig) -> None:
+        super().__init__(factories, config)
+        self.mean_names = () if config.target_kl is None else ("kl_from_target",)
+        # `steps` of a state go up with each use of a batch; schedules follow the environment's.
+        self.schedules = {
+            key: partial(_after_uses, schedule, config.batch_uses)
+            for key, schedule in self.schedules.items()
+        }
+
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        extra = {"target": parameters.clone(), "since_copy": torch.zeros((), dtype=torch.int64)}
+        if self.config.target_kl is not None:
+            extra["kl_coefficient"] = torch.as_tensor(
+                self.config.kl_coefficient, dtype=torch.get_default_dtype()
+            )  # []
+        return extra
+
+    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+        target, since_copy = new["extra"]["target"], new["extra"]["since_copy"] + 1  # [P], []
+        due = since_copy >= self.config.target_period  # []
+        extra = {
+            "target": torch.where(due, new["parameters"], target),  # [P]
+            "since_copy": torch.where(due, 0, since_copy),  # []
+        }
+        if self.config.target_kl is not None:
+            kl = reduce(torch.maximum, (means["kl_from_target"] for means in aux.means.values()))
+            factor = torch.where(kl > 1.5 * self.config.target_kl, 2.0, 1.0)  # []
+            factor = torch.where(kl < self.config.target_kl / 1.5, 0.5, factor)  # []
+            factor = torch.where(due, factor, 1.0)  # [] just after, it is 0 whatever β is
+            extra["kl_coefficient"] = new["extra"]["kl_coefficient"] * factor  # []
+        return extra
+
+    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+        config = self.config
+        inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
+        policy = forward.module.action_distribution()(inputs)  # [N, T]
+        mean = LiveMean(live)
+
+        actions, behaviour_logp = columns[c.ACTIONS], columns[c.ACTION_LOGP]  # [N, T, ...], [N, T]
+        with torch.no_grad():
+            target_forward = self.target(forward, state)
+            seen = actor_critic_pass(target_forward, columns, config.burn_in)
+            target_policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
+            # What a reset row was sampled with does not matter, whatever it says.
+            target_log_ratios = torch.where(
+                live, target_policy.log_prob(actions) - behaviour_logp, 0.0
+            )  # [N, T] log π' / μ
+            estimates = vtrace(
+                log_ratios=target_log_ratios,
+                rewards=columns[c.REWARDS] * config.reward_scale,
+                values=seen.values,
+                next_values=seen.next_values,
+                terminated=columns[c.TERMINATED],
+                truncated=columns[c.TRUNCATED],
+                live=live,
+                gamma=config.gamma,
+                lambda_=config.lambda_,
+                rho_bar=config.rho_bar,
+                rho_bar_pg=config.rho_bar_pg,
+                c_bar=config.c_bar,
+            )
+            behaviour_weights = (-target_log_ratios).exp().clamp(max=config.behaviour_clip)
+
+        log_ratios = torch.where(live, policy.log_prob(actions) - behaviour_logp, 0.0)  # [N, T]
+        ratios = behaviour_weights * log_ratios.exp()  # [N, T]
+        clipped = ratios.clamp(1 - config.clip, 1 + config.clip)  # [N, T]
+        policy_loss = -mean(
+            torch.minimum(ratios * estimates.advantages, clipped * estimates.advantages)
+        )  # []
+        errors = estimates.targets - values  # [N, T]
+        value_loss = 0.5 * mean(errors.square())  # []
+        entropy = mean(policy.entropy())  # []
+        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
+        total = (
+            policy_loss
+            + config.value_coefficient * value_loss
+            - entropy_coefficient.to(entropy.dtype) * entropy
+        )  # []
+        means = {}
+        if config.target_kl is not None:
+            distance = mean(target_policy.kl(policy))  # []
+            total = total + state["extra"]["kl_coefficient"] * distance  # []
+            means["kl_from_target"] = distance.detach()
+
+        with torch.no_grad():
+            metrics = {
+                **means,
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": entropy.detach(),
+                "kl": mean.kl(log_ratios),
+                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+                "explained_variance": mean.explained_variance(estimates.targets, errors),
+            }
+        return Loss(total, mean.live_steps, metrics, means)
+
+    def target(self, forward: Forward, state: UnitState) -> Forward:
+        """The same pass with the target network's parameters, and buffers that nobody keeps."""
+        buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
+        return forward._replace(parameters=state["extra"]["target"], buffers=buffers)
+
+
+def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:
+    """The value [] of a schedule where each step is trained on so many times."""
+    return schedule(steps // uses)

@@ -1,0 +1,303 @@
+"""PPO: Schulman et al. 2017, "Proximal Policy Optimization Algorithms".
+
+A sample is learned from several times, but only as long as the policy π stays near the one that
+sampled it, μ. Advantages Â_t, and targets of the value function, are generalized advantage
+estimates (Schulman et al. 2016) with the values V_old that the weights before the update give. They
+are computed once for a sample, and each of `epochs` passes deals its live steps out to
+`minibatches` steps of the optimizer. The loss on one of these, a mean over its live steps t, with
+r_t = π(a_t|x_t) / μ(a_t|x_t):
+
+    policy    - min(r_t Â_t, clip(r_t, 1 - ε, 1 + ε) Â_t)                              (equation 7)
+    value     + value_coefficient 1/2 (V(x_t) - target_t)²                             (equation 9)
+    entropy   - entropy_coefficient H(π(·|x_t))
+
+Beside the paper, as its authors' program has it: advantages have mean 0 and variance 1 over the
+live steps of the sample; with `value_clip`, (V - target)² is that or (V_old + clip(V - V_old) -
+target)², whichever is greater. And with `target_kl`, an update ends at the minibatch in which
+KL(μ || π) is more than 1.5 times that.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass, policy_and_values
+from juggler.learner.algorithms.live_mean import LiveMean
+from juggler.learner.algorithms.ppo.chunks import InChunks
+from juggler.learner.algorithms.ppo.minibatches import Table, mixed
+from juggler.learner.config import PpoConfig
+from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, State, UnitState
+from juggler.learner.core.learner_core import (
+    ALONE,
+    Aux,
+    Columns,
+    Grads,
+    Metrics,
+    Sample,
+    Seam,
+    StepOutput,
+    UnitAux,
+)
+from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.returns import gae
+from juggler.runtime.modules import columns as c
+
+# What the steps of a sample get beside their own columns.
+ADVANTAGES: Final = "advantages"
+TARGETS: Final = "targets"
+OLD_VALUES: Final = "old_values"
+
+# What modules without a state learn from.
+_OF_STEPS = (c.OBSERVATIONS, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
+
+
+class Ppo(GradientCore):
+    """Trains modules that return "action_dist_inputs" and "values" in training.
+
+    Modules without a state learn from steps, those with one from segments of episodes. Beside its
+    parameters a unit keeps a key, by which minibatches are dealt out.
+    """
+
+    name = "ppo"
+    trains_on = frozenset({"episodes", "batch"})
+    learns_from_episodes = True
+    mean_names = ("kl",)
+    config: PpoConfig
+
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        return {"key": torch.tensor(seed % 2**32)}  # []
+
+    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+        return {"key": (new["extra"]["key"] + 1) % 2**32}  # [] counts steps of the optimizer
+
+    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+        config, before = self.config, state
+        prepared, live_steps = self._prepared(state, sample, seam)
+        each: list[Metrics] = []
+        stopped: dict[str, Tensor] = {}  # [] bool by unit
+        for minibatch in self._minibatches(before, prepared):
+            grads, aux = seam.gradients(*super().grads(state, minibatch))
+            if config.target_kl is not None:
+                aux = _until(config.target_kl, aux, stopped)
+            state, metrics, _ = self.apply(state, grads, aux)
+            # However often a step is learned from, it counts once, and schedules wait for that.
+            state = _with_steps(state, {unit_id: before[unit_id]["steps"] for unit_id in grads})
+            each.append(metrics)
+        state = _with_steps(state, self._counted(before, state, live_steps))
+        return StepOutput(state, _metrics(each, prepared))
+
+    def step_in_parts(
+        self,
+        state: State,
+        sample: Sample,
+        seam: Seam,
+        *,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[State]:
+        config = self.config
+        other = copy.copy(self)
+        other.config = replace(
+            config,
+            minibatches=minibatches or config.minibatches,
+            epochs=epochs or config.epochs,
+        )
+        return other.step(state, sample, seam)
+
+    def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
+        """Of the first step of the optimizer, were the whole sample one minibatch."""
+        prepared, _ = self._prepared(state, sample, ALONE)
+        return super().grads(state, {key: table.columns for key, table in prepared.items()})
+
+    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+        config = self.config
+        if c.SEGMENT_ROWS in columns:
+            inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
+        else:
+            inputs, values = policy_and_values(forward, {c.OBSERVATIONS: columns[c.OBSERVATIONS]})
+            live = columns[c.LIVE]
+        # All of them [B], or [N, T] of modules with a state.
+        policy = forward.module.action_distribution()(inputs)
+        mean = LiveMean(live)
+        advantages, targets = columns[ADVANTAGES], columns[TARGETS]
+
+        # What a reset row was sampled with does not matter, whatever it says.
+        action_logp = policy.log_prob(columns[c.ACTIONS])  # [B] under π
+        log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [B]
+        ratios = log_ratios.exp()  # [B]
+        clipped = ratios.clamp(1 - config.clip, 1 + config.clip)  # [B]
+        policy_loss = -mean(torch.minimum(ratios * advantages, clipped * advantages))  # []
+
+        squares = (values - targets).square()  # [B]
+        if config.value_clip is not None:
+            old = columns[OLD_VALUES]  # [B]
+            near = old + (values - old).clamp(-config.value_clip, config.value_clip)  # [B]
+            squares = torch.maximum(squares, (near - targets).square())  # [B]
+        value_loss = 0.5 * mean(squares)  # []
+
+        entropy = mean(policy.entropy())  # []
+        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
+        total = (
+            policy_loss
+            + config.value_coefficient * value_loss
+            - entropy_coefficient.to(entropy.dtype) * entropy
+        )  # []
+        with torch.no_grad():
+            kl = mean.kl(log_ratios)  # []
+            metrics = {
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": entropy.detach(),
+                "kl": kl,
+                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+            }
+        return Loss(total, mean.live_steps, metrics, means={"kl": kl})
+
+    @torch.no_grad()
+    def _prepared(
+        self, state: State, sample: Sample, seam: Seam
+    ) -> tuple[dict[str, Table], dict[str, Tensor]]:
+        """What is computed once for a sample, and how many live steps all learners' samples have
+        of each module [], both by module id."""
+        estimated = {
+            module_id: self._estimated(InChunks(*self.forward(state, module_id)), columns)
+            for module_id, columns in sample.items()
+        }
+        advantages = {key: columns[ADVANTAGES] for key, columns in estimated.items()}
+        lives = {key: columns[c.LIVE] for key, columns in estimated.items()}
+        device = next(iter(state.values()))["parameters"].device
+        normalized, live_steps = self._normalized(advantages, lives, seam, device)
+        tables = {}
+        for module_id, columns in estimated.items():
+            columns = {**columns, ADVANTAGES: normalized[module_id]}
+            if self.modules[module_id].get_initial_state():
+                tables[module_id] = Table.of_segments(columns)
+            else:
+                tables[module_id] = Table.of_steps({name: columns[name] for name in _OF_STEPS})
+        return tables, live_steps
+
+    def _estimated(self, forward: Forward, columns: Columns) -> Columns:
+        """The columns of a sample, live where there is something to learn, with what that is; all
+        values from passes of bounded size."""
+        config = self.config
+        _, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
+        estimates = gae(
+            rewards=columns[c.REWARDS] * config.reward_scale,
+            values=values,
+            next_values=next_values,
+            terminated=columns[c.TERMINATED],
+            truncated=columns[c.TRUNCATED],
+            live=live,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+        )
+        return {
+            **columns,
+            c.LIVE: live,
+            ADVANTAGES: estimates.advantages,
+            TARGETS: estimates.targets,
+            OLD_VALUES: values,
+        }
+
+    def _normalized(
+        self,
+        advantages: Mapping[str, Tensor],
+        live: Mapping[str, Tensor],
+        seam: Seam,
+        device: torch.device,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """By module id: advantages [N, T] of mean 0 and variance 1 over the live steps of all
+        learners, and how many these are []."""
+        # Over modules as the core has them: all learners must add up the same.
+        absent = torch.zeros(3, dtype=torch.float64, device=device)
+        own = [_sums(advantages[key], live[key]) if key in live else absent for key in self.modules]
+        sums = dict(zip(self.modules, seam.sums(torch.stack(own)), strict=True))  # [3] each
+        live_steps = {key: each[0].long() for key, each in sums.items()}  # []
+        if not self.config.normalize_advantages:
+            return dict(advantages), live_steps
+        normalized = {}
+        for key, values in advantages.items():
+            mean, mean_square = sums[key][1:] / sums[key][0].clamp(min=1)  # []
+            deviation = (mean_square - mean.square()).clamp(min=0).sqrt()  # []
+            normalized[key] = ((values - mean) / (deviation + 1e-8)).to(values.dtype)  # [N, T]
+        return normalized, live_steps
+
+    def _minibatches(self, state: State, tables: Mapping[str, Table]) -> Iterator[Sample]:
+        """Those of all passes; each pass over a module deals its table out anew."""
+        keys = {
+            key: state[unit.id]["extra"]["key"]
+            for unit in self._units.values()
+            for key in unit.modules
+        }
+        for epoch in range(self.config.epochs):
+            dealt = {
+                key: table.minibatches(mixed(mixed(keys[key]) ^ epoch), self.config.minibatches)
+                for key, table in tables.items()
+            }
+            # As many at every learner, though its sample has no part for any module.
+            for _ in range(self.config.minibatches):
+                yield {key: next(parts) for key, parts in dealt.items()}
+
+    def _counted(
+        self, before: State, after: State, live_steps: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The steps trained on [] by unit, those of this update among them if it made any step of
+        the optimizer."""
+        counted = {}
+        for unit in self._units.values():
+            old = before[unit.id]
+            moved = after[unit.id]["extra"]["key"] != old["extra"]["key"]  # []
+            most = reduce(torch.maximum, (live_steps[key] for key in unit.modules))  # []
+            counted[unit.id] = old["steps"] + moved * most  # []
+        return counted
+
+
+def _sums(advantages: Tensor, live: Tensor) -> Tensor:
+    """How many live steps there are, and the sums of their advantages and of the squares -> [3]."""
+    doubles = advantages.double() * live  # [N, T]
+    return torch.stack([live.sum(), doubles.sum(), doubles.square().sum()])  # [3]
+
+
+def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
+    """As if no step were live, for units whose policy has gone too far; notes which [] bool."""
+    held = {}
+    for unit_id, found in aux.items():
+        far = [means["kl"] > 1.5 * target_kl for means in found.means.values()]  # [] bool
+        stopped[unit_id] = reduce(operator.or_, far, stopped.get(unit_id, torch.zeros_like(far[0])))
+        held[unit_id] = found._replace(
+            live_steps={key: steps * ~stopped[unit_id] for key, steps in found.live_steps.items()},
+            metrics={
+                key: {**metrics, "stopped": stopped[unit_id].float()}
+                for key, metrics in found.metrics.items()
+            },
+        )
+    return held
+
+
+def _with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
+    """The state with other counts of steps [], by unit."""
+    return {
+        **state,
+        **{
+            unit_id: UnitState(**{**state[unit_id], "steps": each})
+            for unit_id, each in steps.items()
+        },
+    }
+
+
+def _metrics(each: Sequence[Metrics], tables: Mapping[str, Table]) -> Metrics:
+    """Means over the steps of the optimizer, and how good the values were before them."""
+    metrics = mean_metrics(each)
+    for key, table in tables.items():
+        mean = LiveMean(table.columns[c.LIVE])
+        targets, values = table.columns[TARGETS], table.columns[OLD_VALUES]  # [N, T] or [N T]
+        metrics[key]["explained_variance"] = mean.explained_variance(targets, targets - values)
+    return metrics

@@ -1,0 +1,1 @@
+"""What an algorithm is, and the gradient-based one that most are."""

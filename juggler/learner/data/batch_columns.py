@@ -1,0 +1,64 @@
+"""Columns that somebody has put together, for algorithms that learn from episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from juggler.learner.core.learner_core import Columns, Sample, Space
+from juggler.learner.data.collate import collate
+from juggler.learner.data.validation import BatchFit
+from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
+from juggler.runtime.modules.columns import MODULE_STATE
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Tree
+
+
+def checked_batch(
+    batch: Sample,
+    spaces: Mapping[str, tuple[Space, Space]],
+    states: Mapping[str, Mapping[str, Tree]],
+) -> Sample:
+    """A batch of columns as `collate` makes it. They are looked at on the host; those of other
+    names than a batch of episodes has go along as they are.
+
+    Args:
+        batch: by module id, columns as tensors or arrays.
+        spaces: of the observations and the actions in batches, by module id.
+        states: what is in `states` for each row, by module id, as `Learner.example_states`.
+
+    Raises:
+        ValueError: a column is missing, or its shape, dtype or content does not fit; names the
+            module and the column, and says what is expected.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        raise ValueError("no batch: give columns by name, by module id")
+    for module_id, columns in batch.items():
+        if not isinstance(columns, Mapping):
+            raise ValueError(f"{module_id}: columns must be by name, by module id")
+    return {
+        module_id: _checked(module_id, columns, *spaces[module_id], states.get(module_id, {}))
+        if module_id in spaces
+        else columns
+        for module_id, columns in batch.items()
+    }
+
+
+def _checked(
+    module_id: str,
+    columns: Columns,
+    observation_space: Space,
+    action_space: Space,
+    states: Mapping[str, Tree],
+) -> Columns:
+    arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
+    episodes = batch_of_columns(arrays, module_id, remembers=MODULE_STATE in states)
+    episodes = BatchFit(module_id, observation_space, action_space, states).checked(episodes)
+    own = {name: columns[name] for name in columns if name not in COLUMNS}
+    return {**own, **collate([episodes])}
+
+
+def _on_host(column: Any) -> Any:
+    return column.detach().cpu() if isinstance(column, Tensor) else column

@@ -1,0 +1,57 @@
+"""One state for all learners of a group: that of the one that has got furthest."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from juggler.learner.group.peers import Peers
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import training_pb2
+
+if TYPE_CHECKING:
+    from juggler.learner.learner import Learner
+
+
+def take_over_newest(learner: Learner, peers: Peers) -> None:
+    """Have what the learner with most updates has, the one of lowest rank among several. An update
+    may have succeeded at some of them alone: theirs it is then.
+
+    Raises:
+        PeerLost: somebody is gone.
+    """
+    states = peers.gather([learner.updates, state_hash(learner)])
+    leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
+    if all(state == states[leader] for state in states):
+        return
+    chunks = _chunks(learner) if peers.rank == leader else []
+    count, size = peers.gather([len(chunks), sum(map(len, chunks))])[leader]
+    reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=size), digests=True)
+    behind = states[peers.rank] != states[leader]
+    for index in range(count):
+        own = chunks[index] if chunks else None
+        chunk_size = peers.gather([len(own or b"")])[leader][0]
+        chunk = peers.broadcast(own, leader, chunk_size)
+        frame = reader.feed(chunk) if behind else None
+        if frame is not None:
+            learner.restore(frame.tree, json.loads(frame.header.extra))
+
+
+def state_hash(learner: Learner) -> int:
+    """XXH3 with 64 bits, signed, of all that updates change; not of what its connectors estimate
+    from samples of its own."""
+    digest = xxhash.xxh3_64()
+    for path, array in flatten(learner.core.state_to_tree(learner.state)):
+        digest.update(repr((path, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.intdigest() - 2**63
+
+
+def _chunks(learner: Learner) -> list[bytes]:
+    tree, extra = learner.save()
+    header = training_pb2.StateHeader(extra=json.dumps(extra))
+    return list(encode_frame(header, tree, digest=True))

@@ -1,0 +1,1 @@
+"""Optimizers, the groups of parameters that they train, and their schedules."""

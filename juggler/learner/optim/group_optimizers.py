@@ -1,0 +1,187 @@
+"""The optimizers of one unit, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from juggler.learner.optim.optimizer_groups import OptimizerGroup
+from juggler.learner.optim.optimizers import (
+    Moments,
+    clip_by_global_norm,
+    clip_by_norm,
+    make_optimizer,
+)
+from juggler.learner.optim.parameter_group import Unit
+from juggler.runtime.checkpoints.weights import is_named
+
+
+class UnitOptimizers:
+    """One optimizer or several, each for a stretch of a unit's parameter vector [P], with gradients
+    that are clipped by themselves.
+
+    Moments are those of all of them: vectors [P], 0 where an optimizer has none of a name, and
+    counters, which all of them share.
+
+    Attributes:
+        lr_keys: of the schedules that their learning rates come from.
+    """
+
+    def __init__(self, unit: Unit, groups: Sequence[OptimizerGroup]) -> None:
+        """Puts the parameters of each group side by side in the unit's vector.
+
+        Args:
+            unit: before anything is made of it.
+            groups: the one for the rest, and others, of which each parameter may be in one.
+
+        Raises:
+            ValueError: a parameter is in several groups.
+        """
+        rest = dict.fromkeys(unit.sizes, 0)
+        for place, group in enumerate(groups):
+            if group.of_values:
+                rest.update(dict.fromkeys(unit.training_only(), place))
+        places = {name: _place(unit, name, groups, rest[name]) for name in unit.sizes}
+        unit.arrange(sorted(places, key=lambda name: places[name]))
+        own = [
+            [unit.sizes[name] for name in unit.sizes if places[name] == place]
+            for place in range(len(groups))
+        ]
+        there = [(group, sizes) for group, sizes in zip(groups, own, strict=True) if sizes]
+        self._parts = [_Part(group, sizes) for group, sizes in there]
+        self._stretches = [sum(sizes) for _, sizes in there]
+        self.lr_keys = tuple(dict.fromkeys(group.lr_key for group, _ in there))
+
+    def init(self, parameters: Tensor) -> Moments:
+        """The moments before the first update of parameters [P]."""
+        return self._joined([part.init(x) for part, x in self._split(parameters)])
+
+    def update(
+        self,
+        parameters: Tensor,
+        gradient: Tensor,
+        norm: Tensor,
+        moments: Moments,
+        lrs: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Moments]:
+        """One step of each.
+
+        Args:
+            parameters: [P]
+            gradient: [P], as it is before clipping.
+            norm: [] of the gradient.
+            moments: of the step before.
+            lrs: [] by their keys.
+
+        Returns:
+            New parameters [P], and moments.
+        """
+        if len(self._parts) == 1:
+            return self._parts[0].update(parameters, gradient, norm, moments, lrs)
+        gradients = torch.split(gradient, self._stretches)  # [p] each
+        vectors = {name: torch.split(x, self._stretches) for name, x in moments.items() if x.ndim}
+        updated = []
+        for place, (part, x) in enumerate(self._split(parameters)):
+            own = {
+                name: vectors[name][place] if name in vectors else moment
+                for name, moment in moments.items()
+            }
+            norm = torch.linalg.vector_norm(gradients[place])  # []
+            updated.append(part.update(x, gradients[place], norm, own, lrs))
+        parameters = torch.cat([x for x, _ in updated])  # [P]
+        return parameters, self._joined([new for _, new in updated])
+
+    def _split(self, parameters: Tensor) -> list[tuple[_Part, Tensor]]:
+        return list(zip(self._parts, torch.split(parameters, self._stretches), strict=True))
+
+    def _joined(self, parts: Sequence[Moments]) -> Moments:
+        """Moments of all stretches, side by side."""
+        if len(parts) == 1:
+            return parts[0]
+        joined: Moments = {}
+        for name in dict.fromkeys(name for part in parts for name in part):
+            first = next(part[name] for part in parts if name in part)
+            if first.ndim:
+                pieces = [
+                    part[name] if name in part else first.new_zeros(size)
+                    for part, size in zip(parts, self._stretches, strict=True)
+                ]  # [p] each
+                first = torch.cat(pieces)  # [P]
+            joined[name] = first
+        return joined
+
+
+class _Part:
+    """One optimizer."""
+
+    def __init__(self, group: OptimizerGroup, sizes: list[int]) -> None:
+        """Args:
+        group: what it is like.
+        sizes: of its parameters.
+        """
+        self._lr_key, self._lr_scale = group.lr_key, group.lr_scale
+        self._optimizer = make_optimizer(group.config)
+        self._limit = group.config.grad_clip
+        self._clip_by = group.config.grad_clip_by
+        self._sizes = sizes
+
+    def init(self, parameters: Tensor) -> Moments:
+        return self._optimizer.init(parameters)
+
+    def update(
+        self,
+        parameters: Tensor,
+        gradient: Tensor,
+        norm: Tensor,
+        moments: Moments,
+        lrs: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Moments]:
+        clipped = self._clipped(gradient, norm)  # [P]
+        lr = lrs[self._lr_key] * self._lr_scale  # []
+        return self._optimizer.update(parameters, clipped, moments, lr)
+
+    def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
+        if self._limit is None:
+            return gradient
+        if self._clip_by == "value":
+            return gradient.clamp(-self._limit, self._limit)  # [P]
+        if self._clip_by == "norm":
+            return clip_by_norm(gradient, self._sizes, self._limit)  # [P]
+        return clip_by_global_norm(gradient, norm, self._limit)  # [P]
+
+
+def check_patterns(units: Sequence[Unit], groups: Sequence[OptimizerGroup]) -> None:
+    """Raises:
+    ValueError: a pattern names no parameter of any unit; says which there are.
+    """
+    names = [_full(unit, name) for unit in units for name in unit.sizes]
+    for group in groups:
+        for pattern in group.patterns:
+            if not any(is_named(pattern, name) for name in names):
+                if len(units) == 1 and len(units[0].modules) == 1:
+                    names = [name.partition(":")[2] for name in names]
+                raise ValueError(
+                    f"optimizers.{group.name}: no parameter has a name like {pattern!r}; there are "
+                    + ", ".join(names)
+                )
+
+
+def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup], rest: int) -> int:
+    """Which group a parameter is in: the one that names it, else `rest`."""
+    full = _full(unit, name)
+    named = [
+        place
+        for place, group in enumerate(groups)
+        if any(is_named(pattern, full) for pattern in group.patterns)
+    ]
+    if len(named) > 1:
+        both = " and ".join(f"optimizers.{groups[place].name}" for place in named)
+        raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
+    return named[0] if named else rest
+
+
+def _full(unit: Unit, name: str) -> str:
+    """A parameter's name with its module's before it."""
+    return name if ":" in name else f"{unit.id}:{name}"

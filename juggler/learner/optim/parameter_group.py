@@ -1,0 +1,194 @@
+"""What is trained as one: modules that share parameters, most often one module alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from juggler.learner.optim.training_pass import TrainingPass
+from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.rl_module import Batch, RLModule
+
+
+class Unit:
+    """The structure of some modules, and where each of their parameters lies in a vector [P].
+
+    With all parameters in one vector, an optimizer step, a norm or a reduction over learners is a
+    few operations whatever the number of layers. Parameters that need no gradient count as buffers.
+
+    A tensor's name in a unit is the one that its module has for it. In a unit of several modules it
+    is "module:name", of the first module that has it.
+
+    Attributes:
+        id: in states and checkpoints: that of its module, or all of theirs with "+" between them.
+        modules: by id, for their spaces and distributions; what they hold is not trained.
+        sizes: of the parameters in the vector, by their names in the unit, in their order there.
+    """
+
+    def __init__(self, modules: Mapping[str, RLModule], training_pass: TrainingPass) -> None:
+        """Args:
+            modules: by id.
+            training_pass: how theirs are computed.
+
+        Raises:
+            ValueError: one of the modules cannot be trained.
+        """
+        self.id = "+".join(modules)
+        self._pass = training_pass
+        self.modules = dict(modules)
+        self._names: dict[str, dict[str, str]] = {}  # in the unit, by module and by name there
+        self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the unit
+        found: dict[int, str] = {}
+        for module_id, module in modules.items():
+            prefix = "" if len(modules) == 1 else f"{module_id}:"
+            names = {
+                name: found.setdefault(id(tensor), prefix + name)
+                for name, tensor in chain(
+                    # A tensor that a module has under several names is there under each of them.
+                    module.named_parameters(remove_duplicate=False),
+                    module.named_buffers(remove_duplicate=False),
+                )
+            }
+            self._names[module_id] = names
+            for name, parameter in _trained(module).items():
+                self._shapes[names[name]] = parameter.shape
+        self.arrange(list(self._shapes))
+        _check_one_dtype(modules)
+        self._initial_states = {
+            module_id: _InitialState(module)
+            for module_id, module in modules.items()
+            if module.get_initial_state()
+        }
+        self._acting = {module_id: acting_names(module) for module_id, module in modules.items()}
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Put the parameters into this order, before anything is made of the unit."""
+        self._shapes = {name: self._shapes[name] for name in names}
+        self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        self._sizes = list(self.sizes.values())
+
+    def names(self, module_id: str) -> Mapping[str, str]:
+        """The names in the unit of one of its modules' parameters and buffers, by its own names."""
+        return self._names[module_id]
+
+    def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of the parameters [P] and buffers of modules of the same structure."""
+        tensors = {
+            self._names[module_id][name]: tensor.detach()
+            for module_id in self.modules
+            for name, tensor in chain(
+                modules[module_id].named_parameters(), modules[module_id].named_buffers()
+            )
+        }
+        flat = torch.cat([tensors.pop(name).reshape(-1) for name in self._shapes])  # [P]
+        return flat, {name: buffer.clone() for name, buffer in tensors.items()}
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a vector [P] by the parameters' names in the unit."""
+        pieces = torch.split(flat, self._sizes)  # [p] each
+        return {
+            name: piece.view(shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    def training_only(self) -> set[str]:
+        """Names of the parameters that no module needs to act."""
+        acting = chain.from_iterable(
+            (self._names[module_id][name] for name in names)
+            for module_id, names in self._acting.items()
+        )
+        return self.sizes.keys() - set(acting)
+
+    def acting(
+        self, parameters: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """What acting needs of each module, by id and by its own names; no copies."""
+        tensors = {**self.named(parameters), **buffers}
+        return {
+            module_id: {name: tensors[self._names[module_id][name]] for name in names}
+            for module_id, names in self._acting.items()
+        }
+
+    def forward_train(
+        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        """The training pass of one of its modules with these parameters [P] and buffers.
+
+        Buffers that the pass updates in place (those of a normalization, say) are the ones given.
+        """
+        tensors = {**self.named(parameters), **buffers}
+        named = {name: tensors[own] for name, own in self._names[module_id].items()}
+        return self._pass(self.modules[module_id], named, batch)
+
+    def initial_state(
+        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """What one of its modules remembers when an episode starts, which may be learned."""
+        if module_id not in self._initial_states:
+            return {}
+        tensors = {**self.named(parameters), **buffers}
+        named = {f"module.{name}": tensors[own] for name, own in self._names[module_id].items()}
+        state: dict[str, Any] = torch.func.functional_call(
+            self._initial_states[module_id], named, (), tie_weights=False
+        )
+        return state
+
+    def concerned(self, live_steps: Mapping[str, Tensor]) -> Tensor:
+        """Which parameters a sample has something to say about -> bool [P], or [] for all.
+
+        Args:
+            live_steps: in the sample, by id of the modules that have a part in it; 0-d.
+        """
+        present = [steps > 0 for steps in live_steps.values()]  # []
+        if len(self.modules) == 1:
+            return present[0]
+        device = present[0].device
+        users = torch.tensor(
+            [[name in self._names[each].values() for each in live_steps] for name in self._shapes],
+            device=device,
+        )  # [parameters, modules]
+        sizes = torch.tensor(self._sizes, device=device)  # [parameters]
+        used = (users & torch.stack(present)).any(1)  # [parameters]
+        return used.repeat_interleave(sizes, output_size=sum(self._sizes))  # [P]
+
+
+class _InitialState(nn.Module):
+    """`get_initial_state` as a pass, which is what torch calls with other parameters."""
+
+    def __init__(self, module: RLModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self) -> dict[str, Any]:
+        return self.module.get_initial_state()
+
+
+def _trained(module: RLModule) -> dict[str, torch.nn.Parameter]:
+    """Parameters that need a gradient.
+
+    Raises:
+        ValueError: there are none.
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"{type(module).__name__} has no parameters to train")
+    return trained
+
+
+def _check_one_dtype(modules: Mapping[str, RLModule]) -> None:
+    """Raises:
+    ValueError: trained parameters are neither all float32 nor all float64.
+    """
+    dtypes = {p.dtype for module in modules.values() for p in _trained(module).values()}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        kinds = " and ".join(type(module).__name__ for module in modules.values())
+        raise ValueError(
+            f"{kinds} has parameters in {', '.join(sorted(map(str, dtypes)))}: trained parameters "
+            "must be float32, or all of them float64; to compute in fewer bits, leave them so and "
+            "use torch.autocast in the module"
+        )

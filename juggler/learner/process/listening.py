@@ -1,0 +1,98 @@
+"""Where a Learner process can be reached: by EnvRunners, and by the other learners of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+
+from juggler.learner.process.program import LearnerProgram
+from juggler.runtime.actors.endpoints import bind, make_server
+from juggler.runtime.actors.health import MOST_ASKING, Health
+from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.streams.episodes import PUSH_METHOD
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
+
+_MOST_STREAMS = 1024  # of EnvRunners; those who ask for health take nothing of it
+_SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
+
+
+class LearnerServer:
+    """For EnvRunners, from the process's first moment on; for probes too, which ask how it is.
+
+    Attributes:
+        addresses: to be told to EnvRunners.
+    """
+
+    def __init__(self, program: LearnerProgram) -> None:
+        """
+        Raises:
+            EndpointError: this process cannot listen where it should.
+        """
+        self._later = _Later()
+        self._health = program.contact.health or Health()
+        self._server = make_server(_MOST_STREAMS + 2 * MOST_ASKING)
+        self._server.add_generic_rpc_handlers((self._later,))
+        self._health.add_to(self._server, *_SERVICES)
+        if program.reflection:
+            add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
+        self.addresses = _bind(self._server, program)
+        self._server.start()
+
+    def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
+        """Take EnvRunners."""
+        self._later.handlers = handlers
+
+    def ready(self, is_ready: bool) -> None:
+        """Whether EnvRunners should come, as probes see it."""
+        self._health.ready(is_ready)
+
+    def close(self) -> None:
+        self._health.ready(False)
+        self._server.stop(grace=0.2).wait(timeout=2)
+
+
+class _Later(grpc.GenericRpcHandler):
+    """Handlers that a server gets once it has started."""
+
+    handlers: Sequence[grpc.GenericRpcHandler] = ()
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(details) for handler in self.handlers)
+        return next((each for each in found if each is not None), None)
+
+
+def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
+    """The addresses to be told."""
+    addresses = []
+    contact = program.contact
+    if contact.socket_dir:
+        path = Path(contact.socket_dir) / f"learner-{contact.index}.sock"
+        path.unlink(missing_ok=True)  # a predecessor that was killed leaves its own behind
+        addresses.append(bind(server, f"unix:{path}"))
+    if program.bind:
+        bound = bind(
+            server,
+            program.bind,
+            token=contact.token,
+            tls=contact.tls,
+            insecure=program.insecure,
+        )
+        host, _, port = program.advertise.rpartition(":")
+        if program.advertise and port == "0":
+            addresses.append(f"{host}:{bound.rpartition(':')[2]}")
+        else:
+            addresses.append(program.advertise or bound)
+    return addresses
+
+
+def peer_host(program: LearnerProgram) -> str:
+    """By which other learners can reach this process."""
+    if not program.bind:
+        return "127.0.0.1"
+    host = program.bind.rpartition(":")[0].strip("[]")
+    anywhere = host in ("", "0.0.0.0", "::")
+    return (program.advertise.rpartition(":")[0].strip("[]") if anywhere else host) or "127.0.0.1"

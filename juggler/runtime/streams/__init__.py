@@ -1,0 +1,1 @@
+"""Streams of episodes and of weights."""

@@ -1,0 +1,218 @@
+"""Batches from an envrunner to a learner: the stream's two ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.streams.core_streams import ClientStream, ServerStream
+from juggler.runtime.streams.unfinished import Unfinished
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import episodes_pb2
+
+PUSH_METHOD = "/juggler.v1.Episodes/Push"
+_SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
+
+_MOST_UNREAD = 4096  # acknowledgements
+
+BatchFrame = Frame[episodes_pb2.BatchHeader]
+
+
+class EpisodeReceiver:
+    """The learner's end.
+
+    Args:
+        take: says why it refuses a batch, or "" where it took it. Called in the server's thread,
+            which must not wait. A WireError of its ends the stream, too.
+        why_refused: says why a call may not open a stream, from its metadata; None lets it in.
+        limits: of one batch, held against its header before memory is taken.
+        check: raises a WireError where a header is none to accept, before memory is taken.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[BatchFrame], str],
+        why_refused: Callable[[CallMetadata], str | None],
+        limits: Limits,
+        check: Callable[[episodes_pb2.BatchHeader], None] | None = None,
+    ) -> None:
+        self._take = take
+        self._why_refused = why_refused
+        self._limits = limits
+        self._check = check
+        self._unfinished = Unfinished()
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What reading frames and taking batches has cost so far, over all streams."""
+        return self._seconds
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To add to a server."""
+        push: grpc.RpcMethodHandler[bytes, bytes]
+        push = grpc.stream_stream_rpc_method_handler(self._push)
+        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: push})
+
+    def _push(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if refusal := self._why_refused(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        reader = FrameReader(episodes_pb2.BatchHeader, self._limits, check=self._check)
+        acknowledgements: deque[bytes] = deque()
+        stream = ServerStream(context, partial(_first, acknowledgements))
+
+        def received(message: bytes) -> None:
+            started = time.perf_counter()
+            frame = reader.feed(message)
+            self._unfinished.hold(context, reader.unfinished_bytes)
+            refused, bad = self._taken(frame) if frame is not None else ("", None)
+            self._seconds += time.perf_counter() - started
+            if frame is None:
+                return
+            batch_id = frame.header.batch_id
+            said = episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused)
+            acknowledgements.append(said.SerializeToString())
+            stream.wake()
+            if len(acknowledgements) > _MOST_UNREAD:
+                raise WireError(f"{len(acknowledgements)} acknowledgements were not read")
+            if bad is not None:
+                raise bad
+
+        try:
+            stream.listen(received)
+        except WireError as error:
+            # What follows on this stream cannot be trusted either.
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._unfinished.hold(context, 0)
+        return iter(())
+
+    def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
+        """(the reason to refuse it or "", the error that its stream is to end with)."""
+        try:
+            return self._take(frame), None
+        except WireError as error:
+            return str(error), error
+
+
+class EpisodeSender:
+    """The envrunner's end: sends batches to one learner and says what became of each.
+
+    The stream opens with the first batch, and again with the next one after it broke. `settled` is
+    called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
+    the reason is "refused" or "learner_lost".
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metadata: CallMetadata,
+        settled: Callable[[int, str, str], None],
+        tls: Tls | None = None,
+    ) -> None:
+        self._address = address
+        self._metadata = metadata
+        self._settled = settled
+        self._channel = dial(address, tls)
+        self._lock = threading.Lock()
+        self._stream: _Stream | None = None
+        self._closed = False
+
+    def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
+        """Never waits for the network. Nobody changes the tree's arrays any more: they are read
+        once what was sent before has left.
+
+        Raises:
+            WireError: the tree holds what cannot be sent.
+        """
+        chunks = encode_frame(header, tree)
+        with self._lock:
+            if not self._closed and (self._stream is None or self._stream.broken):
+                self._stream = _Stream(self._channel, self._metadata, self._settled)
+            stream = None if self._closed else self._stream
+        if stream is None:
+            self._settled(header.batch_id, "learner_lost", "the stream to the learner is closed")
+        else:
+            stream.put(header.batch_id, chunks)
+
+    def close(self) -> None:
+        """What is not acknowledged by now counts as lost. May be called while another thread
+        sends."""
+        with self._lock:
+            self._closed = True
+        self._channel.close()
+
+
+class _Stream:
+    """One life of the connection; whatever is unacknowledged when it ends is lost."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        metadata: CallMetadata,
+        settled: Callable[[int, str, str], None],
+    ) -> None:
+        self._settled = settled
+        self._unsent: deque[Iterator[bytes]] = deque()  # the chunks of each batch
+        self._open: set[int] = set()
+        self._lock = threading.Lock()
+        self.broken = ""  # why, once it is
+        self._stream = ClientStream(
+            channel,
+            PUSH_METHOD,
+            metadata,
+            self._next_chunk,
+            self._acknowledged,
+            self._ended,
+            name="episodes-acks",
+        )
+
+    def put(self, batch_id: int, chunks: Iterator[bytes]) -> None:
+        with self._lock:
+            reason = self.broken
+            if not reason:
+                self._open.add(batch_id)
+                self._unsent.append(chunks)
+        if reason:
+            self._settled(batch_id, "learner_lost", reason)
+        else:
+            self._stream.wake()
+
+    def _next_chunk(self) -> bytes | None:
+        while self._unsent:
+            chunk = next(self._unsent[0], None)
+            if chunk is not None:
+                return chunk
+            self._unsent.popleft()
+        return None
+
+    def _acknowledged(self, message: bytes) -> None:
+        said = episodes_pb2.Acknowledgement.FromString(message)
+        with self._lock:
+            known = said.batch_id in self._open
+            self._open.discard(said.batch_id)
+        if known:
+            self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
+
+    def _ended(self, why: str) -> None:
+        reason = why or "the learner ended the stream"
+        with self._lock:
+            self.broken = reason
+            lost, self._open = self._open, set()
+            self._unsent.clear()
+        for batch_id in lost:
+            self._settled(batch_id, "learner_lost", reason)
+
+
+def _first(messages: deque[bytes]) -> bytes | None:
+    return messages.popleft() if messages else None

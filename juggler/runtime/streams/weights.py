@@ -1,0 +1,282 @@
+"""Weights from a learner to its envrunners: the stream's two ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.tls import Tls
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.core_streams import ServerStream
+from juggler.runtime.wire.chunks import with_digest
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import episodes_pb2
+
+SUBSCRIBE_METHOD = "/juggler.v1.Weights/Subscribe"
+_SERVICE, _METHOD = SUBSCRIBE_METHOD.strip("/").split("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Parameters and buffers: a tree module id -> name -> array, read-only."""
+
+    version: Version
+    tree: Tree
+
+
+class _Offered:
+    """A version to send. A chunk is serialized for the first subscriber who takes it."""
+
+    def __init__(self, version: Version, tree: Tree, digests: bool) -> None:
+        self.version = version
+        header = episodes_pb2.WeightsHeader(version=version.message())
+        self._lock = threading.Lock()
+        self._coming = encode_frame(header, tree, digest=digests)
+        self._digests = digests
+        self._chunks: list[bytes] = []  # that somebody has taken
+
+    def chunks(self, digests: bool) -> Iterator[bytes]:
+        """All of them, the same for everybody."""
+        for number in itertools.count():
+            with self._lock:
+                if digests and not self._digests:
+                    self._digests, self._chunks = True, list(map(with_digest, self._chunks))
+                    self._coming = map(with_digest, self._coming)
+                if number == len(self._chunks):
+                    self._chunks.extend(itertools.islice(self._coming, 1))
+                if number == len(self._chunks):
+                    return
+                chunk = self._chunks[number]
+            yield chunk
+
+
+class _Subscriber:
+    """Where a stream is.
+
+    Attributes:
+        changed: told when it may have to go on, or to end.
+        idle: whether it has all of the version sent last; with the publisher's lock, as `sent`.
+        sent: that version, or the one it is being sent.
+        chunks: those left of it.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.changed = threading.Condition(lock)
+        self.idle = True
+        self.sent: Version | None = None
+        self.chunks: Iterator[bytes] = iter(())
+
+
+class WeightsPublisher:
+    """The learner's end: serializes a version once, and streams the newest to every subscriber.
+
+    The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
+    others are in the server's thread. As long as all of them came over Unix sockets there are
+    no digests: between two processes of one host there is only memory, as there is within one.
+    """
+
+    def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
+        self._why_refused = why_refused
+        self._lock = threading.Lock()
+        self._subscribers: set[_Subscriber] = set()
+        self._newest: _Offered | None = None
+        self._digests = False  # whether anybody needs them
+        self._closed = False
+
+    def publish(self, version: Version, tree: Tree) -> None:
+        """Offer a version, newer than those before; nobody changes its arrays any more.
+
+        Raises:
+            WireError: the tree holds what cannot be sent.
+        """
+        offered = _Offered(version, tree, self._digests)
+        with self._lock:
+            if self._newest is not None and version <= self._newest.version:
+                raise ValueError(f"weights version {version} comes after {self._newest.version}")
+            self._newest = offered
+            for subscriber in self._subscribers:
+                if subscriber.idle:
+                    subscriber.changed.notify()
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        self._wake_all()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """To add to a server."""
+        # With a stream of requests, of which none is read: for a single one gRPC would wait, in a
+        # thread, before the token is looked at.
+        subscribe: grpc.RpcMethodHandler[bytes, bytes]
+        subscribe = grpc.stream_stream_rpc_method_handler(self._subscribe)
+        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
+
+    def _subscribe(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if refusal := self._why_refused(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        if not context.peer().startswith("unix:"):
+            self._digests = True  # in all streams, so that a version is serialized once
+        subscriber = _Subscriber(self._lock)
+        stream = ServerStream(context, partial(self._next_chunk, subscriber))
+        context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
+        with self._lock:
+            self._subscribers.add(subscriber)
+        try:
+            while self._is_behind(subscriber, context):
+                stream.wake()
+        finally:
+            with self._lock:
+                self._subscribers.remove(subscriber)
+        stream.check()
+        return iter(())
+
+    def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
+        """Waits until an idle subscriber is to be sent something; false: its stream is to end."""
+        with self._lock:
+            while not (
+                subscriber.idle and self._newest and subscriber.sent != self._newest.version
+            ):
+                if (self._closed and subscriber.idle) or not context.is_active():
+                    return False
+                subscriber.changed.wait()
+            subscriber.idle = False
+            return True
+
+    def _next_chunk(self, subscriber: _Subscriber) -> bytes | None:
+        """Of the version that it is being sent, or else of the newest."""
+        chunk = next(subscriber.chunks, None)
+        if chunk is None and (offered := self._other_than(subscriber)) is not None:
+            subscriber.chunks = offered.chunks(self._digests)
+            chunk = next(subscriber.chunks)
+        return chunk
+
+    def _other_than(self, subscriber: _Subscriber) -> _Offered | None:
+        """Another version than the one sent last."""
+        with self._lock:
+            if self._newest is None or self._newest.version == subscriber.sent:
+                subscriber.idle = True
+                if self._closed:
+                    subscriber.changed.notify()
+                return None
+            subscriber.sent = self._newest.version
+            return self._newest
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            for subscriber in self._subscribers:
+                subscriber.changed.notify()
+
+
+class WeightsSubscription:
+    """The envrunner's end: a thread that always holds the newest weights it was sent.
+
+    Dials again, every `retry_seconds`, when the stream breaks; until `close`. What else goes wrong
+    in the thread ends it, and is raised at whoever asks for weights.
+
+    Attributes:
+        address: of the learner.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metadata: CallMetadata,
+        subscriber: str,
+        limits: Limits,
+        retry_seconds: float = 0.5,
+        tls: Tls | None = None,
+    ) -> None:
+        self.address = address
+        self._metadata = metadata
+        self._subscriber = subscriber
+        self._limits = limits
+        self._retry_seconds = retry_seconds
+        self._condition = threading.Condition()
+        self._newest: Weights | None = None
+        self._closed = threading.Event()
+        self._error = ""
+        self._failure: BaseException | None = None
+        self._channel = dial(address, tls, one_thread=True)
+        threading.Thread(target=self._run, name="weights", daemon=True).start()
+
+    @property
+    def newest(self) -> Weights | None:
+        """The newest weights; None before there are any.
+
+        Raises:
+            Exception: of the thread, which brings no more.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._newest
+
+    def wait_for(self, version: Version, timeout: float) -> Weights:
+        """The newest weights, as soon as they are at least `version`.
+
+        Raises:
+            TimeoutError: they did not come in time; says what was seen last.
+            Exception: as for `newest`.
+        """
+        with self._condition:
+            if not self._condition.wait_for(
+                lambda: (newest := self.newest) is not None and newest.version >= version, timeout
+            ):
+                seen = self._newest.version if self._newest else "none"
+                raise TimeoutError(
+                    f"no weights of version {tuple(version)} from the learner at {self.address} "
+                    f"within {timeout:.0f} s (newest: {seen}). {self._error}"
+                )
+            assert self._newest is not None
+            return self._newest
+
+    def close(self) -> None:
+        self._closed.set()
+        self._channel.close()
+
+    def _run(self) -> None:
+        try:
+            self._receive()
+        except BaseException as error:
+            # Of a channel that was closed meanwhile nothing else is to be expected.
+            if not self._closed.is_set():
+                with self._condition:
+                    self._failure = error
+                    self._condition.notify_all()
+
+    def _receive(self) -> None:
+        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
+        subscribe = self._channel.unary_stream(
+            SUBSCRIBE_METHOD,
+            request_serializer=episodes_pb2.Subscription.SerializeToString,
+            response_deserializer=None,
+        )
+        digests = not self.address.startswith("unix:")
+        while not self._closed.is_set():
+            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=digests)
+            try:
+                request = episodes_pb2.Subscription(subscriber=self._subscriber)
+                for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):
+                    frame = reader.feed(message)
+                    if frame is not None:
+                        self._take(Weights(Version.of(frame.header.version), frame.tree))
+            except grpc.RpcError as error:
+                self._error = str(error.details() if hasattr(error, "details") else error)
+            except WireError as error:
+                self._error = f"bad weights: {error}"
+            self._closed.wait(self._retry_seconds)
+
+    def _take(self, weights: Weights) -> None:
+        with self._condition:
+            # A learner that restarted may offer older weights; nobody goes back to them.
+            if self._newest is None or weights.version > self._newest.version:
+                self._newest = weights
+                self._condition.notify_all()

@@ -1,0 +1,290 @@
+"""WorkerRegistry: who is set up when, with what, and who is taken for ready."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.driver.config import RunConfig
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.v1 import training_pb2
+
+VERSION = Version(2, 9)
+VECTOR = spaces.Box(-math.inf, math.inf, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def _worker(role: str, index: int = 0, incarnation: str = "a", host: str = "here") -> Worker:
+    return Worker(
+        worker_id=f"{role}-{index}",
+        incarnation=incarnation,
+        role=role,
+        index=index,
+        host=host,
+        pid=1,
+        devices=("cpu",),
+        data_addresses=(f"unix:/{role}-{index}", f"{host}:5005"),
+        local=True,
+    )
+
+
+def _ready(observation: Any = VECTOR, action: Any = TWO, rows: int = 16) -> training_pb2.Ready:
+    return training_pb2.Ready(
+        observation_space=space_to_message(observation),
+        action_space=space_to_message(action),
+        rows=rows,
+        steps=32,
+    )
+
+
+def _registry(first_update: int = 0, **keys: Any) -> WorkerRegistry:
+    return WorkerRegistry(RunConfig.from_flat({"evaluation_episodes": 16, **keys}), first_update)
+
+
+def _set_up(registry: WorkerRegistry, worker: Worker) -> training_pb2.Setup:
+    """What a worker is told that is set up as soon as it is here."""
+    ((told, setup),) = registry.joined(worker, VERSION)
+    assert told is worker
+    return setup
+
+
+def _with_runner(registry: WorkerRegistry, index: int = 0) -> Worker:
+    runner = _worker("envrunner", index)
+    _set_up(registry, runner)
+    registry.runner_ready(runner, _ready(), VERSION)
+    return runner
+
+
+# -- spaces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["envrunner", "evaluator"])
+def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
+    registry = _registry()
+    learner, runner = _worker("learner"), _worker(first)
+    assert registry.joined(learner, VERSION) == []
+    setup = _set_up(registry, runner)
+    assert not setup.HasField("observation_space")
+    ((told, setup),) = registry.runner_ready(runner, _ready(), VERSION)
+    assert told is learner
+    assert space_from_message(setup.observation_space) == VECTOR
+    assert space_from_message(setup.action_space) == TWO
+    assert Version.of(setup.version) == VERSION
+
+
+def test_a_learner_that_comes_later_is_set_up_at_once() -> None:
+    registry = _registry()
+    _with_runner(registry)
+    setup = _set_up(registry, _worker("learner"))
+    assert space_from_message(setup.observation_space) == VECTOR
+
+
+def test_learners_are_set_up_once() -> None:
+    registry = _registry()
+    learners = [_worker("learner", index) for index in (0, 1)]
+    for learner in learners:
+        assert registry.joined(learner, VERSION) == []
+    first, second = _worker("envrunner", 0), _worker("envrunner", 1)
+    _set_up(registry, first)
+    _set_up(registry, second)
+    told = [worker for worker, _ in registry.runner_ready(first, _ready(), VERSION)]
+    assert told == learners
+    assert registry.runner_ready(second, _ready(), VERSION) == []
+
+
+def test_a_learner_that_left_while_it_waited_is_not_set_up() -> None:
+    registry = _registry()
+    learner, successor = _worker("learner"), _worker("learner", incarnation="b")
+    registry.joined(learner, VERSION)
+    registry.left(learner)
+    registry.joined(successor, VERSION)
+    registry.left(learner)  # heard of once more, and late
+    runner = _worker("envrunner")
+    _set_up(registry, runner)
+    ((told, _),) = registry.runner_ready(runner, _ready(), VERSION)
+    assert told is successor
+
+
+def test_a_runner_with_the_same_spaces_is_taken() -> None:
+    registry = _registry()
+    runners = [_with_runner(registry, index) for index in range(3)]
+    assert registry.of_role("envrunner") == runners
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _ready(observation=spaces.Box(-math.inf, math.inf, (5,), np.float32)),
+        _ready(observation=spaces.Box(-1, math.inf, (4,), np.float32)),
+        _ready(observation=spaces.Box(-math.inf, math.inf, (4,), np.float64)),
+        _ready(action=spaces.Discrete(3)),
+        _ready(action=spaces.Discrete(2, start=1)),
+    ],
+    ids=["shape", "bound", "dtype", "number of actions", "first action"],
+)
+@pytest.mark.parametrize("role", ["envrunner", "evaluator"])
+def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Ready) -> None:
+    registry = _registry()
+    _with_runner(registry)
+    stranger = _worker(role, index=7, host="elsewhere")
+    _set_up(registry, stranger)
+    with pytest.raises(ValueError, match="other spaces") as refused:
+        registry.runner_ready(stranger, other, VERSION)
+    said = str(refused.value)
+    assert said.startswith(f"{role}-7 on elsewhere has other spaces")
+    assert "same version of the environment?" in said
+    assert "\n" not in said
+    assert stranger not in registry.ready.values()
+    assert registry.spaces is not None
+    assert space_from_message(registry.spaces.observation) == VECTOR
+
+
+# -- seeds ----------------------------------------------------------------------------------------
+
+
+def test_every_worker_and_every_life_of_it_has_a_seed_of_its_own() -> None:
+    seeds = set()
+    count = 0
+    for run_seed in (0, 1):
+        for first_update in (0, 100):
+            registry = _registry(first_update, seed=run_seed)
+            _with_runner(registry, index=9)
+            for role in ("envrunner", "evaluator", "learner"):
+                for index in (0, 1):
+                    for incarnation in ("a", "b", "c"):
+                        setup = _set_up(registry, _worker(role, index, incarnation))
+                        seeds.add(setup.seed)
+                        count += 1
+    assert len(seeds) == count == 2 * 2 * 3 * 2 * 3
+
+
+def test_a_run_with_the_same_seed_gives_its_workers_the_same_seeds() -> None:
+    def seeds() -> list[int]:
+        registry = _registry(seed=3)
+        workers = [_worker("envrunner", i, inc) for i in (0, 1) for inc in ("a", "b")]
+        return [_set_up(registry, worker).seed for worker in workers]
+
+    assert seeds() == seeds()
+
+
+def test_the_order_of_arrival_changes_no_seed() -> None:
+    there, back = _registry(), _registry()
+    workers = [_worker("envrunner", index) for index in range(3)]
+    seeds = [_set_up(there, worker).seed for worker in workers]
+    assert [_set_up(back, worker).seed for worker in reversed(workers)] == seeds[::-1]
+
+
+# -- what each role is told -----------------------------------------------------------------------
+
+
+def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
+    registry = _registry(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
+    runner = json.loads(_set_up(registry, _worker("envrunner")).config)
+    registry.runner_ready(_worker("envrunner"), _ready(rows=3), VERSION)
+    learner = json.loads(_set_up(registry, _worker("learner")).config)
+    assert runner.keys() == {"env_runner", "module", "connectors", "wants"}
+    assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}
+    assert runner["env_runner"]["envs_per_runner"] == 3
+    shared = {"module", "connectors"}
+    assert learner.keys() == {*shared, "learner", "device", "may_meet", "updates_in_flight"}
+    assert not learner["may_meet"]
+    assert learner["learner"]["lr"] == 0.25
+    assert learner["device"] == "cpu"
+    assert runner["module"] == learner["module"]
+    assert runner["module"]["model"] == {"hidden_sizes": [8]}
+
+
+def test_learners_take_turns_on_the_devices() -> None:
+    registry = _registry(devices="cuda:1,fake:2", num_learners=4)
+    registry.most_learners = 4
+    registry.runner_ready(_worker("envrunner"), _ready(), VERSION)
+    told = [json.loads(_set_up(registry, _worker("learner", index)).config) for index in range(4)]
+    assert [each["device"] for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
+    assert all(each["may_meet"] for each in told)
+
+
+@pytest.mark.parametrize(
+    ("envs_per_runner", "evaluation_episodes", "stop_return", "rows"),
+    [(16, 10, None, 10), (4, 10, None, 4), (5, 5, None, 5), (16, 10, 5.0, 16), (400, 10, 5.0, 100)],
+)
+def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
+    envs_per_runner: int, evaluation_episodes: int, stop_return: float | None, rows: int
+) -> None:
+    registry = _registry(
+        envs_per_runner=envs_per_runner,
+        evaluation_episodes=evaluation_episodes,
+        stop_return=stop_return,
+    )
+    evaluator = json.loads(_set_up(registry, _worker("evaluator")).config)
+    assert evaluator["env_runner"]["envs_per_runner"] == rows
+    runner = json.loads(_set_up(registry, _worker("envrunner")).config)
+    assert runner["env_runner"]["envs_per_runner"] == envs_per_runner
+
+
+def test_runners_are_told_where_the_ready_learners_are() -> None:
+    registry = _registry()
+    _with_runner(registry)
+    learners = [_worker("learner", index) for index in (0, 1)]
+    for learner in learners:
+        _set_up(registry, learner)
+    assert list(registry.learners_message(3).learners) == []
+    registry.learner_ready(learners[1], training_pb2.Ready())
+    message = registry.learners_message(3)
+    (told,) = message.learners
+    assert message.generation == 3
+    assert (told.worker_id, told.incarnation) == ("learner-1", "a")
+    assert tuple(told.addresses) == learners[1].data_addresses
+
+
+# -- who is here ----------------------------------------------------------------------------------
+
+
+def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
+    registry = _registry()
+    learner = _worker("learner")
+    assert registry.joined(learner, VERSION) == []
+    assert not registry.complete()
+    runner = _with_runner(registry)
+    assert not registry.complete()
+    assert registry.describe() == ("envrunners: 1 attached, 1 ready; learners: 1 attached, 0 ready")
+    registry.learner_ready(learner, training_pb2.Ready())
+    assert registry.complete()
+    registry.left(runner)
+    assert not registry.complete()
+    assert registry.describe() == ("envrunners: 0 attached, 0 ready; learners: 1 attached, 1 ready")
+
+
+def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
+    registry = _registry()
+    evaluator = _worker("evaluator")
+    _set_up(registry, evaluator)
+    registry.runner_ready(evaluator, _ready(), VERSION)
+    registry.learner_ready(_worker("learner"), training_pb2.Ready())
+    assert not registry.complete()
+    assert not registry.had_runner
+    _with_runner(registry)
+    assert registry.had_runner
+    assert registry.complete()
+
+
+def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:
+    registry = _registry()
+    before = _with_runner(registry)
+    successor = _worker("envrunner", incarnation="b")
+    _set_up(registry, successor)
+    registry.runner_ready(successor, _ready(), VERSION)
+    registry.left(before)
+    assert registry.attached == {"envrunner-0": successor}
+    assert registry.of_role("envrunner") == [successor]
+    registry.left(successor)
+    registry.left(successor)
+    assert registry.attached == registry.ready == {}
+    assert registry.had_runner

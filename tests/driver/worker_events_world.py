@@ -1,0 +1,168 @@
+"""A worker_events whose workers are this test: they say whatever it likes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, cast
+
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.snapshots import SnapshotWriter
+from juggler.driver.config import RunConfig
+from juggler.driver.record.progress import SilentProgress
+from juggler.driver.record.wording import Level
+from juggler.driver.run_clock import RunClock
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.driver.workers.worker_events import WorkerEvents
+from juggler.runtime.actors.hub import Hub
+from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
+
+ROWS, STEPS = 2, 10
+SHAPE = {"envs_per_runner": ROWS, "fragment_steps": STEPS}
+SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
+
+
+class _Hub:
+    """Sends nothing, and keeps what it should have sent, and whom it should have let go."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Worker, int, Message]] = []
+        self.dismissed: list[tuple[Worker, str]] = []
+
+    def send(self, worker: Worker, command_id: int, body: Message) -> bool:
+        self.sent.append((worker, command_id, body))
+        return True
+
+    def dismiss(self, worker: Worker, reason: str) -> None:
+        self.dismissed.append((worker, reason))
+
+
+class _Told(SilentProgress):
+    """Keeps what people are told.
+
+    Attributes:
+        messages: oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self.messages.append(text)
+
+
+class ConversationWorld:
+    """A driver's worker_events with one EnvRunner and one learner that are ready.
+
+    Attributes:
+        told: has what people were told.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        beginning: Beginning | None = None,
+        only_local: bool = False,
+        **keys: Any,
+    ) -> None:
+        self._incarnations = itertools.count()
+        self._hub = _Hub()
+        self.written: Mailbox[Any] = Mailbox()
+        config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
+        self.snapshots = SnapshotWriter(self.written, directory, config, RunClock(0.0), None)
+        # No process here is local, so the local workers are asked for nothing.
+        local = cast(LocalWorkers, _NobodyIsLocal())
+        hub = cast(Hub, self._hub)
+        self.told = _Told()
+        self.worker_events = WorkerEvents(
+            config,
+            hub,
+            local,
+            self.told,
+            self.snapshots,
+            None,
+            only_local=only_local,
+            beginning=beginning,
+        )
+        self.core = self.worker_events.core
+        self.runner = self.join("envrunner")
+        self.get_ready(self.runner)
+        self.learner = self.join("learner")
+        self.get_ready(self.learner)
+
+    def join(self, role: str, index: int = 0) -> Worker:
+        incarnation = f"incarnation-{next(self._incarnations)}"
+        worker = Worker(f"{role}-{index}", incarnation, role, index, "host", 1, (), (), False)
+        self.worker_events.hear(Joined(worker))
+        return worker
+
+    def leave(self, worker: Worker, **said: Any) -> None:
+        self.worker_events.hear(Left(worker, "gone", **said))
+
+    def get_ready(self, worker: Worker) -> None:
+        (setup,) = self.asked(worker, training_pb2.Setup)
+        ready = training_pb2.Ready(
+            observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS
+        )
+        self.reply(worker, setup[0], ready)
+
+    def asked(self, worker: Worker, kind: type[Message]) -> list[tuple[int, Any]]:
+        """(command id, command) of every command of that kind to that worker."""
+        return [
+            (i, body) for who, i, body in self._hub.sent if who is worker and type(body) is kind
+        ]
+
+    def reply(
+        self, worker: Worker, command_id: int, body: Message | any_pb2.Any, *, last: bool = True
+    ) -> None:
+        reply = attach_pb2.Reply(id=command_id, last=last, body=_packed(body))
+        self.worker_events.hear(Replied(worker, reply))
+
+    def fail(self, worker: Worker, command_id: int) -> None:
+        failure = attach_pb2.Failure(message="cannot")
+        reply = attach_pb2.Reply(id=command_id, last=True, failure=failure)
+        self.worker_events.hear(Replied(worker, reply))
+
+    def report(self, worker: Worker, body: Message | any_pb2.Any) -> None:
+        self.worker_events.hear(Reported(worker, _packed(body)))
+
+    def sample(self, number: int = 0, **said: Any) -> None:
+        """The runner answers its first request, or that of another number."""
+        command_id, request = self.asked(self.runner, training_pb2.SampleRequest)[number]
+        receipt = {
+            "batch_id": request.batch_id,
+            "learner": "learner-0",
+            "live_steps": ROWS * STEPS,
+            **said,
+        }
+        self.reply(self.runner, command_id, training_pb2.Receipt(**receipt))
+
+    def ask_for_a_snapshot(self) -> int:
+        assert self.worker_events.checkpointing.begin()
+        return self.asked(self.learner, training_pb2.Snapshot)[-1][0]
+
+    def why_dismissed(self, worker: Worker) -> str:
+        """Nobody else was let go."""
+        assert [who for who, _ in self._hub.dismissed] == [worker] * len(self._hub.dismissed)
+        return self._hub.dismissed[0][1] if self._hub.dismissed else ""
+
+
+class _NobodyIsLocal:
+    def of_use(self, worker_id: str) -> None:
+        pass
+
+    def gave_up_on(self, worker_id: str) -> None:
+        pass
+
+
+def _packed(body: Message | any_pb2.Any) -> any_pb2.Any:
+    if isinstance(body, any_pb2.Any):
+        return body
+    packed = any_pb2.Any()
+    packed.Pack(body)
+    return packed
