@@ -24,20 +24,22 @@ class EpisodeChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("batch_id", "envrunner", "generation", "live_steps", "version", "permit")
+    __slots__ = ("module_id", "batch_id", "envrunner", "generation", "live_steps", "version", "permit")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENVRUNNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     batch_id: int
     envrunner: str
     generation: int
     live_steps: int
     version: _training_pb2.WeightsVersion
     permit: bytes
-    def __init__(self, batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., envrunner: _Optional[str] = ..., generation: _Optional[int] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("batch_id", "refused")
@@ -48,10 +50,12 @@ class Acknowledgement(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Subscription(_message.Message):
-    __slots__ = ("subscriber",)
+    __slots__ = ("module_id", "subscriber")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     subscriber: str
-    def __init__(self, subscriber: _Optional[str] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., subscriber: _Optional[str] = ...) -> None: ...
 
 class WeightsChunk(_message.Message):
     __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")
@@ -70,7 +74,9 @@ class WeightsChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[WeightsHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class WeightsHeader(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("module_id", "version")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     version: _training_pb2.WeightsVersion
-    def __init__(self, version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ...) -> None: ...

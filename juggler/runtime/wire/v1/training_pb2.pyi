@@ -57,7 +57,7 @@ class Ready(_message.Message):
     def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Learners(_message.Message):
-    __slots__ = ("generation", "learners")
+    __slots__ = ("module_id", "generation", "learners")
     class Learner(_message.Message):
         __slots__ = ("worker_id", "incarnation", "addresses")
         WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -67,14 +67,17 @@ class Learners(_message.Message):
         incarnation: str
         addresses: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     generation: int
     learners: _containers.RepeatedCompositeFieldContainer[Learners.Learner]
-    def __init__(self, generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit")
+    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +85,7 @@ class SampleRequest(_message.Message):
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     batch_id: int
     learner: str
     generation: int
@@ -89,10 +93,10 @@ class SampleRequest(_message.Message):
     connector_state: bytes
     seed: int
     permit: bytes
-    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +111,7 @@ class Receipt(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     LIVE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +124,7 @@ class Receipt(_message.Message):
     CONNECTOR_DELTA_FIELD_NUMBER: _ClassVar[int]
     STALE_STEPS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     batch_id: int
     learner: str
     live_steps: int
@@ -131,7 +137,7 @@ class Receipt(_message.Message):
     connector_delta: bytes
     stale_steps: int
     counts: _containers.ScalarMap[str, float]
-    def __init__(self, batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Arrivals(_message.Message):
     __slots__ = ("arrivals",)
@@ -154,17 +160,19 @@ class Note(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("update_id", "generation", "batch_ids")
+    __slots__ = ("module_id", "update_id", "generation", "batch_ids")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     update_id: int
     generation: int
     batch_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
-    __slots__ = ("update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
+    __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +187,7 @@ class UpdateDone(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +196,7 @@ class UpdateDone(_message.Message):
     STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     update_id: int
     version: WeightsVersion
     batches: _containers.RepeatedCompositeFieldContainer[UsedBatch]
@@ -195,7 +205,7 @@ class UpdateDone(_message.Message):
     steps_trained: int
     steps_dropped: int
     peer_lost: str
-    def __init__(self, update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ...) -> None: ...
 
 class UsedBatch(_message.Message):
     __slots__ = ("batch_id", "live_steps", "staleness", "dropped")
@@ -223,44 +233,54 @@ class ModuleMetrics(_message.Message):
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("generation", "members", "meeting_point")
+    __slots__ = ("module_id", "generation", "members", "meeting_point")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     generation: int
     members: _containers.RepeatedScalarFieldContainer[str]
     meeting_point: str
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., meeting_point: _Optional[str] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., meeting_point: _Optional[str] = ...) -> None: ...
 
 class GroupFormed(_message.Message):
-    __slots__ = ("generation", "peer_lost", "update", "state_hash")
+    __slots__ = ("module_id", "generation", "peer_lost", "update", "state_hash")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     generation: int
     peer_lost: str
     update: int
     state_hash: int
-    def __init__(self, generation: _Optional[int] = ..., peer_lost: _Optional[str] = ..., update: _Optional[int] = ..., state_hash: _Optional[int] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., peer_lost: _Optional[str] = ..., update: _Optional[int] = ..., state_hash: _Optional[int] = ...) -> None: ...
 
 class BeginAnew(_message.Message):
-    __slots__ = ("seed",)
+    __slots__ = ("module_id", "seed")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     seed: int
-    def __init__(self, seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Discard(_message.Message):
-    __slots__ = ("batch_ids",)
+    __slots__ = ("module_id", "batch_ids")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     batch_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("seed",)
+    __slots__ = ("module_id", "seed")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     seed: int
-    def __init__(self, seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")
@@ -279,36 +299,42 @@ class StateChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class StateHeader(_message.Message):
-    __slots__ = ("version", "extra")
+    __slots__ = ("module_id", "version", "extra")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     version: WeightsVersion
     extra: str
-    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class KeptState(_message.Message):
-    __slots__ = ("run_id", "version", "extra", "last_updates")
+    __slots__ = ("module_id", "run_id", "version", "extra", "last_updates")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     run_id: str
     version: WeightsVersion
     extra: str
     last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("chunk", "last", "weights", "whole")
+    __slots__ = ("module_id", "chunk", "last", "weights", "whole")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     chunk: bytes
     last: bool
     weights: bool
     whole: bool
-    def __init__(self, chunk: _Optional[bytes] = ..., last: bool = ..., weights: bool = ..., whole: bool = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., weights: bool = ..., whole: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal")
