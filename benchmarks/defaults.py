@@ -30,7 +30,7 @@ OURS = ("impala", "ppo", "appo")
 THEIRS = {"sb3-ppo": "ppo", "sb3-a2c": "a2c"}
 WHO = (*OURS, *THEIRS)
 THEIR_PYTHON = "JUGGLER_SB3_PYTHON"
-TOYS = HERE.parent / "tests" / "system"
+TOYS = HERE.parent / "tests"
 RESULTS = HERE / "defaults.jsonl"
 LEVEL = 0.1  # of the way from chance to the best: less than that, seeds of either differ by
 
@@ -60,8 +60,8 @@ class Task:
 #: In order of what they cost.
 TASKS = {
     "blackjack": Task("Blackjack-v1", 30_000, 2000, -0.39, -0.045),
-    "lamps": Task("toys:Lamps", 40_000, 100, 10, 20),
-    "dials": Task("toys:Dials", 40_000, 100, 5.2, 20),
+    "lamps": Task("support.toys:Lamps", 40_000, 100, 10, 20),
+    "dials": Task("support.toys:Dials", 40_000, 100, 5.2, 20),
     "cliff-walking": Task(
         # Without a limit an episode of random actions takes thousands of steps.
         "CliffWalking-v1",
@@ -72,10 +72,10 @@ TASKS = {
         {"max_episode_steps": 200},
     ),
     "errand": Task(
-        "toys:Errand", 80_000, 200, -1, 0.8, {"nested": False}, policy="MultiInputPolicy"
+        "support.toys:Errand", 80_000, 200, -1, 0.8, {"nested": False}, policy="MultiInputPolicy"
     ),
     # Their convolutions want 36 × 36 pixels at least: 10 × 10 go to fully connected layers.
-    "catch": Task("toys:Catch", 80_000, 200, -0.75, 1),
+    "catch": Task("support.toys:Catch", 80_000, 200, -0.75, 1),
     "frozen-lake": Task("FrozenLake-v1", 80_000, 400, 0.015, 0.74),
     "cartpole": Task("CartPole-v1", 80_000, 20, 22, 500),
     "acrobot": Task("Acrobot-v1", 80_000, 50, -499, -80),

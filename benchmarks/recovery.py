@@ -27,10 +27,9 @@ from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "system"))
 from commands import machine, table
-from network import Network, free_address
-from place import Command, Place
+from support.network import Network, free_address
+from support.place import Command, Place
 
 LOOK_SECONDS = 0.02
 #: A process that dies again within a minute is started again later.

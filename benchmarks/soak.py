@@ -28,9 +28,16 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "system"))
-from network import Network, free_address
-from place import Command, Place, assert_books_balance, eventually, metrics, summary, trained_steps
+from support.network import Network, free_address
+from support.place import (
+    Command,
+    Place,
+    assert_books_balance,
+    eventually,
+    metrics,
+    summary,
+    trained_steps,
+)
 
 SAMPLE_SECONDS = 5.0
 WARM_UP = 0.2  # of the time: caches fill, allocators settle

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,15 @@ def run_python(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., Any]:
+    """Makes batches of random episodes: see `support.batches.make_batch`."""
+    # Here, as it imports NumPy, which OMP_NUM_THREADS has to be set before.
+    from support.batches import make_batch
+
+    return make_batch
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster
-from engine import Engine
+from support.cluster import Cluster
+from support.engine import Engine
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import json
 import time
 
 import pytest
-from cluster import Cluster
-from engine import IMAGE
-from network import free_address
+from support.cluster import Cluster
+from support.engine import IMAGE
+from support.network import free_address
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pages import ROOT, links, script
+from support.pages import ROOT, links, script
 
 from juggler.learner.core.learner_core import LearnerCore
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
-from pages import ROOT, blocks, links
+from support.pages import ROOT, blocks, links
 
 from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from pages import ROOT, TO_THE_END, blocks, links, script
+from support.pages import ROOT, TO_THE_END, blocks, links, script
 
 import juggler
 from juggler.driver.config import RunConfig

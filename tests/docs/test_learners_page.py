@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from pages import ROOT, blocks, links, script
+from support.pages import ROOT, blocks, links, script
 
 from juggler.driver.config import RunConfig
 from juggler.learner.optim.optimizer_groups import OWN_KEYS

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks
+from support.pages import ROOT, blocks
 
 import juggler
 import juggler.client

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, links, script
+from support.pages import ROOT, blocks, links, script
 
 from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from worker_events_world import ConversationWorld
+from support.worker_events_world import ConversationWorld
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.journal import Journal

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from scripted_environments import NativeScripted
-from scripted_modules import LinearPolicy
+from support.scripted_environments import NativeScripted
+from support.scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.log_probabilities import require_log_probabilities

@@ -9,9 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from scripted_environments import Scripted
-from scripted_modules import LinearPolicy
-from vectors import MODES, vector_of, vector_of_functions
+from support.scripted_environments import Scripted
+from support.scripted_modules import LinearPolicy
+from support.vectors import MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import evaluate

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import vectors
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from scripted_environments import NotFinite, Scripted
-from scripted_modules import LinearPolicy, Summing
-from vectors import KINDS, MODES, seeds_of
+from support import vectors
+from support.scripted_environments import NotFinite, Scripted
+from support.scripted_modules import LinearPolicy, Summing
+from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.failures import EnvironmentFailed

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from scripted_environments import Scripted
-from scripted_modules import LinearPolicy, Summing
-from vectors import KINDS, MODES, vector_of
+from support.scripted_environments import Scripted
+from support.scripted_modules import LinearPolicy, Summing
+from support.vectors import KINDS, MODES, vector_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler

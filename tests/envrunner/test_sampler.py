@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-import vectors
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import assert_recorded
-from scripted_environments import NativeScripted, NotFinite, Scripted
-from scripted_modules import LinearPolicy
-from vectors import KINDS, MODES, seeds_of
+from support import vectors
+from support.recording import assert_recorded
+from support.scripted_environments import NativeScripted, NotFinite, Scripted
+from support.scripted_modules import LinearPolicy
+from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.failures import EnvironmentFailed

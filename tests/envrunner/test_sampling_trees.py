@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
-from scripted_environments import (
+from support.scripted_environments import (
     AsTrees,
     NativeAsTrees,
     NativeScripted,
@@ -17,8 +17,8 @@ from scripted_environments import (
     as_tree,
     scripted_trees,
 )
-from scripted_modules import LinearPolicy
-from vectors import KINDS, MODES, vector_of, vector_of_functions
+from support.scripted_modules import LinearPolicy
+from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import evaluate

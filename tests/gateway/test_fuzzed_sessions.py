@@ -11,9 +11,9 @@ import random
 from collections import Counter
 
 import pytest
-from fuzzed_modes import Local, Logged, Remote
-from fuzzed_simulators import Simulator, exchange
-from fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
+from support.fuzzed_modes import Local, Logged, Remote
+from support.fuzzed_simulators import Simulator, exchange
+from support.fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
 
 from juggler.runtime.episodes.version import Version
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from gateway_world import THREE, TWO_WAYS, GatewayWorld, hello
+from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, hello
 
 from juggler.client import GatewayError, connect
 from juggler.runtime.actors.certificates import make_certificates

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, steps_of
-from network import Network
+from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, steps_of
+from support.network import Network
 
 from juggler.client import connect, connection
 from juggler.gateway import transport

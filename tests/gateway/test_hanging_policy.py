@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
+from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
 
 from juggler.gateway.acting import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gateway_world import (
+from support.gateway_world import (
     GatewayWorld,
     RawSimulator,
     TinyMemory,
@@ -15,7 +15,7 @@ from gateway_world import (
     eventually,
     steps_of,
 )
-from playing import Played, Wandering, assert_recorded, in_threads, play, play_together
+from support.playing import Played, Wandering, assert_recorded, in_threads, play, play_together
 
 from juggler.runtime.episodes.version import Version
 

@@ -6,8 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway_world import THREE, GatewayWorld, RawSimulator, TinyMemory, TinyPolicy, eventually
 from gymnasium import spaces
+from support.gateway_world import (
+    THREE,
+    GatewayWorld,
+    RawSimulator,
+    TinyMemory,
+    TinyPolicy,
+    eventually,
+)
 
 from juggler.client import GatewayError
 from juggler.client.spaces import Values

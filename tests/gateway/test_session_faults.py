@@ -7,8 +7,16 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, eventually, hello, steps_of
 from gymnasium import spaces
+from support.gateway_world import (
+    THREE,
+    TWO_WAYS,
+    GatewayWorld,
+    RawSimulator,
+    eventually,
+    hello,
+    steps_of,
+)
 
 from juggler.client import GatewayError
 from juggler.gateway import transport

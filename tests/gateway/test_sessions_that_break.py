@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 
 from juggler.client import GatewayError
 from juggler.gateway import environments

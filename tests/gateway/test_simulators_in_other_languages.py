@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_world import GatewayWorld, eventually
-from network import free_address
+from support.gateway_world import GatewayWorld, eventually
+from support.network import free_address
 
 from juggler.runtime.episodes.version import Version
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from alone import copy_of_the_checkout, link_what_juggler_needs
+from support.alone import copy_of_the_checkout, link_what_juggler_needs
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from alone import ROOT, Alone
+from support.alone import ROOT, Alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
 

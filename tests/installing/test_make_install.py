@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from alone import ROOT
+from support.alone import ROOT
 
 PYTHON = """#!/bin/sh
 echo "$*" >> "$SAID_TO_PIP"

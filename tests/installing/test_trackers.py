@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from alone import Alone
+from support.alone import Alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
 

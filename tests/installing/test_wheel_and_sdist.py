@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from alone import ROOT, copy_of_the_checkout
+from support.alone import ROOT, copy_of_the_checkout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it builds with
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import assert_same
-from groups import join, update
 from gymnasium import spaces
+from support.conformance import assert_same
+from support.groups import join, update
 
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.collate import collate

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import worlds
+from support import worlds
 
 import juggler
 from juggler.runtime.installing import installing
@@ -46,7 +46,7 @@ def test_a_model_takes_batches_of_any_size_and_names_what_it_takes(tmp_path: Pat
 
 
 def test_a_connector_in_numpy_alone_is_named(tmp_path: Path) -> None:
-    connectors = {"env_to_module": ["worlds:Sorted"]}
+    connectors = {"env_to_module": ["support.worlds:Sorted"]}
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain, connectors=connectors))
     with pytest.raises(ValueError, match=r"connector Sorted .* Sorted.takes_tensors = True"):
         policy.export_onnx(tmp_path / "policy.onnx")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worlds
 from gymnasium import spaces
+from support import worlds
 
 import juggler
 from juggler.runtime.wire.structures import tree_map

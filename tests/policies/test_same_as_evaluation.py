@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
-import worlds
+from support import worlds
 
 import juggler
 from juggler.driver.config import RunConfig
@@ -74,8 +74,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "connectors of one's own": {
         "env": worlds.motors,
         "connectors": {
-            "env_to_module": ["worlds:Halve"],
-            "module_to_env": [{"use": "worlds:Backwards", "first": True}],
+            "env_to_module": ["support.worlds:Halve"],
+            "module_to_env": [{"use": "support.worlds:Backwards", "first": True}],
         },
     },
 }

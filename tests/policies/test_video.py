@@ -8,7 +8,7 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 import juggler
 from juggler.cli import main

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from place import Place
+from support.place import Place
 
 
 @pytest.fixture

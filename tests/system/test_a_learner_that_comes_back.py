@@ -7,8 +7,8 @@ import re
 import time
 
 import pytest
-from network import Network
-from place import (
+from support.network import Network
+from support.place import (
     Place,
     assert_books_balance,
     eventually,

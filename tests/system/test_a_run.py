@@ -7,7 +7,7 @@ import sys
 import tomllib
 
 import pytest
-from place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
+from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
 from juggler.driver.record.wording import clock
 

@@ -4,11 +4,10 @@ against thresholds; and stretches of training with memories, masks and maps."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from place import REPOSITORY, Place, assert_books_balance, metrics, summary
+from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +22,7 @@ TOYS: dict[str, dict[str, Any]] = {
 
 
 def train(place: Place, *options: object) -> dict[str, Any]:
-    path = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
+    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests"}
     run = place.run("train", *options, "--run-dir", "run", **path)
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
@@ -104,7 +103,7 @@ def test_masks_maps_choices_and_memories_are_learned_with(
     place: Place, algorithm: str, env: str, threshold: float, keys: dict[str, Any]
 ) -> None:
     settings = {
-        "env": f"toys:{env}",
+        "env": f"support.toys:{env}",
         "algorithm": algorithm,
         "num_env_runners": 1,
         "lr": 2e-3,

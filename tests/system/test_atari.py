@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from place import REPOSITORY, Place, assert_books_balance, summary
+from support.place import REPOSITORY, Place, assert_books_balance, summary
 
 pytest.importorskip("ale_py", reason="needs ale-py: pip install -e '.[atari]'")
 

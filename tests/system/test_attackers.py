@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
-from network import free_address
-from place import Place, assert_books_balance, env_runners, eventually, trained_steps
-
-# tests/actors has the rest of it
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "actors"))
-
-from attackers import attacker
+from support.attacker import attacker
+from support.network import free_address
+from support.place import Place, assert_books_balance, env_runners, eventually, trained_steps
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from place import Place, checkpoints, eventually
+from support.place import Place, checkpoints, eventually
 
 import juggler
 from juggler.cli import main

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from place import Command, Place, eventually, trained_steps
+from support.place import Command, Place, eventually, trained_steps
 
 #: Each environment starts a game of two processes that it never ends: a child, and one that has
 #: left the session and lost its parent, as daemons do.

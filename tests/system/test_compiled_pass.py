@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from place import Place, assert_books_balance, eventually, metrics, summary
+from support.place import Place, assert_books_balance, eventually, metrics, summary
 
 pytestmark = pytest.mark.slow
 

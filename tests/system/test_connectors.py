@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from place import Place, assert_books_balance, summary
+from support.place import Place, assert_books_balance, summary
 
 from juggler.runtime.checkpoints.checkpoint import STATE_FILE, read
 from juggler.runtime.connectors.moments import Moments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from place import REPOSITORY, Place, assert_books_balance, summary
+from support.place import REPOSITORY, Place, assert_books_balance, summary
 
 EXAMPLES = REPOSITORY / "examples"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from place import REPOSITORY, Command, Place, assert_books_balance, eventually, summary
+from support.place import REPOSITORY, Command, Place, assert_books_balance, eventually, summary
 
 SETTINGS = """
 synchronous = true
@@ -44,7 +44,7 @@ CASES = {
         module_to_env = ["rescale_actions"]
     """,
     "masks and permutations": """
-        env = "toys:NextFree"
+        env = "support.toys:NextFree"
         env_kwargs = {mask_in = "info"}
         algorithm = "ppo"
         epochs = 2
@@ -125,7 +125,7 @@ def _options(**keys: Any) -> list[object]:
 
 
 def _path(place: Place) -> dict[str, str]:
-    return {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}:{place.path}"}
+    return {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
 
 
 def checkpoint(place: Place, run: str, update: int) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk import Disk
-from place import (
+from support.disk import Disk
+from support.place import (
     Command,
     Place,
     assert_books_balance,

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from dm_env_rpc.v1 import connection, dm_env_rpc_pb2, error, tensor_utils
-from network import free_address
-from place import Command, Place, assert_books_balance, eventually, summary, trained_steps
+from support.network import free_address
+from support.place import Command, Place, assert_books_balance, eventually, summary, trained_steps
 
 from juggler.runtime.actors.certificates import make_certificates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from place import Place, assert_books_balance, summary
+from support.place import Place, assert_books_balance, summary
 
 #: For every process of a run: one of this title gets no thread of this name; "": none at all.
 _NO_THREADS = """

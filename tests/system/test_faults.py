@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from place import (
+from support.place import (
     Place,
     assert_books_balance,
     checkpoints,

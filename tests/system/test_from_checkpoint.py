@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from place import Place, assert_books_balance, checkpoints, metrics, summary
+from support.place import Place, assert_books_balance, checkpoints, metrics, summary
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from network import free_address
-from place import (
+from support.network import free_address
+from support.place import (
     Place,
     assert_books_balance,
     checkpoints,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
+from support.place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
 
 #: Two learners with a batch of the runner each make up the batch of one.
 HALVES = ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from place import Place, assert_books_balance, metrics, summary
+from support.place import Place, assert_books_balance, metrics, summary
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,10 @@ the same run without that fails with the same number of steps.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from place import REPOSITORY, Place, assert_books_balance, metrics, summary
+from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +30,11 @@ FAST = {
 }
 # Rows in which an episode goes on from the one before: states travel with them.
 SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}
-MAZE = SEQUENCES | {"env": "toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
+MAZE = SEQUENCES | {"env": "support.toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
 #: So long that who forgets a little with each step has forgotten the sign at its end.
 LONG_MAZE = SEQUENCES | {
     "algorithm": "ppo",
-    "env": "toys:TMaze",
+    "env": "support.toys:TMaze",
     "env_kwargs": {"length": 20},
     "fragment_steps": 64,
     "batch_size": 2000,
@@ -51,7 +50,7 @@ CARTPOLE = SEQUENCES | {
     "stop_steps": 1_000_000,
 }
 BADLY_SCALED = FAST | {
-    "env": "toys:BadlyScaled",
+    "env": "support.toys:BadlyScaled",
     "gamma": 0.5,
     "entropy_coefficient": 0.0,
     "stop_steps": 500_000,
@@ -65,7 +64,7 @@ def train(place: Place, seed: int, settings: dict[str, Any]) -> list[float]:
         text = json.dumps(value) if isinstance(value, dict) else value
         name = key if key.endswith("_") else key.replace("_", "-")
         arguments += [f"--{name}", text]
-    path = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"}
+    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests"}
     run = place.run("train", *arguments, **path)
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
@@ -116,13 +115,13 @@ def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place) -> None
 
 @seeds
 def test_actions_of_several_choices_are_learned(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "toys:Dials", "gamma": 0.5, "stop_steps": 500_000}
+    settings = FAST | {"env": "support.toys:Dials", "gamma": 0.5, "stop_steps": 500_000}
     assert_learned(place, seed, settings, 17.0)
 
 
 @seeds
 def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "toys:Errand", "gamma": 0.9, "stop_steps": 1_000_000}
+    settings = FAST | {"env": "support.toys:Errand", "gamma": 0.9, "stop_steps": 1_000_000}
     assert_learned(place, seed, settings, 0.65)
 
 
@@ -134,7 +133,7 @@ def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
 ) -> None:
     """The environment raises at one that is not, and a run whose environment raises fails."""
     settings = FAST | {
-        "env": "toys:NextFree",
+        "env": "support.toys:NextFree",
         "env_kwargs": {"mask_in": mask_in},
         "gamma": 0.5,
         "stop_steps": 500_000,
@@ -157,5 +156,5 @@ def test_badly_scaled_observations_are_not_learned_from_as_they_are(place: Place
 
 @seeds
 def test_images_are_learned_from(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "toys:Catch", "stop_steps": 600_000}
+    settings = FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}
     assert_learned(place, seed, settings, 0.9)

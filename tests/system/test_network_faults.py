@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import Network, free_address
-from place import (
+from support.network import Network, free_address
+from support.place import (
     Place,
     assert_books_balance,
     env_runners,

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from network import free_address
-from place import (
+from support.network import free_address
+from support.place import (
     Place,
     assert_books_balance,
     checkpoints,

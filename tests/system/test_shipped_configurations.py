@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from place import Place, assert_books_balance, summary
+from support.place import Place, assert_books_balance, summary
 
 from juggler.driver.shipped import read_shipped
 from juggler.envrunner.environments.extras import check_extra

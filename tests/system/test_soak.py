@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from place import REPOSITORY, Place
+from support.place import REPOSITORY, Place
 
 
 @pytest.mark.slow

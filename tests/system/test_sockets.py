@@ -7,7 +7,14 @@ import shutil
 import sys
 
 import pytest
-from place import Place, assert_books_balance, checkpoints, eventually, summary, trained_steps
+from support.place import (
+    Place,
+    assert_books_balance,
+    checkpoints,
+    eventually,
+    summary,
+    trained_steps,
+)
 
 _ENDLESS = ["cartpole", "--stop-return", 501, "--run-dir"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from place import Command, Place, assert_books_balance, eventually, metrics, summary
+from support.place import Command, Place, assert_books_balance, eventually, metrics, summary
 
 from juggler.driver.record.wording import number
 

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from place import Command, Place, assert_books_balance, eventually, summary, trained_steps
+from support.place import Command, Place, assert_books_balance, eventually, summary, trained_steps
 
 
 def _forkserver(place: Place) -> psutil.Process | None:

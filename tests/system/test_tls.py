@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from network import free_address
-from place import (
+from support.network import free_address
+from support.place import (
     REPOSITORY,
     Command,
     Place,

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from network import free_address
-from place import REPOSITORY, Command, Place, eventually
+from support.network import free_address
+from support.place import REPOSITORY, Command, Place, eventually
 
 PAGE = "docs/operations.md"
 WORKERS = ("driver", "learner", "envrunner")

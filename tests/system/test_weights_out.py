@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from place import Place, assert_books_balance, metrics, summary
+from support.place import Place, assert_books_balance, metrics, summary
 
 SCRIPT = """
 import json, resource

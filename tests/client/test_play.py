@@ -1,0 +1,77 @@
+"""Environments that `juggler.client.play` plays against gateways that die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from support.gateway_world import PATIENCE, THREE, TWO_WAYS, GatewayWorld
+from support.network import free_address
+
+from juggler.client import GatewayError, play
+
+
+class Deadly(gymnasium.Env[Any, Any]):
+    """Episodes of four steps; something happens in the sixth step of all."""
+
+    observation_space, action_space = THREE, TWO_WAYS
+
+    def __init__(self, happen: Any) -> None:
+        self.episodes = self.steps = 0
+        self._happen = happen
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.episodes += 1
+        self._left = 4
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self._left -= 1
+        if self.steps == 6:
+            self._happen()
+        return np.ones(3, np.float32), 1.0, self._left == 0, False, {}
+
+
+def serve(address: str, begin: Any) -> None:
+    begin.wait(60)
+    with GatewayWorld(rows=1, address=address) as world:
+        world.ask(1000)
+        threading.Event().wait()
+
+
+def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
+    context = multiprocessing.get_context("spawn")
+    address, begin = free_address(), [context.Event(), context.Event()]
+    gateways = [context.Process(target=serve, args=(address, each)) for each in begin]
+    for gateway in gateways:
+        gateway.start()
+
+    def replace() -> None:
+        gateways[0].kill()
+        gateways[0].join()
+        begin[1].set()
+
+    env = Deadly(replace)
+    begin[0].set()
+    try:
+        assert play(env, address, episodes=3) == [4, 4, 4]
+    finally:
+        for gateway in gateways:
+            gateway.kill()
+            gateway.join()
+    assert env.episodes == 4, "that which ran when the gateway died was begun anew"
+    assert env.steps == 3 * 4 + 2
+
+
+def test_play_ends_with_the_run_and_tells_of_anything_else() -> None:
+    with GatewayWorld(rows=1) as world:
+        world.ask(1000)
+        assert play(Deadly(world.close), world.address) == [4]
+    refused = pytest.raises(GatewayError, match="UNAUTHENTICATED")
+    with GatewayWorld(rows=1, token="a secret") as world, refused:
+        play(Deadly(print), world.address, timeout=PATIENCE)

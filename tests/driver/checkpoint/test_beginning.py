@@ -1,0 +1,148 @@
+"""Runs that begin with what another run has learned."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.worker_events_world import ConversationWorld
+
+import juggler
+from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.restoring import core_of, counters_of
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.checkpoints import write
+from juggler.driver.record.metrics import Metrics
+from juggler.driver.run_clock import Times
+from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, Checkpoint
+from juggler.runtime.connectors.mergeable_state import from_bytes
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.v1 import training_pb2
+
+FILTER = {"env_to_module": ["mean_std_filter"]}
+PARAMETERS = {"encoder.weight": np.ones((2, 3), np.float32), "head": np.ones(2, np.float32)}
+LEARNED = {"mean_std_filter": Moments(np.array(3.0), np.ones(2), np.ones(2)).to_tree()}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The directory of a run that has ended."""
+    config = RunConfig.from_flat({"connectors": FILTER})
+    checkpoints = tmp_path / "before" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    tree: dict[str, Any] = {"default": {"parameters": PARAMETERS, "buffers": {}}}
+    counters = counters_of(core_of(config, None), Metrics(), Times(0.0, 0.0))
+    made = Checkpoint((1, 9), {**tree, "connectors": LEARNED}, {}, counters, config.flat(), {})
+    write(checkpoints, made, 3)
+    return tmp_path / "before"
+
+
+def config(saved: Path, **keys: Any) -> RunConfig:
+    return RunConfig.from_flat({"connectors": FILTER, "from_checkpoint": str(saved), **keys})
+
+
+def restored(world: ConversationWorld, learner: Any) -> tuple[Any, training_pb2.Restore]:
+    """What a learner was told to begin with, and the last part of it."""
+    reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
+    parts = [part for _, part in world.asked(learner, training_pb2.Restore)]
+    frames = [reader.feed(part.chunk) for part in parts]
+    assert frames[-1] is not None
+    return frames[-1].tree, parts[-1]
+
+
+def test_all_of_a_checkpoint_is_weights_and_what_connectors_have_learned(saved: Path) -> None:
+    beginning = beginning_of(config(saved))
+    assert beginning is not None
+    assert beginning.whole
+    assert beginning.weights["default"].keys() == PARAMETERS.keys()
+    assert beginning.connectors.keys() == LEARNED.keys()
+    assert "update 9 in " in beginning.text
+    assert beginning.warnings == ()
+    assert beginning_of(RunConfig()) is None
+
+
+def test_some_of_its_parameters_come_alone(saved: Path) -> None:
+    beginning = beginning_of(config(saved, from_parameters=["encoder.*"]))
+    assert beginning is not None
+    assert not beginning.whole
+    assert list(beginning.weights["default"]) == ["encoder.weight"]
+    assert beginning.connectors == {}
+
+
+def test_other_connectors_learn_anew_and_that_is_said(saved: Path) -> None:
+    beginning = beginning_of(config(saved, connectors={}))
+    assert beginning is not None
+    assert beginning.connectors == {}
+    (warning,) = beginning.warnings
+    assert "connectors.env_to_module is not the same" in warning
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"from_checkpoint": "nowhere"}, "from_checkpoint = 'nowhere': .*no such file"),
+        ({"from_parameters": ["body.*"]}, "no parameter has a name like 'body.*'; there are enc"),
+    ],
+)
+def test_what_cannot_be_is_known_before_anything_starts(
+    saved: Path, keys: dict[str, Any], words: str
+) -> None:
+    run_dir = saved.parent / "new"
+    with pytest.raises(ConfigError, match=words) as wrong:
+        juggler.train(config(saved), run_dir=str(run_dir), **keys)
+    assert "\n" not in str(wrong.value)
+    assert not run_dir.exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_named(saved: Path) -> None:
+    (good,) = (saved / "checkpoints").iterdir()
+    newer = good.with_name("000000010")
+    shutil.copytree(good, newer)
+    (newer / RECORD_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=re.escape(f"{newer}: {RECORD_FILE} is truncated")):
+        beginning_of(config(newer))
+    beginning = beginning_of(config(saved))
+    assert beginning is not None
+    assert beginning.text.endswith(str(good))
+    assert [str(newer) in warning for warning in beginning.warnings] == [True]
+
+
+def test_parameters_without_a_checkpoint_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="set from_checkpoint"):
+        RunConfig.from_flat({"from_parameters": ["encoder.*"]})
+
+
+def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
+    saved: Path, tmp_path: Path
+) -> None:
+    """Also one that takes the place of another: else it would begin with what the seed gives."""
+    beginning = beginning_of(config(saved))
+    world = ConversationWorld(tmp_path, beginning, num_learners=2)
+    second = world.join("learner", 1)
+    world.get_ready(second)
+    world.leave(world.learner)
+    again = world.join("learner", 0)
+    for learner in (world.learner, second, again):
+        tree, last = restored(world, learner)
+        assert np.array_equal(tree["default"]["head"], PARAMETERS["head"])
+        assert last.weights
+        assert last.whole
+        ((_, setup),) = world.asked(learner, training_pb2.Setup)
+        assert setup.state_bytes > 0
+    assert world.core.weights_version.update == 0
+
+
+def test_envrunners_are_told_what_its_connectors_had_learned(saved: Path, tmp_path: Path) -> None:
+    world = ConversationWorld(tmp_path, beginning_of(config(saved)), connectors=FILTER)
+    requests = [request for _, request in world.asked(world.runner, training_pb2.SampleRequest)]
+    assert from_bytes(requests[0].connector_state).keys() == LEARNED.keys()
+
+
+def test_a_run_that_is_resumed_does_not_begin_with_others_weights(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="a run that is resumed goes on with its own weights"):
+        juggler.resume(saved, from_checkpoint="elsewhere")

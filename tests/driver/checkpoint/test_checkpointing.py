@@ -1,0 +1,153 @@
+"""Checkpoints between the rounds of a synchronous run, and what everybody is told behind one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import any_pb2
+from support.worker_events_world import ROWS, SHAPE, STEPS, ConversationWorld
+
+from juggler.driver.checkpoint.restoring import connectors_of
+from juggler.driver.config import RunConfig
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.v1 import training_pb2
+
+
+def synchronous(directory: Path, **keys: Any) -> ConversationWorld:
+    """A round is two requests, of which the runner may have both at once."""
+    return ConversationWorld(
+        directory, synchronous=True, batch_size=40, checkpoint_updates=2, **keys
+    )
+
+
+def requests(world: ConversationWorld) -> list[tuple[int, training_pb2.SampleRequest]]:
+    return world.asked(world.runner, training_pb2.SampleRequest)
+
+
+def answer_requests(world: ConversationWorld, **said: Any) -> None:
+    for command_id, request in requests(world)[-2:]:
+        receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20, **said}
+        world.reply(world.runner, command_id, training_pb2.Receipt(**receipt))
+
+
+def play_a_round(world: ConversationWorld, **said: Any) -> None:
+    """Both requests and the update are answered."""
+    answer_requests(world, **said)
+    command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
+    version = {"generation": update.generation, "update": world.worker_events.updates + 1}
+    used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
+    done = training_pb2.UpdateDone(update_id=update.update_id, version=version, batches=used)
+    world.reply(world.learner, command_id, done)
+
+
+def answer_the_snapshot(world: ConversationWorld) -> None:
+    command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
+    update = world.worker_events.updates
+    header = training_pb2.StateHeader(version={"generation": 1, "update": update}, extra="{}")
+    (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
+    world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
+
+
+def checkpoint_is_on_the_disk(world: ConversationWorld) -> None:
+    (written,) = world.written.gather(timeout=30)
+    assert written.problem == ""
+    world.snapshots.done(written)
+    world.worker_events.go_on()
+
+
+def test_the_next_round_waits_until_the_checkpoint_is_on_the_disk(tmp_path: Path) -> None:
+    world = synchronous(tmp_path)
+    play_a_round(world)
+    assert len(requests(world)) == 4
+    assert not world.snapshots.under_way
+    play_a_round(world)
+    assert len(world.asked(world.learner, training_pb2.Snapshot)) == 1
+    assert len(requests(world)) == 4
+    answer_the_snapshot(world)
+    assert len(requests(world)) == 4
+    checkpoint_is_on_the_disk(world)
+    assert len(requests(world)) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["000000002"]
+    play_a_round(world)
+    assert len(requests(world)) == 8, "none is due"
+
+
+def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_path: Path) -> None:
+    world = synchronous(tmp_path, seed=5)
+    play_a_round(world)
+    play_a_round(world)
+    answer_the_snapshot(world)
+    checkpoint_is_on_the_disk(world)
+    told = [request.seed if request.HasField("seed") else None for _, request in requests(world)]
+    _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
+
+    resumed = WorkerRegistry(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
+    ((_, runner),) = resumed.joined(world.runner, world.core.weights_version)
+    ready = training_pb2.Ready(rows=ROWS, steps=STEPS)
+    resumed.runner_ready(world.runner, ready, world.core.weights_version)
+    ((_, learner),) = resumed.joined(world.learner, world.core.weights_version)
+    assert told == [None] * 4 + [runner.seed, None]
+    assert snapshot.seed == learner.seed
+
+
+def test_behind_a_checkpoint_all_are_told_what_connectors_had_learned_there(tmp_path: Path) -> None:
+    world = synchronous(tmp_path)
+    much, little = (
+        to_bytes({"filter": Moments.of(np.zeros((count, 1))).to_tree()}) for count in (1000, 1)
+    )
+    play_a_round(world, connector_delta=much)
+    play_a_round(world, connector_delta=little)
+    answer_the_snapshot(world)
+    checkpoint_is_on_the_disk(world)
+    told = [request.connector_state for _, request in requests(world)]
+    assert [bool(state) for state in told] == [False, False, True, False, True, False]
+    saved = connectors_of(read(tmp_path / "000000002"))
+    np.testing.assert_equal(from_bytes(told[4]), from_bytes(saved.everything()))
+    assert Moments.from_tree(from_bytes(told[4])["filter"]).count == 2002
+
+
+def test_a_checkpoint_that_fails_holds_up_nobody_for_longer(tmp_path: Path) -> None:
+    world = synchronous(tmp_path)
+    play_a_round(world)
+    play_a_round(world)
+    world.fail(world.learner, world.asked(world.learner, training_pb2.Snapshot)[-1][0])
+    assert len(requests(world)) == 6
+    assert requests(world)[-2][1].HasField("seed"), "whether or not the disk is full"
+
+
+def test_a_run_that_is_to_stop_begins_neither_round_nor_checkpoint(tmp_path: Path) -> None:
+    world = synchronous(tmp_path, stop_steps=80)
+    play_a_round(world)
+    play_a_round(world)
+    assert world.worker_events.stop_reason == "stop_steps"
+    assert len(requests(world)) == 4
+    assert not world.snapshots.under_way
+    counters = world.core.ledger.counters()
+    assert (counters.sampled, counters.trained, counters.in_flight) == (80, 80, 0)
+
+
+def test_without_its_learner_a_run_waits_for_its_end(tmp_path: Path) -> None:
+    world = synchronous(tmp_path)
+    play_a_round(world)
+    answer_requests(world)
+    world.leave(world.learner)
+    assert world.core.between_rounds
+    assert len(requests(world)) == 4
+
+
+def test_an_asynchronous_run_is_never_told_to_begin_anew(tmp_path: Path) -> None:
+    world = ConversationWorld(tmp_path)
+    for _ in range(3):
+        command_id, request = requests(world)[-1]
+        receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20}
+        world.reply(world.runner, command_id, training_pb2.Receipt(**receipt))
+    world.ask_for_a_snapshot()
+    _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
+    assert not snapshot.HasField("seed")
+    assert not any(request.HasField("seed") for _, request in requests(world))

@@ -1,0 +1,257 @@
+"""The driver core among workers that die, join, answer late, twice and in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.core_world import World
+
+from juggler.driver.core.events import (
+    BeginWithFewer,
+    Finish,
+    IssueUpdate,
+    PeersLost,
+    PeersMet,
+    Request,
+    StopRequested,
+)
+from juggler.driver.core.state import CoreSettings
+
+_FEW = st.integers(0, 3)
+_ANY = st.integers(0, 10_000)
+_SHARES = st.sampled_from([0.0, 0.5, 1.0, 1.0])  # of a request's steps that turn out to be live
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Asynchronous; a subclass makes it synchronous."""
+
+    synchronous = False
+
+    @initialize(
+        batch_size=st.sampled_from([1, 12, 30]),
+        max_open_updates=st.integers(1, 3),
+        cap=st.integers(1, 3),
+        updates=st.integers(1, 2),
+        interval=st.integers(1, 3),
+        learners=st.integers(1, 3),
+        steps=st.lists(st.integers(1, 16), min_size=1, max_size=3),
+    )
+    def begin(
+        self,
+        batch_size: int,
+        max_open_updates: int,
+        cap: int,
+        updates: int,
+        interval: int,
+        learners: int,
+        steps: list[int],
+    ) -> None:
+        self.world = World(
+            CoreSettings(
+                batch_size=batch_size,
+                max_open_updates=max_open_updates,
+                requests_per_runner=cap,
+                max_updates_in_flight=updates,
+                weights_interval=1 if self.synchronous else interval,
+                num_learners=learners,
+                synchronous=self.synchronous,
+            )
+        )
+        for index, count in enumerate(steps):
+            self.world.start_runner(index, count)
+        for index in range(learners):
+            self.world.start_learner(index)
+
+    @rule(index=_FEW, steps=st.integers(1, 16))
+    def a_runner_joins(self, index: int, steps: int) -> None:
+        if f"envrunner-{index}" in self.world.runners:
+            self.world.kill(f"envrunner-{index}", survivors=index)
+        self.world.start_runner(index, steps)
+
+    @rule(index=_FEW)
+    def a_learner_joins(self, index: int) -> None:
+        if f"learner-{index}" not in self.world.learners:
+            self.world.start_learner(index)
+
+    @rule(which=_ANY, survivors=_FEW)
+    def a_runner_dies(self, which: int, survivors: int) -> None:
+        if self.world.runners:
+            self.world.kill(_pick(self.world.runners, which), survivors)
+
+    @rule(which=_ANY, survivors=_FEW, again=st.booleans())
+    def a_learner_dies(self, which: int, survivors: int, again: bool) -> None:
+        if self.world.learners:
+            worker_id = _pick(self.world.learners, which)
+            self.world.kill(worker_id, survivors)
+            if again:
+                self.world.start_learner(int(worker_id[-1]))
+
+    @rule(which=_ANY, survivors=_FEW, again=st.booleans())
+    def a_learner_is_cut_off(self, which: int, survivors: int, again: bool) -> None:
+        if self.world.learners:
+            worker_id = _pick(self.world.learners, which)
+            self.world.lose(worker_id, survivors)
+            if again:
+                self.world.start_learner(int(worker_id[-1]))
+
+    @rule()
+    def those_that_are_late_are_waited_for_no_longer(self) -> None:
+        self.world.deliver(BeginWithFewer())
+
+    @rule(past=st.integers(0, 1))
+    def learners_lose_each_other(self, past: int) -> None:
+        self.world.deliver(PeersLost(max(0, self.world.generation - past)))
+
+    @rule()
+    def learners_meet(self) -> None:
+        update = self.world.core.weights_version.update
+        self.world.deliver(PeersMet(self.world.generation, update))
+
+    @rule(
+        which=_ANY,
+        share=_SHARES,
+        outcome=st.sampled_from(["sent", "sent", "sent", "failed", "refused", "learner_lost"]),
+    )
+    def a_runner_samples(self, which: int, share: float, outcome: str) -> None:
+        busy = [name for name, runner in self.world.runners.items() if runner.requests]
+        if busy:
+            worker_id = _pick(busy, which)
+            steps = round(share * self.world.runners[worker_id].steps)
+            self.world.sample(worker_id, steps, outcome)
+
+    @rule(which=_ANY, outcome=st.sampled_from(["stale", "nonfinite", "forgotten", "failed"]))
+    def a_learner_works_with_trouble(self, which: int, outcome: str) -> None:
+        busy = [name for name, learner in self.world.learners.items() if learner.commands]
+        if busy:
+            self.world.work(_pick(busy, which), outcome)
+
+    @rule(share=_SHARES)
+    def everybody_works(self, share: float) -> None:
+        for worker_id, runner in self.world.runners.items():
+            while runner.requests:
+                self.world.sample(worker_id, round(share * runner.steps), "sent")
+        for worker_id, learner in self.world.learners.items():
+            while learner.commands:
+                self.world.work(worker_id, "trained")
+
+    @rule(order=st.randoms(), late=_FEW)
+    def messages_come(self, order: Random, late: int) -> None:
+        order.shuffle(self.world.pending)
+        while len(self.world.pending) > late:
+            self.world.deliver_next()
+            self.world.check()
+
+    @rule(order=st.randoms(), turns=_FEW)
+    def a_while_goes_by(self, order: Random, turns: int) -> None:
+        for _ in range(turns):
+            self.everybody_works(1.0)
+            self.messages_come(order, late=1)
+
+    @rule(which=_ANY)
+    def a_message_comes_again(self, which: int) -> None:
+        self.world.duplicate(which)
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        """From wherever the machine got to: without further faults the run goes on, and ends."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        if not world.runners:
+            world.start_runner(0, 5)
+        while world.pending:
+            world.deliver_next()
+        for index in range(world.settings.num_learners):
+            if not world.core.members and f"learner-{index}" not in world.learners:
+                world.start_learner(index)
+        world.run(until_updates=5)
+        _end(world)
+
+
+def _end(world: World) -> None:
+    commands = world.deliver(StopRequested())
+    while world.pending or any(w.commands for w in world.learners.values()):
+        while world.pending:
+            commands += world.deliver(world.pending.pop())
+        for worker_id, learner in world.learners.items():
+            while learner.commands:
+                world.work(worker_id, "trained")
+    assert not any(isinstance(command, Request | IssueUpdate) for command in commands)
+    assert world.core.idle
+    world.check()
+    for learner in world.learners.values():
+        assert learner.batches.keys() <= world.core.ledger.held.keys(), "kept for nothing"
+    world.core.handle(Finish())
+    counters = world.core.ledger.counters()
+    assert counters.in_flight == 0
+    assert counters.sampled == counters.trained + sum(counters.dropped.values())
+    assert counters.trained == world.trained
+
+
+def _pick(names: Iterable[str], which: int) -> str:
+    ordered = sorted(names)
+    return ordered[which % len(ordered)]
+
+
+class SynchronousMachine(CoreMachine):
+    synchronous = True
+
+
+TestAsynchronousCore = CoreMachine.TestCase
+TestSynchronousCore = SynchronousMachine.TestCase
+TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
+    max_examples=250, stateful_step_count=40, deadline=None
+)
+
+
+@pytest.mark.parametrize("machine_type", [CoreMachine, SynchronousMachine])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine], seed: int) -> None:
+    """Longer than hypothesis makes its runs, and with most of the traffic healthy."""
+    random = Random(seed)
+    machine = machine_type()
+    machine.begin(
+        batch_size=random.choice([1, 12, 30]),
+        max_open_updates=random.randint(1, 3),
+        cap=random.randint(1, 3),
+        updates=random.randint(1, 2),
+        interval=random.randint(1, 3),
+        learners=1 + seed % 3,
+        steps=[random.randint(1, 16) for _ in range(random.randint(1, 3))],
+    )
+    for _ in range(400):
+        which, few = random.randrange(10_000), random.randrange(4)
+        share = random.choice([0.0, 0.5, 1.0, 1.0])
+        traffic: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+            (machine.everybody_works, (share,)),
+            (machine.messages_come, (random, few)),
+            (machine.a_while_goes_by, (random, few)),
+            (machine.a_message_comes_again, (which,)),
+        ]
+        faults: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+            (machine.a_runner_joins, (few, 1 + which % 16)),
+            (machine.a_runner_dies, (which, few)),
+            (machine.a_runner_samples, (which, share, "sent")),
+            (machine.a_runner_samples, (which, share, "failed")),
+            (machine.a_runner_samples, (which, share, "refused")),
+            (machine.a_learner_joins, (few,)),
+            (machine.a_learner_dies, (which, few, which % 2 == 0)),
+            (machine.a_learner_is_cut_off, (which, few, which % 2 == 0)),
+            (machine.a_learner_works_with_trouble, (which, "stale")),
+            (machine.a_learner_works_with_trouble, (which, "forgotten")),
+            (machine.a_learner_works_with_trouble, (which, "failed")),
+        ]
+        action, arguments = random.choice(traffic if random.random() < 0.7 else faults)
+        action(*arguments)
+        machine.the_books_balance()
+    machine.teardown()

@@ -1,0 +1,77 @@
+"""Learner groups of which each test makes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.group_specs import MODEL, spec
+
+import juggler
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"devices": "gpu"}, "'gpu' is none; expected"),
+        ({"devices": "auto,cpu"}, "auto stands alone"),
+        ({"updates_in_flight": 0}, "updates_in_flight = 0"),
+        ({"snapshot_updates": 0}, "snapshot_updates = 0"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(juggler.ConfigError, match=message):
+        juggler.LearnerGroup({"main": spec()}, **keys)
+    with pytest.raises(juggler.ConfigError, match="at least one module"):
+        juggler.LearnerGroup({})
+
+
+@pytest.mark.slow
+def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
+    make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gated = {
+        **spec(),
+        "model": {**MODEL, "gate": str(gate)},
+        "module": "support.gated_module:Gated",
+    }
+    with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
+        with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
+            group.update_from_episodes({"gated": [make_batch()]})
+        gate.touch()
+        group.add_module("second", spec())
+        assert [place.shard for place in group.placement.values()] == [0, 1]
+        done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
+        assert (done["gated"].updates, done["second"].updates) == (1, 1)
+
+
+_SCRIPT = """
+import sys
+import juggler
+from gymnasium import spaces
+
+spec = juggler.LearnerSpec(
+    observation_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(2)
+)
+group = juggler.LearnerGroup({"main": spec})
+print(*group.get_weights()["main"])
+assert "torch" not in sys.modules
+print(group._shards.links[0].worker.pid)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_torch_and_leaves_no_process_though_it_closes_nothing(
+    run_python: Callable[..., str],
+) -> None:
+    *names, pid = run_python("-c", _SCRIPT).split()
+    assert "policy_head.weight" in names
+    assert not psutil.pid_exists(int(pid))

@@ -1,0 +1,187 @@
+"""/metrics over HTTP: who may read it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+from support.network import free_address
+
+from juggler.driver.record.prometheus import serve_metrics
+from juggler.runtime.actors.certificates import make_certificates
+from juggler.runtime.actors.endpoints import EndpointError, split_address
+from juggler.runtime.actors.tls import Tls, read_tls
+from juggler.runtime.wire.v1 import status_pb2
+
+
+def status() -> status_pb2.RunStatus:
+    read = status_pb2.RunStatus()
+    for histogram in (read.staleness, read.receipt_seconds, read.update_seconds):
+        histogram.counts.append(0)
+    return read
+
+
+@contextmanager
+def metrics(**options: Any) -> Iterator[str]:
+    """Served; where."""
+    address = free_address()
+    close = serve_metrics(address, status, **options)
+    try:
+        yield address
+    finally:
+        close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return made(tmp_path_factory.mktemp("tls"))
+
+
+def made(directory: Path) -> Tls:
+    make_certificates(directory, ["127.0.0.1"], 1)
+    tls = read_tls(str(directory))
+    assert tls is not None
+    return tls
+
+
+def scraper(tls: Tls, certificate: bool = True) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=f"{tls.directory}/ca.pem")
+    if certificate:
+        context.load_cert_chain(f"{tls.directory}/cert.pem", f"{tls.directory}/key.pem")
+    return context
+
+
+def scrape(url: str, token: str = "", context: ssl.SSLContext | None = None) -> str:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urlopen(Request(url, headers=headers), timeout=10, context=context) as answer:
+        return answer.read().decode()
+
+
+def test_without_tls_and_token_everybody_of_this_host_may_read_it() -> None:
+    with metrics() as address:
+        assert "juggler_updates_total 0.0" in scrape(f"http://{address}/metrics")
+
+
+@pytest.mark.parametrize("shown", ["", "another", "a secre"])
+def test_who_does_not_show_the_token_reads_nothing(shown: str) -> None:
+    with metrics(token="a secret") as address:
+        assert "juggler_updates" in scrape(f"http://{address}/metrics", "a secret")
+        with pytest.raises(HTTPError) as refused:
+            scrape(f"http://{address}/metrics", shown)
+        assert refused.value.code == 401
+        assert refused.value.headers["WWW-Authenticate"] == "Bearer"
+        assert refused.value.read() == b"the token is missing or wrong\n"
+
+
+def test_with_tls_it_wants_a_certificate_of_the_same_authority_too(
+    tls: Tls, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with metrics(token="a secret", tls=tls) as address:
+        url = f"https://{address}/metrics"
+        assert "juggler_updates" in scrape(url, "a secret", scraper(tls))
+        with pytest.raises(HTTPError, match="401"):
+            scrape(url, context=scraper(tls))
+        for stranger in (scraper(tls, certificate=False), scraper(made(tmp_path))):
+            with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
+                scrape(url, "a secret", stranger)
+        with pytest.raises(ConnectionError):
+            scrape(f"http://{address}/metrics", "a secret")
+        assert "juggler_updates" in scrape(url, "a secret", scraper(tls))
+    assert capfd.readouterr() == ("", ""), "neither a scrape nor one that is refused writes a line"
+
+
+def test_a_certificate_that_is_renewed_is_the_one_that_the_next_scrape_sees(tmp_path: Path) -> None:
+    old = made(tmp_path)
+    with metrics(tls=old) as address:
+        url = f"https://{address}/metrics"
+        before = scraper(old)
+        scrape(url, context=before)
+        for file in tmp_path.iterdir():
+            file.unlink()
+        scrape(url, context=scraper(made(tmp_path)))
+        with pytest.raises(URLError):
+            scrape(url, context=before)
+
+
+def test_a_certificate_that_is_damaged_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tls = made(tmp_path)
+    with metrics(tls=tls) as address:
+        context = scraper(tls)
+        (tmp_path / "cert.pem").write_text("no certificate")
+        with pytest.raises((URLError, ConnectionError)):
+            scrape(f"https://{address}/metrics", context=context)
+    assert f"on /metrics: {tmp_path}/cert.pem or" in capfd.readouterr().err
+
+
+def test_one_who_says_nothing_holds_up_nobody(tls: Tls) -> None:
+    with metrics(tls=tls) as address:
+        host, _, port = address.partition(":")
+        with socket.create_connection((host, int(port))):
+            assert "juggler_updates" in scrape(f"https://{address}/metrics", context=scraper(tls))
+
+
+def test_beyond_loopback_it_wants_both_or_to_be_told_otherwise(tls: Tls) -> None:
+    for options, lacking in (
+        ({}, "nothing would be encrypted"),
+        ({"token": "a secret"}, "nothing would be encrypted"),
+        ({"tls": tls}, "there is no token"),
+    ):
+        with pytest.raises(EndpointError, match=f"{lacking}.*--insecure"):
+            serve_metrics("0.0.0.0:0", status, **options)
+    serve_metrics("0.0.0.0:0", status, token="a secret", tls=tls)()
+    serve_metrics("0.0.0.0:0", status, insecure=True)()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_only_connects_keeps_nobody_out_and_holds_few_threads(tls: Tls, secure: bool) -> None:
+    options: dict[str, Any] = {"tls": tls, "token": "secret"} if secure else {}
+    context = scraper(tls) if secure else None
+    with ExitStack() as connections, metrics(**options) as address:
+        host, port = split_address(address)
+        idle = [
+            connections.enter_context(socket.create_connection((host, port), timeout=30))
+            for _ in range(100)
+        ]
+        url = f"http{'s' if secure else ''}://{address}/metrics"
+        assert "juggler_driver_answers" in scrape(url, options.get("token", ""), context)
+        for oldest in idle[: 100 - 64]:
+            assert oldest.recv(1) == b"", "it was hung up on"
+        idle[-1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            idle[-1].recv(1)
+
+
+def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def slow_status() -> status_pb2.RunStatus:
+        asked.set()
+        assert answers.wait(30)
+        return status()
+
+    monkeypatch.setattr(sys.modules[__name__], "status", slow_status)
+    with ExitStack() as connections, metrics(token="secret") as address:
+        scraped = connections.enter_context(ThreadPoolExecutor(1)).submit(
+            scrape, f"http://{address}/metrics", "secret"
+        )
+        assert asked.wait(30)
+        for _ in range(100):
+            last = socket.create_connection(split_address(address), timeout=30)
+            connections.enter_context(last)
+        last.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert last.recv(12) == b"HTTP/1.0 401"
+        monkeypatch.undo()
+        answers.set()
+        assert "juggler_driver_answers" in scraped.result(30)

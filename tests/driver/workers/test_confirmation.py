@@ -1,0 +1,348 @@
+"""A run is solved when the very weights that are kept play as well as was asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.worker_events_world import ROWS, STEPS, ConversationWorld
+from test_checkpointing import answer_the_snapshot, play_a_round, requests, synchronous
+
+from juggler.driver.checkpoint.restoring import metrics_of
+from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.wire.v1 import training_pb2
+
+GOAL = 475.0
+LUCKY = [480.0] * 100
+
+
+def asynchronous(directory: Path, **keys: Any) -> ConversationWorld:
+    return ConversationWorld(
+        directory / "checkpoints", only_local=True, stop_return=GOAL, batch_size=1000, **keys
+    )
+
+
+def train(world: ConversationWorld, returns: list[float] = LUCKY) -> None:
+    """The newest request is answered, and episodes have ended."""
+    command_id, request = requests(world)[-1]
+    receipt = training_pb2.Receipt(
+        batch_id=request.batch_id,
+        learner="learner-0",
+        live_steps=ROWS * STEPS,
+        episode_returns=returns,
+        episode_lengths=[10] * len(returns),
+    )
+    world.reply(world.runner, command_id, receipt)
+
+
+def cut(world: ConversationWorld) -> SnapshotWritten:
+    """The learner sends its state, which gets on the disk."""
+    answer_the_snapshot(world)
+    (written,) = world.written.gather(timeout=30)
+    world.snapshots.done(written)
+    world.worker_events.confirmation.written(written)
+    world.worker_events.go_on()
+    return written
+
+
+def evaluator(world: ConversationWorld) -> Worker:
+    worker = world.join("evaluator")
+    world.get_ready(worker)
+    return worker
+
+
+def asked(world: ConversationWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
+    return world.asked(player, training_pb2.Evaluate)
+
+
+def play(world: ConversationWorld, player: Worker, returns: list[float]) -> None:
+    command_id, _ = asked(world, player)[-1]
+    done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[10] * len(returns))
+    world.reply(player, command_id, done)
+
+
+def snapshots(world: ConversationWorld) -> int:
+    return len(world.asked(world.learner, training_pb2.Snapshot))
+
+
+def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    train(world)
+    assert world.worker_events.stop_reason == "", "a window may be lucky"
+    written = cut(world)
+    assert written.path is not None
+    (_, command) = asked(world, player)[-1]
+    assert (command.checkpoint, command.episodes) == (str(written.path), 100)
+    assert (command.goal.mean, command.goal.best, command.most_steps) == (GOAL, 480.0, 10_000)
+    train(world, [100.0] * 50)  # training goes on, whatever becomes of it
+    play(world, player, [500.0, 460.0] * 50)
+    assert world.worker_events.stop_reason == "solved"
+    outcome = world.worker_events.confirmation.outcome
+    assert outcome == {
+        "confirmed": True,
+        "return_mean": 480.0,
+        "return_deviation": 20.0,
+        "episodes": 100,
+        "training_return_mean": 480.0,
+        "env_steps_trained": 0,
+        "update": 0,
+        "candidates_refused": 0,
+    }
+    assert world.worker_events.confirmation.kept == written.path
+
+
+def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    train(world)
+    written = cut(world)
+    play(world, player, [422.0] * 40)
+    assert world.worker_events.stop_reason == ""
+    assert world.told.messages[-1] == (
+        "not confirmed: update 0 has a return of 422.0 ± 0 in the first 40 episodes, "
+        "and not 475.0 in 100; training goes on"
+    )
+    assert written.path is not None
+    assert not written.path.parent.exists(), "nothing of it is left"
+    train(world, [480.0] * 99)
+    assert snapshots(world) == 1, "what proposes the next one is new"
+    train(world, [480.0])
+    assert snapshots(world) == 2
+    cut(world)
+    assert asked(world, player)[-1][1].episodes == 200, "to be lucky again is harder"
+    play(world, player, [480.0] * 200)
+    assert world.worker_events.stop_reason == "solved"
+
+
+def test_one_candidate_is_evaluated_at_a_time(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    for _ in range(5):
+        train(world)
+    cut(world)
+    for _ in range(5):
+        train(world)
+    assert (snapshots(world), len(asked(world, player))) == (1, 1)
+
+
+def test_a_candidate_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path, keep_checkpoints=1)
+    evaluator(world)
+    train(world)
+    candidate = cut(world).path
+    assert candidate is not None
+    assert world.snapshots.newest is None
+    assert not (tmp_path / "checkpoints").exists()
+    world.ask_for_a_snapshot()
+    newest = cut(world).path
+    assert world.snapshots.newest == newest
+    assert read(candidate).version == (1, 0), "checkpoints that come meanwhile leave it alone"
+
+
+def test_another_evaluation_that_was_under_way_says_nothing_of_the_candidate(
+    tmp_path: Path,
+) -> None:
+    world = asynchronous(tmp_path, evaluation_seconds=1.0, evaluation_episodes=100)
+    player = evaluator(world)
+    world.worker_events.evaluations.begin(update=0)
+    train(world)
+    cut(world)
+    (first, _), (second, command) = asked(world, player)
+    assert command.checkpoint
+    done = training_pb2.Evaluation(episode_returns=[500.0] * 100, episode_lengths=[10] * 100)
+    world.reply(player, first, done)
+    assert world.worker_events.stop_reason == ""
+    assert world.worker_events.metrics.evaluation_return == 500.0
+    world.reply(player, second, done)
+    assert world.worker_events.stop_reason == "solved"
+
+
+def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    train(world)
+    written = cut(world)  # before there is one at all
+    for _ in range(2):
+        player = evaluator(world)
+        (_, command) = asked(world, player)[-1]
+        assert command.checkpoint == str(written.path)
+        world.leave(player)
+    player = evaluator(world)
+    play(world, player, [500.0] * 100)
+    assert world.worker_events.stop_reason == "solved"
+
+
+def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    confirmation = world.worker_events.confirmation
+    assert confirmation.overdue() == ""
+    train(world)
+    cut(world)
+    assert confirmation.overdue() == "", "it has not waited for long"
+    assert "waits for evaluator-0" in confirmation.overdue()
+    evaluator(world)
+    assert confirmation.overdue() == ""
+
+
+def test_a_candidate_whose_learner_goes_is_given_up_and_another_one_comes(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    train(world)
+    world.leave(world.learner)
+    assert not world.worker_events.confirmation.under_way
+    world.learner = world.join("learner")
+    world.get_ready(world.learner)
+    train(world)
+    cut(world)
+    play(world, player, [500.0] * 100)
+    assert world.worker_events.stop_reason == "solved"
+
+
+def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    (tmp_path / "candidate").write_text("a file in place of the directory")
+    train(world)
+    assert "cannot be written" in cut(world).problem
+    assert not world.worker_events.confirmation.under_way
+    assert world.worker_events.metrics.candidates.refused == 0
+    (tmp_path / "candidate").unlink()
+    train(world)
+    assert cut(world).problem == ""
+
+
+def test_a_candidate_that_was_given_up_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    train(world)
+    world.worker_events.confirmation.give_up()
+    cut(world)
+    assert not (tmp_path / "candidate").exists()
+
+
+def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    train(world)
+    cut(world)
+    play(world, player, [400.0] * 100)
+    world.ask_for_a_snapshot()
+    path = cut(world).path
+    assert path is not None
+    resumed = metrics_of(read(path))
+    assert resumed.candidates == world.worker_events.metrics.candidates
+    assert not resumed.seem_solved(GOAL)
+
+
+def test_a_checkpoint_of_before_there_were_candidates_can_be_resumed(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    world.ask_for_a_snapshot()
+    path = cut(world).path
+    assert path is not None
+    old = read(path)
+    del old.counters["candidates"]
+    assert metrics_of(old).candidates.due(0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "only_local", "why"),
+    [
+        ({"confirm": False}, True, "confirm = false"),
+        ({"gateway": "127.0.0.1:0"}, True, "simulators alone"),
+        ({"env": "dm_env_rpc://localhost:1"}, True, "simulators of its own"),
+        ({}, False, "among workers that dial in nobody evaluates"),
+    ],
+)
+def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
+    tmp_path: Path, keys: dict[str, Any], only_local: bool, why: str
+) -> None:
+    world = ConversationWorld(
+        tmp_path, only_local=only_local, stop_return=GOAL, batch_size=1000, **keys
+    )
+    assert not world.worker_events.confirmation.wants_evaluator
+    train(world)
+    assert world.worker_events.stop_reason == "solved"
+    outcome = world.worker_events.confirmation.outcome
+    assert outcome is not None
+    assert outcome["confirmed"] is False
+    assert why in outcome["why_not"]
+    assert snapshots(world) == 0
+
+
+def test_simulators_that_evaluations_were_asked_of_confirm_too(tmp_path: Path) -> None:
+    keys = {"env": "dm_env_rpc://localhost:1", "evaluation_seconds": 5.0}
+    assert asynchronous(tmp_path, **keys).worker_events.confirmation.wants_evaluator
+
+
+@pytest.mark.parametrize("how", [asynchronous, synchronous])
+def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, how: Any) -> None:
+    keys = {} if how is asynchronous else {"stop_return": GOAL, "only_local": True}
+    world = how(tmp_path, **keys)
+    if how is asynchronous:
+        train(world)
+    else:
+        play_a_round(world, episode_returns=LUCKY, episode_lengths=[10] * 100)
+    cut(world)
+    player = evaluator(world)
+    world.leave(player)
+    world.worker_events.exited(Exited("evaluator-0", 1, "exit status 1", None))
+    if how is asynchronous:
+        train(world)
+    assert world.worker_events.stop_reason == "solved"
+    outcome = world.worker_events.confirmation.outcome
+    assert outcome == {"confirmed": False, "why_not": "evaluator-0 keeps ending"}
+
+
+def test_a_synchronous_run_begins_no_round_before_the_verdict(tmp_path: Path) -> None:
+    world = synchronous(tmp_path / "checkpoints", only_local=True, stop_return=GOAL)
+    player = evaluator(world)
+    play_a_round(world, episode_returns=LUCKY, episode_lengths=[10] * 100)
+    before = len(requests(world))
+    cut(world)
+    assert asked(world, player)
+    assert len(requests(world)) == before
+    play(world, player, [400.0] * 100)
+    assert len(requests(world)) == before + 2
+    _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
+    assert not snapshot.HasField("seed"), "nobody begins anew"
+    assert not any(request.HasField("seed") for _, request in requests(world))
+    play_a_round(world)
+    cut(world)  # the checkpoint of the second update
+    play_a_round(world, episode_returns=LUCKY, episode_lengths=[10] * 100)
+    cut(world)
+    before = len(requests(world))
+    play(world, player, [500.0] * 200)
+    assert world.worker_events.stop_reason == "solved"
+    assert len(requests(world)) == before
+
+
+def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = evaluator(world)
+    train(world)
+    cut(world)
+    play(world, player, [500.0] * 100)
+    kept = world.worker_events.confirmation.kept
+    assert kept is not None
+    later = tmp_path / "checkpoints" / "000000007"
+    shutil.copytree(kept, later)
+    _rename(later, 7)
+    assert world.snapshots.keep(kept) == ""
+    assert world.snapshots.newest == tmp_path / "checkpoints" / "000000000"
+    assert [path.name for path in tmp_path.rglob("0*")] == ["000000000"]
+    assert read(tmp_path).path == world.snapshots.newest
+    assert not (tmp_path / "candidate").exists()
+
+
+def _rename(path: Path, update: int) -> None:
+    """Have a checkpoint be of another update."""
+    from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, digest
+
+    record = json.loads((path / RECORD_FILE).read_text())
+    del record["sha256"]
+    record["version"][1] = update
+    (path / RECORD_FILE).write_text(json.dumps({**record, "sha256": digest(record)}))

@@ -1,0 +1,102 @@
+"""Standstill: what people are told where nothing comes, from anybody or from one EnvRunner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.worker_events_world import SHAPE, ConversationWorld
+
+from juggler.driver.config import RunConfig
+from juggler.driver.workers.standstill import Standstill
+from juggler.runtime.actors import requests
+
+SECONDS = 7.0
+
+
+def _local(cpu_seconds: Callable[[], float]) -> Any:
+    return cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds))
+
+
+class World(ConversationWorld):
+    """With a clock that the test winds on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(requests, "time", clock)
+        super().__init__(directory)
+        config = RunConfig.from_flat({**SHAPE, "worker_timeout_seconds": SECONDS})
+        self.standstill = Standstill(config, self.worker_events, _local(lambda: 0.0))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
+    assert world.standstill.silent_runners() == []
+    world.now += SECONDS - 1
+    assert world.standstill.silent_runners() == []
+    world.now += 1
+    (text,) = world.standstill.silent_runners()
+    assert text.startswith(
+        "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s. Others are"
+    )
+    world.now += SECONDS
+    assert world.standstill.silent_runners() == [], "it was said"
+
+
+def test_one_that_brought_something_is_named_anew_when_it_brings_nothing_again(
+    world: World,
+) -> None:
+    world.now += SECONDS
+    assert len(world.standstill.silent_runners()) == 1
+    for number in range(2):  # all that was asked
+        world.sample(number)
+    assert world.standstill.silent_runners() == []
+    world.now += SECONDS
+    assert len(world.standstill.silent_runners()) == 1
+
+
+def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: World) -> None:
+    assert "brought none" not in world.standstill.what_is_there()
+    world.now += SECONDS
+    text = world.standstill.look()
+    assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
+    assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
+
+
+def _standstill(directory: Path, used: list[float]) -> Standstill:
+    """With local workers that have used so many seconds of processors at each look."""
+    config = RunConfig()
+    config.driver.worker_timeout_seconds = 60.0
+    local = _local(lambda: used.pop(0))
+    return Standstill(config, ConversationWorld(directory).worker_events, local)
+
+
+def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [3.0, 6.0])
+    for _ in range(2):
+        assert standstill.look().startswith("no update in the last 60 s")
+        assert standstill.starting
+
+
+def test_workers_that_do_nothing_are_not(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [3.0, 3.1])
+    standstill.look()
+    standstill.look()
+    assert not standstill.starting
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
+    standstill = _standstill(tmp_path, [10.0 * n for n in range(1, 11)])
+    waited = []
+    for _ in range(10):
+        standstill.look()
+        waited.append(standstill.starting)
+    assert waited == [True] * 9 + [False]

@@ -1,0 +1,307 @@
+"""Messages that hold more than they may, or what nobody can use: they are refused before they cost
+anything, nothing of them is booked, and their sender is let go."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import any_pb2
+from support.worker_events_world import ROWS, SPACE, STEPS, ConversationWorld
+
+from juggler.driver.workers.replies import COUNTS, SECONDS
+from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
+
+MANY = {str(number): 1.0 for number in range(200_000)}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ConversationWorld:
+    return ConversationWorld(tmp_path)
+
+
+def _raw(kind: str, value: bytes) -> any_pb2.Any:
+    return any_pb2.Any(type_url=f"type.googleapis.com/juggler.v1.{kind}", value=value)
+
+
+def _arrivals(*ids: int) -> training_pb2.Arrivals:
+    return training_pb2.Arrivals(arrivals=[training_pb2.Arrival(batch_id=each) for each in ids])
+
+
+# -- EnvRunners -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"seconds": MANY}, "a message of over 1024 entries"),
+        ({"counts": MANY}, "a message of over 1024 entries"),
+        ({"seconds": {"sleeping": 1.0}}, "seconds of 'sleeping': known are collate, "),
+        ({"counts": {"x" * 9000: 1.0}}, "xxx': known are inferences, "),
+        ({"seconds": {"waiting": math.nan}}, "nan as seconds of waiting"),
+        ({"counts": {"inferences": math.inf}}, "inf as counts of inferences"),
+        ({"seconds": {"waiting": -1.0}}, "-1.0 as seconds of waiting"),
+        ({"episode_returns": [math.nan], "episode_lengths": [1]}, "a return that is not finite"),
+        ({"episode_returns": [1.0, -math.inf], "episode_lengths": [1, 1]}, "not finite"),
+        (
+            {"episode_returns": [1.0] * 70_000, "episode_lengths": [1] * 70_000},
+            "70000 episodes, where there can be 65556",
+        ),
+        ({"learner": "learner-7"}, "a receipt for a batch of learner-7, not of learner-0"),
+        ({"connector_delta": b"x" * 9_000_000}, "bytes: at most 8388608"),
+    ],
+)
+def test_of_a_receipt_that_holds_what_it_must_not_nothing_is_booked(
+    world: ConversationWorld, said: dict[str, Any], words: str
+) -> None:
+    world.sample(**said)
+    assert words in world.why_dismissed(world.runner)
+    assert len(world.why_dismissed(world.runner)) < 5000
+    assert world.core.ledger.sampled == 0
+    assert world.worker_events.metrics.episodes == 0
+    assert world.worker_events.metrics.workers.seconds() == {}
+    assert world.worker_events.metrics.workers.counts() == {}
+
+
+def test_all_that_may_be_counted_is_taken(world: ConversationWorld) -> None:
+    world.sample(seconds=dict.fromkeys(SECONDS, 1.0), counts=dict.fromkeys(COUNTS, 2.0))
+    assert world.why_dismissed(world.runner) == ""
+    assert set(world.worker_events.metrics.workers.seconds()["envrunner"]) == SECONDS
+
+
+def test_an_explanation_is_one_line_and_not_long(world: ConversationWorld) -> None:
+    world.sample(dropped="refused", explanation="no\nerror: forged\r\x0b" + "x" * 5_000_000)
+    (told,) = world.told.messages
+    assert told.startswith("envrunner-0: no error: forged xxx")
+    assert len(told.splitlines()) == 1
+    assert len(told) < 1100
+
+
+def test_a_note_is_one_line_and_too_many_are_too_many(
+    world: ConversationWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    world.report(world.runner, training_pb2.Note(text="takes\nsimulators"))
+    assert world.told.messages == ["envrunner-0 takes simulators"]
+    for _ in range(20):
+        assert world.why_dismissed(world.runner) == ""
+        world.report(world.runner, training_pb2.Note(text="x"))
+    assert "replies and reports in a second" in world.why_dismissed(world.runner)
+    assert len(world.told.messages) == 20
+
+
+def test_a_runner_of_an_endless_space_is_not_taken(world: ConversationWorld) -> None:
+    runner = world.join("envrunner", 1)
+    command_id, _ = world.asked(runner, training_pb2.Setup)[0]
+    endless = spaces_pb2.Space()
+    endless.tuple.spaces.extend([SPACE] * 5000)
+    ready = training_pb2.Ready(
+        observation_space=endless, action_space=SPACE, rows=ROWS, steps=STEPS
+    )
+    world.reply(runner, command_id, ready)
+    assert "a space of more than 4096 spaces" in world.why_dismissed(runner)
+
+
+def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_path: Path) -> None:
+    wide = spaces_pb2.Space()
+    wide.box.shape.extend([1000])
+    wide.box.low.extend([0.5] * 1000)
+    for space, words in ((spaces_pb2.Space(text={"max_length": 9}), "maxLength"), (wide, "bytes")):
+        world = ConversationWorld(tmp_path)
+        runner = world.join("envrunner", 1)
+        command_id, _ = world.asked(runner, training_pb2.Setup)[0]
+        ready = training_pb2.Ready(
+            observation_space=space, action_space=SPACE, rows=ROWS, steps=STEPS
+        )
+        world.reply(runner, command_id, ready)
+        assert "has other spaces than" in world.why_dismissed(runner)
+        assert words in world.why_dismissed(runner)
+        assert len(world.why_dismissed(runner)) < 1000
+
+
+# -- learners -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"\x0a\x00" * 3_500_000, "of 7000000 bytes: at most 65536"),
+        (b"\x0a\x00" * 30_000, "a message of over 1024 entries"),
+        (b"\x0a\x00" * 1025, "a message of over 1024 entries"),
+    ],
+)
+def test_a_report_of_countless_arrivals_costs_nothing(
+    world: ConversationWorld, value: bytes, words: str
+) -> None:
+    began = time.process_time()
+    world.report(world.learner, _raw("Arrivals", value))
+    assert time.process_time() - began < 0.5
+    assert words in world.why_dismissed(world.learner)
+
+
+def test_arrivals_count_and_not_the_messages_that_they_come_in(
+    world: ConversationWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    for _ in range(MOST_EVENTS_PER_SECOND // 1000):
+        world.report(world.learner, _arrivals(*[0] * 1000))
+        assert world.why_dismissed(world.learner) == ""
+    world.report(world.learner, _arrivals(0))
+    assert "replies and reports in a second" in world.why_dismissed(world.learner)
+
+
+def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: ConversationWorld) -> None:
+    world.report(world.learner, _raw("Arrivals", b"\xff"))
+    assert world.why_dismissed(world.learner)
+    world.report(world.learner, _arrivals(1))
+    assert world.core.ledger.sampled == 0
+    duplicates = world.core.ledger.duplicates
+    world.report(world.learner, _arrivals(1000))
+    assert world.core.ledger.duplicates == duplicates
+    world.leave(world.learner)
+    world.learner = world.join("learner")
+    world.get_ready(world.learner)
+    assert world.core.members == ("learner-0",)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"batches": [training_pb2.UsedBatch()] * 2}, "an answer about 2 batches, of 1"),
+        ({"batches": [training_pb2.UsedBatch()] * 9000}, "a message of over 1025 entries"),
+        (
+            {"batches": [training_pb2.UsedBatch(batch_id=1, live_steps=2**64 - 1)]},
+            "18446744073709551615 steps in one batch",
+        ),
+        ({"metrics": {str(n): {} for n in range(65)}}, "metrics of 65 modules: at most 64"),
+        (
+            {"metrics": {"m": {"values": {str(n): 1.0 for n in range(2000)}}}},
+            "2000 metrics of a module: at most 1024",
+        ),
+        ({"metrics": {"m": {"values": {"x" * 300: 1.0}}}}, "has no name of at most 255"),
+        ({"metrics": {"a\nb": {}}}, "has no name of at most 255"),
+        ({"metrics": {"m": {"values": MANY}}}, "at most 262208"),
+        ({"seconds": {"update": math.nan}}, "nan as seconds of update"),
+        ({"seconds": {"sleeping": 1.0}}, "seconds of 'sleeping'"),
+    ],
+)
+def test_of_an_answer_that_holds_what_it_must_not_nothing_is_booked(
+    world: ConversationWorld, said: dict[str, Any], words: str
+) -> None:
+    world.sample()
+    ((command_id, update),) = world.asked(world.learner, training_pb2.Update)
+    done = training_pb2.UpdateDone(**{"update_id": update.update_id, **said})
+    world.reply(world.learner, command_id, done)
+    assert words in world.why_dismissed(world.learner)
+    assert world.core.weights_version.update == 0
+    assert world.worker_events.metrics.modules == {}
+
+
+def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: ConversationWorld) -> None:
+    metrics = world.worker_events.metrics
+    for number in range(3):
+        metrics.updated("learner-0", {f"module-{number}": {"loss": 1.0}})
+        metrics.updated("learner-0", {})
+    assert list(metrics.modules["learner-0"]) == ["module-2"]
+
+
+def _learner_ready(world: ConversationWorld, **said: Any) -> Worker:
+    world.leave(world.learner)
+    learner = world.join("learner")
+    command_id, _ = world.asked(learner, training_pb2.Setup)[0]
+    world.reply(learner, command_id, training_pb2.Ready(**said))
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"meeting_point": "x" * 300}, "a meeting point has no name of at most 255"),
+        ({"last_updates": [training_pb2.UpdateDone()] * 65}, "65 updates that it kept: at most 64"),
+        (
+            {
+                "last_updates": [
+                    training_pb2.UpdateDone(batches=[training_pb2.UsedBatch()] * 70_000)
+                ]
+            },
+            "over 65536 batches in updates that it kept",
+        ),
+        ({"description": "x" * 2_000_000}, "at most 1048576"),
+    ],
+)
+def test_a_learner_that_begins_with_too_much_is_not_taken(
+    world: ConversationWorld, said: dict[str, Any], words: str
+) -> None:
+    learner = _learner_ready(world, **said)
+    assert words in world.why_dismissed(learner)
+    assert world.core.members == ()
+
+
+def test_what_a_learner_says_of_its_device_is_one_line(world: ConversationWorld) -> None:
+    _learner_ready(world, description="cpu\nforged" + "x" * 9000)
+    assert world.worker_events.registry.devices["learner-0"].startswith("cpu forgedxxx")
+    assert len(world.worker_events.registry.devices["learner-0"]) < 300
+
+
+# -- whoever it is --------------------------------------------------------------------------------
+
+
+def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> None:
+    for sender, body, words in (
+        ("runner", _arrivals(1), "juggler.v1.Arrivals in place of juggler.v1.Note"),
+        ("learner", training_pb2.Note(text="x"), "juggler.v1.Note in place of juggler.v1.Arrivals"),
+        ("learner", attach_pb2.Done(), "juggler.v1.Done in place of juggler.v1.Arrivals"),
+    ):
+        world = ConversationWorld(tmp_path)
+        worker = getattr(world, sender)
+        world.report(worker, body)
+        assert words in world.why_dismissed(worker)
+    evaluator = world.join("evaluator")
+    world.worker_events._hub.dismissed.clear()  # type: ignore[attr-defined]
+    world.report(evaluator, training_pb2.Note(text="x"))
+    assert "a report, where evaluators have none" in world.why_dismissed(evaluator)
+
+
+@pytest.mark.parametrize(
+    ("returns", "words"),
+    [
+        ([math.nan], "a return that is not finite"),
+        ([1.0] * 3, "3 episodes, where there can be 2"),
+        ([1.0] * 100_000, "at most 1056"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_not_booked(
+    world: ConversationWorld, returns: list[float], words: str
+) -> None:
+    evaluator = world.join("evaluator")
+    world.get_ready(evaluator)
+    world.worker_events.commands.tell("evaluator-0", training_pb2.Evaluate(episodes=2))
+    played = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[1] * len(returns))
+    world.reply(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0], played)
+    assert words in world.why_dismissed(evaluator)
+    assert world.worker_events.metrics.evaluation_return is None
+
+
+def test_a_traceback_cannot_look_like_lines_of_the_run(world: ConversationWorld) -> None:
+    failure = attach_pb2.Failure(message="it failed", traceback="Traceback\nerror: forged")
+    world.leave(world.runner, failure=failure, stack="  File x\nforged")
+    (told,) = world.told.messages
+    first, *others = told.splitlines()
+    assert first == "envrunner-0 left: gone"
+    assert "  error: forged" in others
+    assert [each for each in others if not each.startswith("  ")] == ["It was here:"]
+
+
+def test_what_failures_are_remembered_by_is_bounded(world: ConversationWorld) -> None:
+    for number in range(300):
+        worker = world.join("envrunner", 1)
+        failure = attach_pb2.Failure(message=f"failure {number}", traceback="x" * 1000)
+        world.leave(worker, failure=failure)
+    assert len(world.worker_events._departures._shown) <= 100
+    assert world.worker_events.registry.tracebacks == {}
+    assert world.worker_events._rates.keys() == {world.runner, world.learner}

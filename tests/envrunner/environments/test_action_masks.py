@@ -1,0 +1,309 @@
+"""Action masks in observations or infos: nobody acts against them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from support.scripted_environments import MaskedParts, NativeScripted, Scripted, mask_of, masked
+from support.scripted_modules import LinearPolicy
+from support.vectors import MODES, vector_of_functions
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.action_masks import observe_masks
+from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.sampler import Sampler
+from juggler.runtime.wire.trees import flatten
+
+STEPS = 4
+SCRIPTS = [
+    ((4, "truncated"), (4, "terminated"), (4, "both")),
+    ((5, "truncated"), (3, "terminated"), (1, "both"), (1, "truncated"), (1, "terminated")),
+    ((30, "truncated"),),
+]
+
+
+def masked_vector(kind: str, mode: AutoresetMode, **options: Any) -> VectorEnv[Any, Any, Any]:
+    functions = [functools.partial(masked, script, **options) for script in SCRIPTS]
+    return vector_of_functions(kind, mode, functions)
+
+
+def sampler_of(env: VectorEnv[Any, Any, Any]) -> Sampler:
+    return Sampler(env, policy_of(env), STEPS, 5)
+
+
+def policy_of(env: VectorEnv[Any, Any, Any]) -> BehaviourPolicy:
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    return BehaviourPolicy(module, env.num_envs, STEPS, 0)
+
+
+@pytest.mark.parametrize("at_ends", [True, False])
+@pytest.mark.parametrize("where", ["info", "observation"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["in turn", "async", "sync"])
+def test_only_legal_actions_are_tried_and_masks_are_kept(kind, mode, where, at_ends) -> None:
+    env = observe_masks(masked_vector(kind, mode, where=where, at_ends=at_ends))
+    sampler = sampler_of(env)  # its environments refuse what is illegal
+    finals = 0
+    for _ in range(10):
+        batch = sampler.sample((0, 0)).batch
+        plain = "numbers" if where == "observation" else "observation"
+        over = np.zeros_like(batch.live)  # [N, T] observations after an end
+        over[:, 0] = ~batch.live[:, 0]
+        over[:, 1:] = ~batch.live[:, 1:]
+        ends = [batch.final_observations, batch.observations, batch.last_observations]
+        expected = [mask_of(tree[plain]) for tree in ends]
+        if where == "info" and not at_ends:
+            expected[0][:] = 1
+            expected[1][over] = 1
+            if mode is AutoresetMode.NEXT_STEP:
+                expected[2][batch.terminated[:, -1] | batch.truncated[:, -1]] = 1
+        for tree, masks in zip(ends, expected, strict=True):
+            np.testing.assert_array_equal(tree["action_mask"], masks)
+            assert tree["action_mask"].dtype == np.int8
+        finals += len(batch.final_rows)
+        chosen = np.take_along_axis(
+            batch.observations["action_mask"], batch.actions[..., None], -1
+        )[..., 0]
+        assert (chosen | over).all()
+    assert finals > 5
+    assert sum(evaluate(env, policy_of(env), 6, seed=2)[1]) > 6
+    env.close()
+
+
+def test_a_vector_with_one_seed_may_give_all_masks_at_once() -> None:
+    class Native(NativeScripted):
+        def reset(self, **options):
+            observations, infos = super().reset(**options)
+            return observations, {**infos, "action_mask": mask_of(observations)}
+
+        def step(self, actions):
+            legal = mask_of(self.observations)[np.arange(3), actions]
+            assert (legal | [env.over for env in self.envs]).all()
+            observations, *rest, infos = super().step(actions)
+            return observations, *rest, {**infos, "action_mask": mask_of(observations)}
+
+    for mode in MODES:
+        env = observe_masks(Native(SCRIPTS, mode))
+        sampler = sampler_of(env)
+        for _ in range(8):
+            batch = sampler.sample((0, 0)).batch
+            np.testing.assert_array_equal(
+                batch.observations["action_mask"], mask_of(batch.observations["observation"])
+            )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["in turn", "async"])
+def test_each_part_of_an_action_has_a_mask_of_its_own_or_none(kind, mode) -> None:
+    functions = [functools.partial(MaskedParts, script) for script in SCRIPTS]
+    env = observe_masks(vector_of_functions(kind, mode, functions))
+    assert env.single_observation_space["action_mask"] == spaces.Dict(
+        {"pair": spaces.Dict({"0": spaces.MultiBinary(3), "1": spaces.MultiBinary(5)})}
+    )
+    sampler = sampler_of(env)
+    for _ in range(6):
+        batch = sampler.sample((0, 0)).batch
+        masks = dict(flatten(batch.observations["action_mask"]))
+        steps = batch.observations["observation"][..., 1].astype(int)
+        np.testing.assert_array_equal(masks["pair", "0"].argmax(-1), steps % 3)
+        assert (masks["pair", "1"].sum(-1) == 2).all()
+        assert len(set(batch.actions["free"].ravel())) == 2
+    env.close()
+
+
+def test_an_environments_own_id_is_enough_to_have_its_masks_honoured() -> None:
+    taxi = next(name for name in gymnasium.registry if name.startswith("Taxi-"))
+    env = make_vector_env(EnvRunnerConfig(env=taxi, envs_per_runner=2))
+    assert env.single_observation_space == spaces.Dict(
+        {"observation": spaces.Discrete(500), "action_mask": spaces.MultiBinary(6)}
+    )
+    observations, infos = env.reset(seed=[1, 2])
+    np.testing.assert_array_equal(observations["action_mask"], infos["action_mask"])
+
+
+def test_dict_observations_get_one_key_more() -> None:
+    class InDict(gymnasium.Wrapper):
+        observation_space = spaces.Dict({"place": Scripted().observation_space})
+
+        def reset(self, **options):
+            observation, info = self.env.reset(**options)
+            return {"place": observation}, info
+
+    env = vector_of_functions("in turn", MODES[0], [lambda: InDict(masked(SCRIPTS[0]))])
+    assert sorted(observe_masks(env).single_observation_space) == ["action_mask", "place"]
+
+
+def test_environments_without_masks_are_left_alone() -> None:
+    env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Scripted])
+    assert observe_masks(env) is env
+
+
+# -- what is wrong with a mask --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["info", "observation"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_without_a_legal_action_is_one_error(mode, where) -> None:
+    def stuck(observation) -> np.ndarray:
+        return np.array([1, 0, 1], np.int8) * (observation[1] != 2)
+
+    functions = [functools.partial(masked, SCRIPTS[2]) for _ in range(2)]
+    functions[1] = functools.partial(masked, SCRIPTS[2], mask=stuck, where=where)
+    functions[0] = functools.partial(masked, SCRIPTS[2], where=where)
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    said = r"environment 1 .* before step 2 of a fragment its action mask has no legal action: "
+    with pytest.raises(EnvironmentFailed, match=said):
+        sampler_of(env).sample((0, 0))
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .*step 2 of an evaluation"):
+        evaluate(env, policy_of(env), 2, seed=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_an_episode_has_ended_no_action_needs_to_be_legal(mode) -> None:
+    def none_at_the_end(observation) -> np.ndarray:
+        return np.ones(3, np.int8) * (observation[1] != 3)
+
+    made = functools.partial(masked, ((3, "truncated"),), mask=none_at_the_end)
+    env = observe_masks(vector_of_functions("in turn", mode, [made] * 2))
+    sampler = sampler_of(env)
+    finals = np.concatenate(
+        [sampler.sample((0, 0)).batch.final_observations["action_mask"] for _ in range(4)]
+    )
+    assert len(finals) > 4
+    assert not finals.any()
+    assert evaluate(env, policy_of(env), 4, seed=0)[1] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_that_is_there_at_first_and_then_is_not_is_an_error(mode) -> None:
+    functions = [functools.partial(masked, SCRIPTS[2], silent_at=at) for at in (-1, 2)]
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 failed in step: .* here it has no"):
+        sampler_of(env).sample((0, 0))
+
+
+def test_masks_that_begin_after_the_first_reset_are_an_error() -> None:
+    class Late(Scripted):
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {"action_mask": np.ones(3, np.int8)}
+
+    env = observe_masks(vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Late] * 2))
+    with pytest.raises(EnvironmentFailed, match="gave none at its first reset"):
+        sampler_of(env).sample((0, 0))
+
+
+def test_a_mask_that_some_environments_give_and_others_do_not_is_an_error() -> None:
+    env = vector_of_functions("in turn", MODES[1], [lambda: masked(SCRIPTS[2]), Scripted])
+    with pytest.raises(EnvironmentFailed, match="environment 1 failed in reset"):
+        observe_masks(env)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(4), r"Discrete\(3\) has shape \[4\], not \[3\]"),
+        ({"left": np.ones(3)}, r"no action 'left' in Discrete\(3\)"),
+    ],
+)
+def test_a_mask_that_does_not_fit_its_actions_is_an_error(mask, message) -> None:
+    env = vector_of_functions(
+        "in turn", MODES[1], [lambda: masked(SCRIPTS[2], mask=lambda _: mask)]
+    )
+    with pytest.raises(EnvironmentFailed, match=message):
+        observe_masks(env)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "number"), [("in turn", -3), ("in turn", 0.5), ("async", 2)])
+def test_a_mask_in_infos_with_another_number_than_0_and_1_is_an_error(kind, mode, number) -> None:
+    # Vectors keep the masks of all environments in the dtype of the first.
+    made = [_strange_in_step_2(each) for each in (type(number)(1), number)]
+    functions = [functools.partial(masked, SCRIPTS[2], mask=each) for each in made]
+    env = observe_masks(vector_of_functions(kind, mode, functions))
+    said = f"environment 1 failed in step: the action mask has other .* 0 and 1: {number}$"
+    with pytest.raises(EnvironmentFailed, match=said):
+        sampler_of(env).sample((0, 0))
+    with pytest.raises(EnvironmentFailed, match=said):
+        evaluate(env, policy_of(env), 2, seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_last_mask_with_another_number_is_an_error_too(mode) -> None:
+    def strange(observation) -> np.ndarray:
+        return np.array([1, 1, 2 if observation[1] == 3 else 0])
+
+    made = functools.partial(masked, ((3, "truncated"),), mask=strange)
+    env = observe_masks(vector_of_functions("in turn", mode, [made] * 2))
+    with pytest.raises(EnvironmentFailed, match=r"environment 0 failed in step: .* 0 and 1: 2$"):
+        sampler_of(env).sample((0, 0))
+
+
+def test_a_first_mask_with_another_number_is_an_error() -> None:
+    made = functools.partial(masked, SCRIPTS[2], mask=lambda _: np.array([1, 0, 7]))
+    env = vector_of_functions("in turn", MODES[0], [lambda: masked(SCRIPTS[2]), made])
+    observed = observe_masks(env)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 failed in reset: .* 0 and 1: 7$"):
+        sampler_of(observed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_in_observations_with_another_number_is_an_error(mode) -> None:
+    functions = [
+        functools.partial(masked, SCRIPTS[2], mask=each, where="observation")
+        for each in (None, _strange_in_step_2(-3))
+    ]
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    said = r"environment 1 .* before step 2 of a fragment the action mask has .* 0 and 1: -3$"
+    with pytest.raises(EnvironmentFailed, match=said):
+        sampler_of(env).sample((0, 0))
+
+
+def _strange_in_step_2(number: float) -> Callable[[np.ndarray], np.ndarray]:
+    numbers = np.array([[1, 1, 0], [1, 1, number]])
+    return lambda observation: numbers[int(observation[1] == 2)]
+
+
+def test_masks_in_observations_must_fit_actions() -> None:
+    actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Discrete(2)})
+    with pytest.raises(ValueError, match=r"has shape \[4\], not \[5\]"):
+        LegalActions(spaces.Dict({"a": spaces.MultiBinary(4)}), actions, "a fragment")
+    with pytest.raises(ValueError, match="action mask for 'c', and no such action"):
+        LegalActions(spaces.Dict({"c": spaces.MultiBinary(2)}), actions, "a fragment")
+
+
+def test_every_number_of_an_action_needs_something_legal() -> None:
+    actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(0, 1)})
+    legal = LegalActions(spaces.Dict({"a": spaces.MultiBinary(5)}), actions, "a fragment")
+    masks = np.array([[1, 0, 0, 0, 1], [0, 1, 0, 0, 0]], np.int8)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* step 7 .* legal action for 'a'"):
+        legal.require({"a": masks}, 7)
+    legal.require({"a": masks}, 7, over=np.array([False, True]))
+    legal.require({"a": masks[:1].astype(bool)}, 7)
+
+
+def test_a_failing_first_reset_leaves_no_environment_open() -> None:
+    closed = []
+
+    class Closing(Scripted):
+        def reset(self, **options):
+            raise RuntimeError("no reset")
+
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(EnvironmentFailed, match="no reset"):
+        make_vector_env(EnvRunnerConfig(envs_per_runner=2), Closing)
+    assert len(closed) == 2

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from support.scripted_environments import Failing, Scripted
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.failures import EnvironmentFailed
+
+
+def processes_of(
+    *functions: Callable[[], gymnasium.Env[Any, Any]], deadline: float = 30.0
+) -> EnvironmentProcesses:
+    return EnvironmentProcesses(functions, AutoresetMode.SAME_STEP, deadline, "toy")
+
+
+def assert_ended(env: EnvironmentProcesses) -> None:
+    assert env.closed
+    assert all(process.exitcode is not None for process in env.processes)
+
+
+def test_nothing_is_left_after_close() -> None:
+    env = processes_of(Scripted, Scripted)
+    env.reset(seed=[1, 2])
+    env.close()
+    assert_ended(env)
+    assert [process.exitcode for process in env.processes] == [0, 0]
+
+
+def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
+    from juggler.envrunner.environments.vector import (
+        make_vector_env,  # has torch: not for Reporting
+    )
+
+    config = EnvRunnerConfig(env="given", envs_per_runner=1, vectorize="async")
+    env = make_vector_env(config, Reporting)
+    parent, has_torch = env.unwrapped.call("about_its_process")[0]
+    env.close()
+    assert parent != os.getpid()
+    assert not has_torch
+
+
+class Reporting(Scripted):
+    def about_its_process(self) -> tuple[int, bool]:
+        return os.getppid(), "torch" in sys.modules
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_environments() -> None:
+    env = processes_of(Scripted)
+    env.reset(seed=[1])
+    os.kill(env.processes[0].pid, signal.SIGINT)
+    env.step(np.zeros(1, int))
+    env.close()
+    assert env.processes[0].exitcode == 0
+
+
+def test_a_constructor_that_fails_only_in_its_process_keeps_its_traceback() -> None:
+    before = set(multiprocessing.active_children())
+    with pytest.raises(EnvironmentFailed, match="environment 1 ") as caught:
+        processes_of(Scripted, fails_elsewhere)
+    assert "in fails_elsewhere" in caught.value.traceback
+    assert "no licence for a second simulator" in caught.value.reason
+    assert set(multiprocessing.active_children()) == before
+
+
+def fails_elsewhere() -> Scripted:
+    raise RuntimeError("no licence for a second simulator")
+
+
+def test_an_error_that_cannot_be_pickled_is_reported_by_what_makes_environments_safe() -> None:
+    from juggler.envrunner.environments.vector import make_vector_env
+
+    kwargs = {"call": "step", "how": "raise what cannot be pickled"}
+    config = EnvRunnerConfig(env_kwargs=kwargs, envs_per_runner=1, vectorize="async")
+    env = make_vector_env(config, Failing)
+    env.reset(seed=[1])
+    with pytest.raises(EnvironmentFailed, match="the cube fell off the table"):
+        env.step(np.zeros(1, int))
+    env.close()
+
+
+def reset_and_step(env: EnvironmentProcesses) -> None:
+    env.reset(seed=[1, 2])
+    env.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_a_process_that_dies_is_named_with_its_exit_code(call) -> None:
+    env = processes_of(Scripted, functools.partial(Failing, call, "die"))
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*exit code -9") as caught:
+        reset_and_step(env)
+    assert caught.value.call == call
+    env.close()
+    assert_ended(env)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
+    env = processes_of(Scripted, functools.partial(Failing, call, "hang"), deadline=2.5)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*within 2.5 s") as caught:
+        reset_and_step(env)
+    assert caught.value.call == call
+    started = time.monotonic()
+    env.close(timeout=0.1)
+    assert time.monotonic() - started < 10
+    assert_ended(env)
+    assert env.processes[1].exitcode == -signal.SIGKILL
+
+
+def test_an_observation_of_the_wrong_shape_is_reported_with_a_traceback() -> None:
+    env = processes_of(WrongShape)
+    with pytest.raises(EnvironmentFailed, match=r"environment 0 \(toy\) failed in reset") as caught:
+        env.reset(seed=[1])
+    assert "shared_memory" in caught.value.traceback
+    env.close()
+    assert_ended(env)
+
+
+class WrongShape(Scripted):
+    def observation(self):
+        return np.zeros(5, np.float32)
+
+
+RUNNER = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from gymnasium.vector import AutoresetMode
+from support.scripted_environments import Scripted
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+
+env = EnvironmentProcesses([Scripted] * 2, AutoresetMode.SAME_STEP, 30.0, "toy")
+env.reset(seed=[1, 2])
+print(*(process.pid for process in env.processes), flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    # Sockets of a forkserver lie here, whose paths must be short.
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> None:
+    # The script has no `if __name__ == "__main__"`, and need not have one.
+    script = scratch / "runner.py"
+    script.write_text(RUNNER)
+    runner = subprocess.Popen(
+        [sys.executable, str(script), str(Path(__file__).parents[2])],
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert runner.stdout is not None
+    descriptors = [os.pidfd_open(int(pid)) for pid in runner.stdout.readline().split()]
+    assert len(descriptors) == 2
+    assert not any(ended(descriptor, 0) for descriptor in descriptors)
+    runner.kill()
+    runner.wait()
+    assert all(ended(descriptor, 30) for descriptor in descriptors)
+    runner.stdout.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_who_comes_after_its_owners_death_ends_at_once() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    late = f"from juggler.runtime.actors.orphans import die_with; die_with({gone.pid}); print('?')"
+    result = subprocess.run([sys.executable, "-c", late], capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (1, b"")
+
+
+def ended(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])

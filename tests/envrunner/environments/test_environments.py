@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import WrapperSpec, registry
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from support.scripted_environments import NativeScripted, Scripted
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.environments.vector import (
+    autoreset_mode,
+    make_vector_env,
+    reset_environments,
+)
+
+SCRIPTED = "support.scripted_environments:Scripted"
+
+
+def config(env: str = SCRIPTED, **changes) -> EnvRunnerConfig:
+    return EnvRunnerConfig(env=env, **({"envs_per_runner": 2} | changes))
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    native = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+    wrapper = WrapperSpec("Flat", "gymnasium.wrappers:FlattenObservation", {})
+    gymnasium.register("OnlyVector-v0", vector_entry_point=native)
+    gymnasium.register("ScriptedPlain-v0", entry_point=SCRIPTED, kwargs={"box": True})
+    gymnasium.register(
+        "ScriptedWrapped-v0",
+        entry_point=SCRIPTED,
+        vector_entry_point=native,
+        additional_wrappers=(wrapper,),
+    )
+    yield
+    for name in ("OnlyVector-v0", "ScriptedPlain-v0", "ScriptedWrapped-v0"):
+        del registry[name]
+
+
+def test_an_id_with_a_vector_entry_point_is_native() -> None:
+    env = make_vector_env(config("CartPole-v1", envs_per_runner=3))
+    assert type(env.unwrapped).__name__ == "CartPoleVectorEnv"
+    assert env.num_envs == 3
+    assert autoreset_mode(env) is AutoresetMode.NEXT_STEP
+    assert reset_environments(env, 0).shape == (3, 4)
+
+
+def test_an_id_without_one_is_stepped_in_turn() -> None:
+    env = make_vector_env(config("Pendulum-v1", env_kwargs={"g": 5.0}))
+    assert isinstance(env.unwrapped, SyncVectorEnv)
+    assert env.unwrapped.envs[1].unwrapped.g == 5.0
+
+
+def test_an_id_may_name_the_module_that_registers_it() -> None:
+    env = make_vector_env(config("gymnasium.envs:Pendulum-v1"))
+    assert env.single_observation_space.shape == (3,)
+
+
+def test_registered_arguments_reach_environments_and_their_vector(registered) -> None:
+    env = make_vector_env(config("ScriptedPlain-v0"))
+    assert isinstance(env.single_action_space, gymnasium.spaces.Box)
+    env = make_vector_env(config("CartPole-v1", env_kwargs={"max_episode_steps": 7}))
+    assert env.unwrapped.max_episode_steps == 7
+
+
+def test_wrappers_stand_in_the_way_of_a_vector_entry_point(registered) -> None:
+    env = make_vector_env(config("ScriptedWrapped-v0"))
+    assert isinstance(env.unwrapped, SyncVectorEnv)
+    with pytest.raises(ValueError, match="ScriptedWrapped-v0 has wrappers"):
+        make_vector_env(config("ScriptedWrapped-v0", vectorize="native"))
+
+
+def test_a_vectorization_that_cannot_be_had_is_refused(registered) -> None:
+    with pytest.raises(ValueError, match="Pendulum-v1 has no vector entry point"):
+        make_vector_env(config("Pendulum-v1", vectorize="native"))
+    with pytest.raises(ValueError, match="Scripted makes single environments"):
+        make_vector_env(config(vectorize="native"))
+    with pytest.raises(ValueError, match="OnlyVector-v0 must be native"):
+        make_vector_env(config("OnlyVector-v0", vectorize="sync"))
+    with pytest.raises(ValueError, match="makes a VectorEnv"):
+        make_vector_env(config(vectorize="async"), make_native)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("vectorize", ["sync", "async"])
+def test_autoreset_is_as_asked(vectorize, mode) -> None:
+    env = make_vector_env(config(vectorize=vectorize, autoreset=mode))
+    assert autoreset_mode(env).name.lower() == mode
+    env.close()
+
+
+def make_native() -> NativeScripted:
+    return NativeScripted([((3, "terminated"),)] * 2, AutoresetMode.DISABLED)
+
+
+def test_a_native_vector_resets_in_its_own_way_and_says_so_when_asked_otherwise() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_vector_env(config(autoreset="disabled"), make_native)
+        env = make_vector_env(config(), make_native)
+    assert autoreset_mode(env) is AutoresetMode.DISABLED
+    with pytest.warns(UserWarning, match="'same_step' has no effect: make_native"):
+        make_vector_env(config(autoreset="same_step"), make_native)
+
+
+def test_a_vector_must_say_when_it_resets() -> None:
+    def silent() -> NativeScripted:
+        env = make_native()
+        env.metadata = {}
+        return env
+
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        make_vector_env(config(), silent)
+
+
+def test_a_vector_must_have_as_many_environments_as_the_config_says() -> None:
+    with pytest.raises(ValueError, match="2 environments, and envs_per_runner is 3"):
+        make_vector_env(config(envs_per_runner=3), make_native)
+
+
+def test_a_factory_makes_each_environment_once() -> None:
+    made: list[Scripted] = []
+
+    def factory(**kwargs: object) -> Scripted:
+        made.append(Scripted(**kwargs))
+        return made[-1]
+
+    env = make_vector_env(config(envs_per_runner=3, env_kwargs={"box": True}), factory)
+    assert [single.unwrapped for single in env.unwrapped.envs] == made
+    assert isinstance(env.single_action_space, gymnasium.spaces.Box)
+
+
+def test_a_factory_of_a_notebook_reaches_other_processes() -> None:
+    class Local(Scripted):
+        def observation(self):
+            return np.array([7, 7, 7], np.float32)
+
+    env = make_vector_env(config(vectorize="async"), lambda: Local())
+    assert isinstance(env, EnvironmentProcesses)
+    assert (reset_environments(env, 0) == 7).all()
+    env.close()
+
+
+def test_a_factory_must_make_environments() -> None:
+    with pytest.raises(ValueError, match=r"must make a gymnasium\.Env.*, not a dict"):
+        make_vector_env(config(), lambda: {})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cartpole-v1", "Nearest: CartPole-v1"),
+        ("CartPole", "Nearest: CartPole-v1"),
+        ("Acrobat-v1", "Nearest: Acrobot-v1"),
+        (
+            "support.scripted_environments:Scriptd",
+            "Nearest: support.scripted_environments:Scripted",
+        ),
+        ("support.scripted_environments:CartPol-v1", "CartPole-v1"),
+        ("support.scripted_environments:np", "no callable 'np'"),
+        ("no_such_module:Thing-v0", "no Python module 'no_such_module'"),
+        ("gymnasium.nothing:Thing-v0", "no Python module 'gymnasium.nothing'"),
+    ],
+)
+def test_an_environment_that_does_not_exist_is_refused_with_what_is_near(name, message) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        make_vector_env(config(name))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["import a_module_that_is_not_there", "raise OSError('no GPU')"])
+def test_a_module_that_cannot_be_imported_shows_its_own_error(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_simulator.py").write_text(line)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentFailed, match=r"broken_simulator.*import") as caught:
+        make_vector_env(config("broken_simulator:make"))
+    assert line in caught.value.traceback
+    sys.modules.pop("broken_simulator", None)
+
+
+@pytest.mark.parametrize("call", ["constructor", "reset", "step"])
+@pytest.mark.parametrize("vectorize", ["sync", "async"])
+def test_what_an_environment_raises_is_kept_with_its_traceback(vectorize, call) -> None:
+    bad = config(
+        "support.scripted_environments:Failing",
+        vectorize=vectorize,
+        envs_per_runner=1,
+        env_kwargs={"call": call, "at": int(call == "step")},
+    )
+    with pytest.raises(EnvironmentFailed) as caught:
+        fail(bad)
+    failure = caught.value
+    assert str(failure) == (
+        f"environment 0 (Failing) failed in {call}: RuntimeError: the cube fell off the table"
+    )
+    assert (failure.call, failure.reason.split(":")[0]) == (call, "RuntimeError")
+    assert "in the_guilty_line" in failure.traceback
+    assert failure.__notes__ == [failure.traceback]
+
+
+def fail(bad: EnvRunnerConfig) -> None:
+    env = make_vector_env(bad)
+    try:
+        reset_environments(env, 0)
+        for _ in range(3):
+            env.step(np.zeros(1, int))
+    finally:
+        env.close()
+
+
+def test_a_vector_that_raises_is_reported_too() -> None:
+    class Broken(NativeScripted):
+        def step(self, actions):
+            raise KeyError("wheel")
+
+    def make() -> Broken:
+        return Broken([((3, "terminated"),)] * 2, AutoresetMode.NEXT_STEP)
+
+    env = make_vector_env(config(), make)
+    env.reset()
+    with pytest.raises(EnvironmentFailed, match="KeyError: 'wheel'") as caught:
+        env.step(np.zeros(2, int))
+    assert 'raise KeyError("wheel")' in caught.value.traceback
+
+
+def test_wrong_arguments_of_an_environment_are_its_constructors_error() -> None:
+    for name in ("CartPole-v1", "Pendulum-v1", SCRIPTED):
+        with pytest.raises(EnvironmentFailed, match=r"constructor.*unexpected keyword argument"):
+            make_vector_env(config(name, env_kwargs={"gravitas": 3}))
+
+
+def test_a_failure_survives_pickling() -> None:
+    failure = EnvironmentFailed("environment 0", "step", "ValueError: x", "Traceback …")
+    copy = pickle.loads(pickle.dumps(failure))  # noqa: S301
+    assert str(copy) == str(failure)
+    assert copy.traceback == failure.traceback
+    assert copy.__notes__ == failure.__notes__

@@ -1,0 +1,212 @@
+"""EnvironmentsInTurn gives what Gymnasium's SyncVectorEnv gives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from support.scripted_environments import AsTrees, Failing, Masked, Scripted
+
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.failures import EnvironmentFailed
+
+SCRIPTS = [
+    ((3, "terminated"), (1, "truncated"), (2, "both")),
+    ((2, "truncated"),),
+    ((9, "terminated"),),
+]
+MODES = list(AutoresetMode)
+
+
+class Counted(Scripted):
+    """A single number as its observation."""
+
+    def __init__(self, script):
+        super().__init__(script)
+        self.observation_space = spaces.Discrete(100)
+
+    def observation(self):
+        return np.int64(self.steps)
+
+
+def trees(script) -> gymnasium.Env[Any, Any]:
+    return AsTrees(Scripted(script, box=True))
+
+
+def masked(script) -> gymnasium.Env[Any, Any]:
+    return Masked(Scripted(script), mask=lambda _: np.array([1, 1, 1], np.int8))
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif expected is None:
+        assert found is None
+    elif isinstance(expected, tuple) or np.asarray(expected).dtype.kind == "O":
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours, theirs)
+    else:
+        np.testing.assert_array_equal(found, expected)
+        assert np.asarray(found).dtype == np.asarray(expected).dtype
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", [Scripted, Counted, trees, masked])
+def test_steps_and_resets_are_those_of_gymnasium(make: Any, mode: AutoresetMode) -> None:
+    functions = [functools.partial(make, script) for script in SCRIPTS]
+    ours = EnvironmentsInTurn(functions, mode, "scripted")
+    theirs = SyncVectorEnv(functions, autoreset_mode=mode)
+    assert ours.metadata["autoreset_mode"] is mode
+    assert_same(ours.reset(seed=[3, 4, 5]), theirs.reset(seed=[3, 4, 5]))
+    theirs.action_space.seed(0)
+    for _ in range(20):
+        actions = theirs.action_space.sample()
+        found, expected = ours.step(actions), theirs.step(actions)
+        assert_same(found, expected)
+        over = expected[2] | expected[3]
+        if mode is AutoresetMode.DISABLED and over.any():
+            again = [env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs)]
+            assert_same(*again)
+
+
+def test_a_seed_for_all_gives_each_its_own() -> None:
+    functions = [functools.partial(Scripted, script) for script in SCRIPTS]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "scripted")
+    assert_same(ours.reset(seed=7)[0], SyncVectorEnv(functions).reset(seed=7)[0])
+
+
+def test_options_reach_the_environments_that_are_reset() -> None:
+    class Listening(Scripted):
+        def reset(self, *, seed=None, options=None):
+            self.heard = options
+            return super().reset(seed=seed)
+
+    ours = EnvironmentsInTurn([Listening] * 3, AutoresetMode.DISABLED, "listening")
+    ours.reset(options={"level": 2})
+    assert [env.heard for env in ours.envs] == [{"level": 2}] * 3
+    ours.reset(options={"level": 3, "reset_mask": np.array([False, True, False])})
+    assert [env.heard["level"] for env in ours.envs] == [2, 3, 2]
+    assert "reset_mask" not in ours.envs[1].heard
+
+
+def test_infos_that_nobody_reads_are_not_gathered() -> None:
+    class Talkative(Scripted):
+        def step(self, action):
+            return (*super().step(action)[:4], {"speed": 3.0, "name": "x"})
+
+    ours = EnvironmentsInTurn([Talkative] * 2, AutoresetMode.SAME_STEP, "talkative")
+    ours.reset(seed=0)
+    assert ours.step(np.zeros(2, int))[-1] == {}
+
+
+class Parts(Scripted):
+    """Shows what it is told to, of a space that is a Dict."""
+
+    def __init__(self, shown: Any) -> None:
+        super().__init__()
+        box = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"a": box, "b": gymnasium.spaces.Discrete(3)}
+        )
+        self.shown = shown
+
+    def observation(self):
+        return self.shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ({"a": np.zeros(2), "b": 1, "c": 0}, ""),
+        ({"a": np.zeros(3, np.float32), "b": 1}, r"at 'a' is float32 of shape \[3\], where its"),
+        ({"a": np.zeros(2), "b": 0.5}, r"at 'b' is float64 of shape \[\], .* says Discrete\(3\)"),
+        ({"a": None, "b": 1}, "at 'a' is object"),
+        ({"b": 1}, "has not the parts of Dict.*: KeyError: 'a'"),
+        (None, "has not the parts of Dict"),
+    ],
+)
+def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str) -> None:
+    good = {"a": np.zeros(2, np.float32), "b": 1}
+    functions = [lambda: Parts(good), lambda: Parts(shown)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "parts")
+    if not words:
+        ours.reset(seed=0)
+        return
+    with pytest.raises(EnvironmentFailed, match=rf"1 \(parts\) failed in reset: its obs.* {words}"):
+        ours.reset(seed=0)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_observation_of_the_wrong_length_is_named_with_its_environment(call: str) -> None:
+    class Long(Scripted):
+        def observation(self):
+            return np.zeros(3 if call == "step" and not self.steps else 4, np.float32)
+
+    ours = EnvironmentsInTurn([Scripted, Long], AutoresetMode.SAME_STEP, "long")
+    words = rf"environment 1 \(long\) failed in {call}: its observation is float32 of shape \[4\]"
+    with pytest.raises(EnvironmentFailed, match=words):
+        begin(ours)
+
+
+def begin(env: EnvironmentsInTurn) -> None:
+    env.reset(seed=0)
+    env.step(np.zeros(2, int))
+
+
+class WithoutInfo(Scripted):
+    """As in the days of Gym."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = super().reset(**kwargs)
+        return observation[:2] if self.call == "reset" else (observation, info)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            "reset",
+            r"return \(observation, info\), as Gymnasium has it \(its info is of type float32",
+        ),
+        ("step", r"return \(.*, truncated, info\), as Gymnasium has it \(not enough values"),
+    ],
+)
+def test_what_an_environment_must_return_is_said_to_who_forgets_some(call: str, words: str) -> None:
+    functions = [Scripted, functools.partial(WithoutInfo, call)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "gym")
+    with pytest.raises(EnvironmentFailed, match=rf"1 \(gym\) failed in {call}: it must {words}"):
+        begin(ours)
+
+
+def steps(env: EnvironmentsInTurn, count: int) -> None:
+    for _ in range(count):
+        env.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(("call", "at"), [("reset", 1), ("step", 2)])
+def test_a_failure_says_which_environment_failed_in_what(
+    mode: AutoresetMode, call: str, at: int
+) -> None:
+    functions = [Scripted, functools.partial(Failing, call, at=at)]
+    ours = EnvironmentsInTurn(functions, mode, "toy")
+    ours.reset(seed=0)
+    expected = rf"environment 1 \(toy\) failed in {call}: RuntimeError: the cube"
+    with pytest.raises(EnvironmentFailed, match=expected) as caught:
+        steps(ours, 4)
+    assert "in the_guilty_line" in caught.value.traceback

@@ -1,0 +1,211 @@
+"""APPO against its equations, its target network, and how often batches are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.slow_linear import Linear, appo_loss, gradient, weights_of
+from torch import Tensor
+
+from juggler.learner.algorithms.appo.core import Appo
+from juggler.learner.config import AppoConfig
+from juggler.learner.core.gradient_core import State
+from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
+from juggler.learner.data.collate import collate
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **config: Any) -> Appo:
+    make = partial(build_module, module, VECTOR, TWO, model or {})
+    return Appo({"default": make}, AppoConfig(**config))
+
+
+def named(core: Appo, vector: Tensor) -> dict[str, Tensor]:
+    return core._units["default"].named(vector)
+
+
+@pytest.mark.parametrize("reset_rows", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lambda_": 0.8, "rho_bar": 2.0, "rho_bar_pg": 1.5, "behaviour_clip": 1.1, "clip": 0.1},
+        {"target_kl": 0.01, "kl_coefficient": 0.7, "reward_scale": 0.3},
+    ],
+)
+def test_gradients_are_those_of_the_loss_written_out_step_by_step(
+    make_batch: MakeBatch, reset_rows: bool, settings: dict[str, Any]
+) -> None:
+    """Where the parameters have moved on from the target network's."""
+    core = make_core(entropy_coefficient=0.1, gamma=0.9, lr=0.1, target_period=10, **settings)
+    state = core.init(seed=3)
+    target = weights_of(named(core, state["default"]["parameters"]))
+    for seed in range(3):
+        state = core.step(state, {"default": collate([make_batch(4, 9, seed=seed)])}).state
+    batch = make_batch(5, 9, seed=5, reset_rows=reset_rows)
+    assert len(batch.final_rows) > 1
+    grads, aux = core.grads(state, {"default": collate([batch])})
+
+    new = weights_of(named(core, state["default"]["parameters"]))
+    assert np.abs(new["policy.weight"] - target["policy.weight"]).max() > 0.05
+    beta = core.config.kl_coefficient if core.config.target_kl is not None else 0.0
+    expected = gradient(lambda w: appo_loss(w, target, batch, core.config, beta), new)
+    found = named(core, grads["default"])
+    assert aux["default"].live_steps["default"] == batch.live_steps
+    assert 0.0 < aux["default"].metrics["default"]["clipped_share"] < 1.0
+    for name, slopes in expected.items():
+        np.testing.assert_allclose(found[name], slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_network_is_renewed_every_so_many_steps(make_batch: MakeBatch) -> None:
+    core = make_core(target_period=3, lr=0.1)
+    state = core.init(seed=0)
+    history = [state["default"]["parameters"]]
+    for seed in range(7):
+        state = core.step(state, {"default": collate([make_batch(seed=seed)])}).state
+        history.append(state["default"]["parameters"])
+        target = state["default"]["extra"]["target"]
+        assert torch.equal(target, history[(seed + 1) // 3 * 3])
+    assert not torch.equal(history[0], history[3])
+
+
+def test_a_step_that_is_skipped_is_none_of_them(make_batch: MakeBatch) -> None:
+    core = make_core(target_period=2)
+    state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
+    batch = make_batch(seed=1)
+    batch.rewards[0, 0] = np.nan
+    after = core.step(state, {"default": collate([batch])}).state
+    for name, value in state["default"]["extra"].items():
+        assert torch.equal(after["default"]["extra"][name], value)
+
+
+def test_the_weight_of_the_distance_follows_the_distance(make_batch: MakeBatch) -> None:
+    def coefficients(lr: float, target_kl: float) -> list[float]:
+        core = make_core(target_period=2, lr=lr, target_kl=target_kl, kl_coefficient=1.0)
+        state = core.init(seed=0)
+        found = []
+        for seed in range(4):
+            state = core.step(state, {"default": collate([make_batch(seed=seed)])}).state
+            found.append(float(state["default"]["extra"]["kl_coefficient"]))
+        return found
+
+    # It is adapted where the target network is renewed: after the second and the fourth step.
+    assert coefficients(lr=0.3, target_kl=1e-6) == [1.0, 2.0, 2.0, 4.0]
+    assert coefficients(lr=1e-4, target_kl=1.0) == [1.0, 0.5, 0.5, 0.25]
+
+
+def test_the_distance_from_the_target_network_is_a_metric_where_it_counts(
+    make_batch: MakeBatch,
+) -> None:
+    core = make_core(target_kl=0.01, lr=0.1)
+    sample = {"default": collate([make_batch()])}
+    first = core.step(core.init(seed=0), sample)
+    second = core.step(first.state, sample)
+    assert first.metrics["default"]["kl_from_target"] == 0.0
+    assert second.metrics["default"]["kl_from_target"] > 0.0
+    plain = make_core()
+    assert "kl_from_target" not in plain.step(plain.init(seed=0), sample).metrics["default"]
+
+
+class Noting(Appo):
+    """Notes which samples its steps are made on."""
+
+    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+        self.noted = [*getattr(self, "noted", []), float(sample["default"]["rewards"][0, 0])]
+        return super().step(state, sample, seam)
+
+
+def test_a_learner_uses_each_batch_so_many_times(make_batch: MakeBatch) -> None:
+    make = partial(build_module, Linear, VECTOR, TWO, {})
+    core = Noting({"default": make}, AppoConfig(buffer_batches=4, batch_uses=2, lr=0.01))
+    learner = Learner(core)
+    batches = [make_batch(seed=seed, ends=0.0) for seed in range(12)]
+    for number, batch in enumerate(batches):
+        batch.rewards[0, 0] = number
+        metrics = learner.update_from_episodes([batch])
+        assert metrics["default"]["skipped"] == 0.0
+    uses = Counter(core.noted)
+    assert [uses[number] for number in range(12)] == [2] * 10 + [1] * 2
+    assert core.noted[-4:] == [8, 10, 9, 11]
+    assert learner.updates == 12
+    assert learner.state["default"]["moments"]["updates"] == len(core.noted) == 22
+    learner.forget()
+    learner.update_from_episodes([batches[0]])
+    assert core.noted[22:] == [0], "what was kept is not used any more"
+
+
+def test_schedules_follow_the_environments_steps_and_not_the_uses(make_batch: MakeBatch) -> None:
+    core = make_core(lr=[[0, 1e-3], [100, 0.0]], batch_uses=2)
+    sample = {"default": collate([make_batch(4, 10, ends=0.0)])}
+    state, seen = core.init(seed=0), []
+    for _ in range(4):
+        output = core.step(state, sample)
+        state = output.state
+        seen.append(float(output.metrics["default"]["lr"]))
+    assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3])
+
+
+def test_the_state_goes_through_a_checkpoint(make_batch: MakeBatch) -> None:
+    core = make_core(target_kl=0.01, target_period=3)
+    sample = {"default": collate([make_batch()])}
+    state = core.step(core.init(seed=0), sample).state
+    restored = core.state_from_tree(core.state_to_tree(state), like=core.init(seed=1))
+    one, other = (core.step(each, sample).state["default"] for each in (state, restored))
+    assert torch.equal(one["parameters"], other["parameters"])
+    for name, value in one["extra"].items():
+        assert torch.equal(other["extra"][name], value)
+
+
+class Normalized(Linear):
+    """With statistics that each training pass moves on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def _forward(self, batch: Any) -> dict[str, Tensor]:
+        return super()._forward({"observations": self.norm(batch["observations"])})
+
+
+def test_the_target_networks_pass_does_not_count_in_buffers(make_batch: MakeBatch) -> None:
+    core = make_core(Normalized)
+    state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
+    assert core.get_params(state)["default"]["norm.num_batches_tracked"] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target_period", 0),
+        ("buffer_batches", 0),
+        ("batch_uses", 0),
+        ("clip", 0.0),
+        ("behaviour_clip", -1.0),
+        ("kl_coefficient", 0.0),
+        ("target_kl", -0.1),
+        ("rho_bar", 0.0),
+    ],
+)
+def test_a_value_out_of_range_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{key} = {value}: must be"):
+        AppoConfig(**{key: value}).validate()
+
+
+def test_a_distance_needs_a_target_network_that_lags() -> None:
+    with pytest.raises(
+        ValueError, match=r"target_kl = 0.1 with target_period = 1: .* set target_p"
+    ):
+        AppoConfig(target_kl=0.1, target_period=1).validate()

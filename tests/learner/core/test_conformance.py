@@ -1,0 +1,249 @@
+"""Every core and every learner does what `conformance` says, those of users among them."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support import conformance
+from support.conformance import CORE_CHECKS, LEARNER_CHECKS, MakeCore, MakeLearner
+
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.config import LearnerConfig
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.learner_core import (
+    Aux,
+    Grads,
+    LearnerCore,
+    Params,
+    Sample,
+    StepOutput,
+    UnitAux,
+)
+from juggler.learner.core.population import Population
+from juggler.learner.core.state import arrays_like, tensors_like
+from juggler.learner.data.collate import collate
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Tree
+
+MakeBatch = Callable[..., EpisodeBatch]
+EXAMPLES = Path(__file__).parents[3] / "examples"
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+MODULES = ("left", "right")
+
+
+class Gaussians(LearnerCore[dict[str, Any]]):
+    """A user's own, with nothing from here: fits a mean to the observations of each module, by
+    gradient descent with momentum, and changes its state in place."""
+
+    name, trains_on, config = "gaussians", frozenset({"episodes", "batch"}), LearnerConfig()
+
+    def init(self, seed: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            module_id: {
+                "mean": torch.randn(4, generator=generator),  # [4]
+                "velocity": torch.zeros(4),  # [4]
+            }
+            for module_id in MODULES
+        }
+
+    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+        grads, aux = {}, {}
+        for module_id, columns in sample.items():
+            live = columns["live"]  # [N, T]
+            errors = (state[module_id]["mean"] - columns["observations"])[live]  # [live, 4]
+            grads[module_id] = errors.mean(0)  # [4]
+            metrics = {module_id: {"loss": 0.5 * errors.square().mean()}}
+            aux[module_id] = UnitAux({module_id: live.sum()}, metrics, {}, {module_id: {}})
+        return grads, aux
+
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        for module_id, gradient in grads.items():
+            state[module_id]["velocity"].mul_(0.9).add_(gradient)
+            # Not in place: who has the parameters keeps them.
+            state[module_id]["mean"] = (
+                state[module_id]["mean"] - 0.1 * state[module_id]["velocity"]
+            )  # [4]
+        return StepOutput(state, {key: aux[key].metrics[key] for key in grads})
+
+    def get_params(self, state: dict[str, Any]) -> Params:
+        return {module_id: {"mean": each["mean"]} for module_id, each in state.items()}
+
+    def state_to_tree(self, state: dict[str, Any]) -> dict[str, Tree]:
+        # Copies: the velocities themselves change in place.
+        return arrays_like(tree_map(torch.clone, state))
+
+    def state_from_tree(self, tree: Tree, like: dict[str, Any]) -> dict[str, Any]:
+        return tensors_like(tree, like)
+
+
+def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCore:
+    package, _, attribute = ALGORITHMS[name].core.partition(":")
+    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8], **model})
+    kind = getattr(importlib.import_module(package), attribute)
+    core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
+    return core
+
+
+def make_population(name: str) -> Population:
+    return Population(make_shipped(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
+
+
+def make_curious() -> LearnerCore[Any]:
+    curious = runpy.run_path(str(EXAMPLES / "intrinsic_reward.py"))["Curious"]
+    core: LearnerCore[Any] = curious(make_shipped("impala", {}), features=4, scale=0.5)
+    return core
+
+
+CORES: dict[str, MakeCore] = {
+    **{name: partial(make_shipped, name, {}) for name in ALGORITHMS},
+    **{
+        f"{name} with a memory": partial(
+            make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
+        )
+        for name in ALGORITHMS
+    },
+    "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
+    **{f"population of {name}": partial(make_population, name) for name in ALGORITHMS},
+    "a core around another": make_curious,
+    "a core of a user's own": Gaussians,
+}
+
+
+def make_learner(make: MakeCore, seed: int) -> Learner:
+    return Learner(make(), seed=seed)
+
+
+def make_external(seed: int) -> Learner:
+    example = runpy.run_path(str(EXAMPLES / "external_optimizer.py"))
+    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8]})
+    learner: Learner = example["MomentumLearner"](make, LearnerConfig(), seed=seed)
+    return learner
+
+
+LEARNERS: dict[str, MakeLearner] = {
+    **{name: partial(make_learner, make) for name, make in CORES.items()},
+    "a learner around another library": make_external,
+}
+
+
+def sample_for(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
+    """With the states that modules with a memory ask for."""
+    sample = {}
+    for place, module_id in enumerate(module_ids):
+        generator = torch.Generator().manual_seed(seed)
+        state = {"hidden": torch.randn(4, 8, generator=generator)}  # [N, 8]
+        columns = collate([make_batch(4, 6, seed=seed + place)])
+        sample[module_id] = {**columns, "states": {"module": state}}
+    return sample
+
+
+@pytest.mark.parametrize("check", CORE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", CORES)
+def test_core(make_batch: MakeBatch, name: str, check: Callable[..., None]) -> None:
+    check(CORES[name], sample_for(make_batch, MODULES))
+
+
+@pytest.mark.parametrize("check", LEARNER_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learner(make_batch: MakeBatch, name: str, check: Callable[..., None]) -> None:
+    modules = ("default",) if LEARNERS[name] is make_external else MODULES
+    check(LEARNERS[name], [sample_for(make_batch, modules, seed) for seed in range(3)])
+
+
+class Counting(Gaussians):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        self.steps += 1
+        return super().apply(state, {key: x / self.steps for key, x in grads.items()}, aux)
+
+
+class Noisy(Gaussians):
+    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+        grads, aux = super().grads(state, sample)
+        return {key: x + torch.randn(4) for key, x in grads.items()}, aux
+
+
+class InPlace(Gaussians):
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        means = {key: each["mean"] for key, each in state.items()}
+        output = super().apply(state, grads, aux)
+        for key, mean in means.items():
+            output.state[key]["mean"] = mean.copy_(output.state[key]["mean"])
+        return output
+
+
+class Eager(Gaussians):
+    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+        found = super().grads(state, sample)
+        for each in state.values():
+            each["velocity"].mul_(0.5)
+        return found
+
+
+class Forgetful(Gaussians):
+    def state_from_tree(self, tree: Tree, like: dict[str, Any]) -> dict[str, Any]:
+        restored = super().state_from_tree(tree, like)
+        return {key: {**like[key], "mean": each["mean"]} for key, each in restored.items()}
+
+
+class Normalizing(Gaussians):
+    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+        for columns in sample.values():
+            columns["observations"] -= columns["observations"].mean()
+        return super().grads(state, sample)
+
+
+class Decaying(Gaussians):
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        everyone = {key: grads.get(key, 0.1 * each["mean"]) for key, each in state.items()}
+        output = super().apply(state, {key: everyone[key] for key in grads}, aux)
+        rest = {key: x for key, x in everyone.items() if key not in grads}
+        for key, decay in rest.items():
+            output.state[key]["mean"] = output.state[key]["mean"] - decay
+        return output
+
+
+class Verbose(Gaussians):
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        output = super().apply(state, grads, aux)
+        for key, gradient in grads.items():
+            output.metrics[key]["gradient"] = gradient
+        return output
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (Counting, conformance.the_same_state_and_sample_give_the_same_result),
+        (Counting, conformance.nothing_is_remembered_beside_the_state),
+        (Noisy, conformance.the_same_state_and_sample_give_the_same_result),
+        (Noisy, conformance.nothing_is_remembered_beside_the_state),
+        (InPlace, conformance.params_that_were_given_stay_as_they_were),
+        (Eager, conformance.gradients_leave_the_state_and_the_sample_alone),
+        (Forgetful, conformance.a_saved_state_goes_on_with_the_same_numbers),
+        (Normalizing, conformance.a_step_leaves_sample_and_gradients_alone),
+        (Decaying, conformance.modules_without_a_part_in_the_sample_stay_as_they_are),
+        (Verbose, conformance.metrics_are_numbers_of_the_modules_that_were_trained),
+    ],
+)
+def test_a_core_that_does_not_conform_is_found_out(
+    make_batch: MakeBatch, broken: MakeCore, check: Callable[..., None]
+) -> None:
+    with pytest.raises(AssertionError):
+        check(broken, sample_for(make_batch, MODULES))

@@ -1,0 +1,146 @@
+"""Learners that go on with weights from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.conformance import assert_same
+from support.shared_encoder import make_multi
+
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
+ALGORITHMS = pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
+
+
+def make(algorithm: str = "impala", *, seed: int = 0, hidden: int = 8, **config: Any) -> Learner:
+    model = {"hidden_sizes": [hidden]}
+    return build_learner({"algorithm": algorithm, **config}, None, *SPACES, model, seed=seed)
+
+
+def saved(learner: Learner) -> dict[str, Any]:
+    tree: Any = learner.save()[0]["default"]
+    return tree
+
+
+def weights(learner: Learner) -> dict[str, Any]:
+    """All parameters and buffers, the value function's too."""
+    tree = saved(learner)
+    return {"default": {**tree["parameters"], **tree["buffers"]}}
+
+
+@ALGORITHMS
+def test_a_new_learner_with_them_is_one_that_was_drawn_so(
+    algorithm: str, make_batch: MakeBatch
+) -> None:
+    """Bit for bit, what the algorithm keeps and what it makes of the next updates included."""
+    other, learner = make(algorithm, seed=5), make(algorithm, seed=0)
+    learner.set_weights(weights(other), whole=True)
+    if algorithm == "ppo":  # its key to minibatches is the learner's own
+        other.state["default"]["extra"] = learner.state["default"]["extra"]
+    assert_same(learner.save()[0], other.save()[0])
+    for seed in range(3):
+        for each in (learner, other):
+            each.update_from_episodes([make_batch(seed=seed)])
+    assert_same(learner.save()[0], other.save()[0])
+
+
+@ALGORITHMS
+def test_in_the_middle_of_training_all_but_the_counts_begins_anew(
+    algorithm: str, make_batch: MakeBatch
+) -> None:
+    learner, other = make(algorithm), make(algorithm, seed=5)
+    for seed in range(3):
+        learner.update_from_episodes([make_batch(seed=seed)])
+    steps = int(saved(learner)["steps"])
+    learner.set_weights(weights(other), whole=True)
+    assert learner.updates == 3
+    assert saved(learner)["steps"] == steps > 0
+    assert_same(saved(learner)["moments"], saved(other)["moments"])
+    if algorithm == "appo":
+        assert_same(saved(learner)["extra"]["target"], saved(other)["parameters"])
+        assert learner._buffer.push({}) == [{}], "no sample of before is learned from again"
+
+
+def test_what_is_not_named_stays_and_what_another_algorithm_trained_will_do() -> None:
+    learner, other = make("appo"), make("ppo", seed=5)
+    before, given = weights(learner)["default"], weights(other)["default"]
+    chosen = {name: array for name, array in given.items() if name.startswith("encoder.")}
+    learner.set_weights({"default": chosen})
+    after = weights(learner)["default"]
+    assert chosen
+    for name, array in after.items():
+        assert np.array_equal(array, given[name] if name in chosen else before[name]), name
+    assert_same(saved(learner)["extra"]["target"], saved(learner)["parameters"])
+
+
+def test_what_is_sent_in_bfloat16_will_do_too() -> None:
+    other, learner = make(seed=5, weights_dtype="bfloat16"), make()
+    learner.set_weights(other.get_weights())
+    (name, sent), *_ = other.get_weights()["default"].items()  # type: ignore[union-attr]
+    assert sent.dtype == ml_dtypes.bfloat16
+    found: Any = learner.get_weights()["default"]
+    assert np.array_equal(found[name], sent.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"encodr.0.bias": np.zeros(8, np.float32)}, "no weights 'encodr.0.bias': did you mean"),
+        (
+            {"encoder.0.bias": np.zeros(9, np.float32)},
+            r"have shape \(9,\), and its own have \(8,\)",
+        ),
+        ({"encoder.0.bias": np.zeros(8)}, "are torch.float64, and its own are torch.float32"),
+        ({"encoder.0.bias": {}}, "'encoder.0.bias' of module 'default' are no array but dict"),
+        ({"encoder.0.bias": None}, "weights are missing for 'encoder.0.bias'"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_has_changed(
+    change: dict[str, Any], words: str
+) -> None:
+    learner = make()
+    before = learner.save()[0]
+    given = {**weights(make(seed=5))["default"], **change}
+    given = {name: array for name, array in given.items() if array is not None}
+    with pytest.raises(StateMismatch, match=words):
+        learner.set_weights({"default": given}, whole=True)
+    with pytest.raises(StateMismatch, match="no module 'defalt': did you mean 'default'"):
+        learner.set_weights({"defalt": given})
+    assert_same(learner.save()[0], before)
+
+
+def test_modules_that_share_parameters_must_be_given_the_same() -> None:
+    def learner(seed: int) -> Learner:
+        return Learner(Impala(make_multi, ImpalaConfig()), seed=seed)
+
+    given, taker = learner(5).get_weights(), learner(0)
+    taker.set_weights(given)
+    assert_same(taker.get_weights(), given)
+    assert any("running_mean" in name for name in given["left"]), "buffers come along"
+    other: Any = learner(6).get_weights()
+    one = next(iter(given))
+    with pytest.raises(StateMismatch, match="shared with another module"):
+        taker.set_weights({**given, one: other[one]})
+    assert_same(taker.get_weights(), given)
+
+
+def test_a_core_without_the_means_says_so() -> None:
+    class Without(Impala):
+        def with_weights(self, *args: Any, **keys: Any) -> Any:
+            return super(Impala.__mro__[1], self).with_weights(*args, **keys)
+
+    core = Without({"default": lambda: make_multi()["left"]}, ImpalaConfig())
+    with pytest.raises(ValueError, match="impala has no `with_weights`"):
+        Learner(core).set_weights({})

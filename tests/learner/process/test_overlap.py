@@ -1,0 +1,269 @@
+"""Samples that are made and copied beside updates, and when they are used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.fake_streams import PATIENCE, FakeDevice
+
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.learner.learner import Learner
+from juggler.learner.process.overlap import InTurn, Overlapped, Share, works_by_itself
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.weights import WeightsPublisher
+
+MakeBatch = Callable[..., EpisodeBatch]
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CONFIGS = {
+    "impala": ImpalaConfig(),
+    "appo": AppoConfig(buffer_batches=2, batch_uses=2),
+    "ppo": PpoConfig(epochs=2, minibatches=2, target_kl=None),
+}
+
+
+def make_learner(config: LearnerConfig | None = None, device: str = "cpu") -> Learner:
+    space = spaces.Box(-10, 10, (4,), np.float32)
+    model = {"hidden_sizes": [8]}
+    return build_learner(
+        config or ImpalaConfig(), None, space, spaces.Discrete(2), model, device=device
+    )
+
+
+def share(make_batch: MakeBatch, *batch_ids: int) -> Share:
+    batches = [make_batch(4, 8, seed=batch_id) for batch_id in batch_ids]
+    return Share(list(batch_ids), {"default": batches})
+
+
+def publisher() -> WeightsPublisher:
+    return WeightsPublisher(lambda metadata: None)
+
+
+class Bench:
+    """Updates with overlap, the next of which a test announces.
+
+    Attributes:
+        coming: the next update.
+        collated: names of the threads that have collated a sample, one for each.
+    """
+
+    def __init__(self, learner: Learner, device: FakeDevice | None = None) -> None:
+        self.coming: Share | None = None
+        self.collated: list[str] = []
+        self._collate = learner.collated
+        learner.collated = self._noted  # type: ignore[method-assign]
+        self.overlapped = Overlapped(learner, publisher(), lambda: self.coming, device)
+
+    def _noted(self, episodes: Any) -> Any:
+        self.collated.append(threading.current_thread().name.partition("_")[0])
+        return self._collate(episodes)
+
+    def update(self, share: Share, coming: Share | None = None) -> None:
+        self.coming = coming
+        self.overlapped.update(share)
+        if self.overlapped._prepared is not None:  # it is noted before anything else is
+            wait([self.overlapped._prepared[1]], PATIENCE)
+
+
+@pytest.fixture
+def learner() -> Learner:
+    return make_learner()
+
+
+@pytest.fixture
+def bench(learner: Learner) -> Iterator[Bench]:
+    made = Bench(learner)
+    yield made
+    made.overlapped.close()
+
+
+def equal(one: Learner, other: Learner) -> bool:
+    pairs = zip(
+        one.get_weights()["default"].values(), other.get_weights()["default"].values(), strict=True
+    )
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_only_a_device_of_its_own_works_by_itself() -> None:
+    assert not works_by_itself(torch.device("cpu"))
+    assert works_by_itself(torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_overlapped_updates_are_those_that_are_made_in_turn(
+    make_batch: MakeBatch, algorithm: str
+) -> None:
+    learners = [make_learner(CONFIGS[algorithm]) for _ in range(2)]
+    in_turn, bench = InTurn(learners[0], publisher()), Bench(learners[1])
+    shares = [share(make_batch, 3 * n, 3 * n + 1) for n in range(4)]
+    for this, after in zip(shares, [*shares[1:], None], strict=True):
+        in_turn.update(this)
+        bench.update(this, after)
+        assert equal(*learners)
+    assert bench.collated == ["MainThread", "staging", "staging", "staging"]
+    bench.overlapped.close()
+
+
+def test_a_sample_is_used_only_for_the_batches_that_it_was_made_of(
+    make_batch: MakeBatch, learner: Learner, bench: Bench
+) -> None:
+    other = make_learner()
+    first, expected = share(make_batch, 1), share(make_batch, 2, 3)
+    fewer = Share([3], {"default": expected.episodes["default"][1:]})
+    bench.update(first, expected)
+    bench.update(fewer)
+    bench.update(expected)
+    assert bench.collated == ["MainThread", "staging", "MainThread", "MainThread"]
+    for each in (first, fewer, expected):
+        other.update_from_episodes(each.episodes)
+    assert equal(learner, other)
+
+
+def test_what_is_forgotten_is_made_again(make_batch: MakeBatch, bench: Bench) -> None:
+    first, second = share(make_batch, 1), share(make_batch, 2)
+    bench.update(first, second)
+    bench.overlapped.forget()
+    bench.update(second)
+    assert bench.collated == ["MainThread", "staging", "MainThread"]
+
+
+def test_what_fails_beside_an_update_is_raised_by_the_one_that_it_was_for(
+    make_batch: MakeBatch, learner: Learner, bench: Bench
+) -> None:
+    bad = Share([2, 3], {"default": [make_batch(4, 8), make_batch(4, 8, observation_size=5)]})
+    bench.update(share(make_batch, 1), bad)
+    assert learner.updates == 1
+    with pytest.raises(ValueError, match="batches differ in their 'observations'"):
+        bench.update(bad)
+    assert learner.updates == 1
+
+
+def test_the_next_sample_is_made_while_an_update_runs(
+    make_batch: MakeBatch, learner: Learner, bench: Bench
+) -> None:
+    collated = threading.Event()
+
+    def collate(episodes: Any) -> Any:
+        made = bench._noted(episodes)
+        if bench.collated[-1] == "staging":
+            collated.set()
+        return made
+
+    def waits(sample: Any) -> Any:
+        assert collated.wait(PATIENCE), "only after this one, or never"
+        return sample
+
+    learner.collated = collate  # type: ignore[method-assign]
+    learner.before_gradients = waits  # type: ignore[method-assign]
+    bench.update(share(make_batch, 1), share(make_batch, 2))
+
+
+def test_updates_wait_for_their_samples_copies_and_not_the_other_way_round(
+    make_batch: MakeBatch,
+) -> None:
+    device = FakeDevice()
+    bench = Bench(make_learner(), device)
+    shares = [share(make_batch, n) for n in range(3)]
+    for this, after in zip(shares, [*shares[1:], None], strict=True):
+        bench.update(this, after)
+    bench.overlapped.close()
+    on_side = [event for event in device.events if event.stream.name == "side 1"]
+    on_main = [event for event in device.events if event.stream is device.main]
+    assert len(on_side) == len(on_main) == 3, "a copy and an update each"
+    assert device.main.waited_for == on_side
+    assert all(event.stream.waited_for == [] for event in on_side)
+    assert {"MainThread", "publishing"} < set(device.threads), "pinned memory is this device's"
+    assert any(name.startswith("staging") for name in device.threads)
+
+
+def test_the_host_gets_two_updates_ahead_of_the_device_and_no_further(
+    make_batch: MakeBatch,
+) -> None:
+    device = FakeDevice()
+    learner = make_learner()
+    bench = Bench(learner, device)
+    device.slow = True
+    for batch_id in (1, 2):
+        bench.update(share(make_batch, batch_id))
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(bench.update, share(make_batch, 3))
+        while not device.awaited:
+            assert not third.done()
+        assert learner.updates == 2
+        first = next(event for event in device.events if event.stream is device.main)
+        assert device.awaited == [first]
+        first.finish()
+        third.result(PATIENCE)
+    assert learner.updates == 3
+    bench.overlapped.close()
+
+
+def test_commands_that_came_while_the_host_waited_are_seen(make_batch: MakeBatch) -> None:
+    device = FakeDevice()
+    bench = Bench(make_learner(), device)
+    device.slow = True
+    for batch_id in (1, 2):
+        bench.update(share(make_batch, batch_id))
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(bench.update, share(make_batch, 3))
+        while not device.awaited:
+            assert not third.done()
+        bench.coming = share(make_batch, 4)
+        device.awaited[0].finish()
+        third.result(PATIENCE)
+    bench.overlapped.close()
+    assert bench.collated[-1] == "staging"
+
+
+def test_time_that_samples_cost_the_main_thread_is_counted(
+    make_batch: MakeBatch, learner: Learner, bench: Bench
+) -> None:
+    bench.update(share(make_batch, 1))
+    assert learner.collate_seconds > 0
+
+
+@ON_GPU
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_on_a_gpu_overlapped_updates_are_those_that_are_made_in_turn(
+    make_batch: MakeBatch, algorithm: str
+) -> None:
+    learners = [make_learner(CONFIGS[algorithm], device="cuda:0") for _ in range(2)]
+    in_turn, bench = InTurn(learners[0], publisher()), Bench(learners[1])
+    shares = [share(make_batch, *range(8 * n, 8 * n + 8)) for n in range(20)]
+    for this, after in zip(shares, [*shares[1:], None], strict=True):
+        in_turn.update(this)
+        bench.update(this, after)
+        bench.overlapped.publish(Version(1, learners[1].updates))
+    for one, other in zip(*(x.get_params()["default"].values() for x in learners), strict=True):
+        torch.testing.assert_close(one, other)
+    bench.overlapped.close()
+
+
+@ON_GPU
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_on_a_gpu_no_update_waits_for_the_device(make_batch: MakeBatch, algorithm: str) -> None:
+    bench = Bench(make_learner(CONFIGS[algorithm], device="cuda:0"))
+    shares = [share(make_batch, n) for n in range(4)]
+    bench.update(shares[0], shares[1])  # what is done once may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        bench.update(shares[1], shares[2])
+        bench.overlapped.publish(Version(1, 2))
+        bench.update(shares[2], shares[3])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    bench.overlapped.close()
+
+
+@ON_GPU
+def test_on_a_gpu_samples_come_through_page_locked_memory(make_batch: MakeBatch) -> None:
+    on_host = make_learner(device="cuda:0").collated([make_batch(4, 8)])["default"]
+    assert on_host["observations"].is_pinned()

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.hub_world import World
+
+from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.actors.hub_events import Joined, Left, Replied
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.worker import CommandLoop
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+
+def _loop(world: World) -> tuple[CommandLoop, Any]:
+    world.start()
+    inbox: Mailbox[Any] = Mailbox()
+    loop = CommandLoop(world.attach(inbox=inbox), inbox)
+    return loop, world.wait_for(Joined).worker
+
+
+def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
+    loop, worker = _loop(world)
+    carried_out: list[int] = []
+    first, rest_sent = threading.Event(), threading.Event()
+
+    def work(command_id: int, _: training_pb2.Discard) -> attach_pb2.Done:
+        carried_out.append(command_id)
+        first.set()
+        assert rest_sent.wait(10)
+        while not loop.over():
+            pass  # as a long wait of a handler does
+        return attach_pb2.Done()
+
+    loop.on(training_pb2.Discard, work)
+    reasons: list[str] = []
+    thread = threading.Thread(target=lambda: reasons.append(loop.run()))
+    thread.start()
+    world.hub.send(worker, 1, training_pb2.Discard())
+    assert first.wait(10)
+    world.hub.send(worker, 2, training_pb2.Discard())
+    world.hub.send(worker, 3, attach_pb2.Stop())
+    rest_sent.set()
+    thread.join(10)
+    assert reasons == ["stopped by the driver"]
+    assert carried_out == [1]
+
+
+def test_an_exception_is_the_commands_answer_and_ends_the_loop(world: World) -> None:
+    loop, worker = _loop(world)
+
+    def fail(_: int, __: training_pb2.Discard) -> None:
+        raise RuntimeError("no such luck")
+
+    loop.on(training_pb2.Discard, fail)
+    world.hub.send(worker, 4, training_pb2.Discard())
+    with pytest.raises(RuntimeError, match="no such luck"):
+        loop.run()
+    reply = world.wait_for(Replied).reply
+    assert (reply.id, "no such luck" in reply.failure.message) == (4, True)
+
+
+def test_a_farewell_names_what_was_begun_and_has_no_answer(world: World) -> None:
+    world.start()
+    inbox: Mailbox[Any] = Mailbox()
+    attachment = world.attach(inbox=inbox)
+    loop = CommandLoop(attachment, inbox)
+    worker = world.wait_for(Joined).worker
+
+    def work(command_id: int, _: training_pb2.Discard) -> attach_pb2.Done | None:
+        if command_id == 3:
+            attachment.reply(1, attach_pb2.Done())  # as one that was under way till now
+            inbox.put(Detached("terminated"))
+        return attach_pb2.Done() if command_id == 2 else None
+
+    loop.on(training_pb2.Discard, work)
+    for command_id in range(1, 6):
+        world.hub.send(worker, command_id, training_pb2.Discard())
+    attachment.farewell(loop.run())
+    left = world.wait_for(Left)
+    assert (left.reason, left.unanswered) == ("terminated", {3})
+
+
+def test_a_command_that_nobody_knows_is_answered_and_survived(world: World) -> None:
+    loop, worker = _loop(world)
+    world.hub.send(worker, 1, training_pb2.Discard())
+    world.hub.send(worker, 2, attach_pb2.Stop())
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_unknown_command_is_told_to_the_driver(world: World) -> None:
+    loop, worker = _loop(world)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    world.hub.send(worker, 1, training_pb2.Discard())
+    reply = world.wait_for(Replied).reply
+    assert "juggler.v1.Discard" in reply.failure.message
+    world.hub.send(worker, 2, attach_pb2.Stop())
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,74 @@
+"""A process lives as long as it runs, and is ready when it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hub_world import World
+
+from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
+from juggler.runtime.actors.health import READINESS, AsyncHealth, Health, check_health
+
+_SECONDS = 5.0
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> Iterator[tuple[Health, str]]:
+    """A process's health, and where it is told."""
+    address = f"unix:{tmp_path / 'h'}"
+    made, server = Health(), make_server(4)
+    bind(server, address)
+    made.add_to(server, "juggler.v1.Episodes")
+    server.start()
+    yield made, address
+    server.stop(grace=0).wait()
+
+
+def _says(address: str, service: str) -> str:
+    return check_health(address, service, None, _SECONDS)
+
+
+def test_a_process_lives_before_it_is_ready_and_after(health: tuple[Health, str]) -> None:
+    process, address = health
+    for ready in (False, True, False):
+        process.ready(ready)
+        assert _says(address, "") == ""
+        for service in (READINESS, "juggler.v1.Episodes"):
+            assert _says(address, service) == ("" if ready else "it is not ready")
+
+
+def test_a_service_that_is_not_there_is_named(health: tuple[Health, str]) -> None:
+    assert _says(health[1], "juggler.v1.Nothing") == "it has no service 'juggler.v1.Nothing'"
+
+
+def test_where_nobody_listens_nobody_lives(tmp_path: Path) -> None:
+    assert _says(f"unix:{tmp_path / 'nobody'}", "").startswith("no answer: ")
+
+
+def test_a_server_of_its_own_may_listen_anywhere_and_ends() -> None:
+    process = Health()
+    with pytest.raises(EndpointError, match="is not an address"):
+        process.serve("5005")
+    process.serve("0.0.0.0:0")
+    process.close()
+
+
+def test_a_hub_says_whether_it_takes_workers(world: World) -> None:
+    health = AsyncHealth("juggler.v1.Driver")
+    world.start(services=(health,))
+    assert _says(world.address, "") == ""
+    for ready in (False, True, False):
+        health.ready(ready)
+        for service in (READINESS, "juggler.v1.Driver"):
+            assert _says(world.address, service) == ("" if ready else "it is not ready")
+
+
+def test_health_goes_on_without_any_worker(world: World) -> None:
+    health = AsyncHealth()
+    world.start(services=(health,))
+    health.ready(True)
+    attachment = world.attach()
+    attachment.close()
+    assert _says(world.address, READINESS) == ""

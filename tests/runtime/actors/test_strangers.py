@@ -1,0 +1,176 @@
+"""Calls of those who have not shown the token keep nobody else out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.attacker import attacker
+from support.hub_world import World
+
+from juggler.runtime.actors.attachment import Attachment, DriverBusy
+from juggler.runtime.actors.attempts import attempts
+from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, bind, make_server
+from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, Health, check_health
+from juggler.runtime.actors.hub import ATTACH_METHOD
+from juggler.runtime.actors.hub_events import Joined
+from juggler.runtime.actors.logs import WorkerLog
+from juggler.runtime.actors.strangers import Strangers
+from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
+from juggler.runtime.wire.v1 import attach_pb2
+
+_SECONDS = 30.0
+
+
+def test_one_stranger_too_many_ends_the_visit_that_has_lasted_longest() -> None:
+    strangers, ended = Strangers(2), list[str]()
+    with ExitStack() as visits:
+        for name in "abcd":
+            visits.enter_context(strangers.visit(lambda name=name: ended.append(name)))  # type: ignore[misc]
+        assert ended == ["a", "b"]
+    with strangers.visit(lambda: ended.append("e")), strangers.visit(lambda: ended.append("f")):
+        assert ended == ["a", "b"], "who has left makes room"
+
+
+@pytest.mark.parametrize("kind", ["watch", "check", "attach"])
+def test_calls_without_the_token_keep_no_worker_and_no_probe_out(world: World, kind: str) -> None:
+    health = AsyncHealth()
+    world.start(token="secret", max_workers=8, services=(health,))
+    world.address = world.tcp_address
+    with attacker(world.address, kind, connections=20):
+        for _ in range(3):
+            attachment = world.attach(token="secret")
+            assert world.wait_for(Joined).worker.incarnation == attachment.incarnation
+            assert check_health(world.address, "", None, _SECONDS) == ""
+        assert len(world.hub._strangers._ends) <= 1024
+        assert len(health._strangers._ends) <= MOST_ASKING
+
+
+def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strangers(
+    world: World,
+) -> None:
+    world.start(token="secret", max_workers=8)
+    world.address = world.tcp_address
+    hello = attach_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        role="worker",
+        index=-1,
+        incarnation="foreign",
+        token="secret",
+    )
+    with (
+        attacker(world.address, "attach", connections=70),  # more than there is room for
+        grpc.insecure_channel(world.address) as channel,
+    ):
+        message = attach_pb2.FromWorker(hello=hello).SerializeToString()
+        answers = channel.stream_stream(ATTACH_METHOD)(iter([message]), timeout=_SECONDS)
+        assert attach_pb2.ToWorker.FromString(next(answers)).HasField("welcome")
+        assert world.wait_for(Joined).worker.incarnation == "foreign"
+
+
+@pytest.fixture
+def threaded(tmp_path: Path) -> Iterator[tuple[str, Health]]:
+    """Health on a server that has threads for little more than those who may ask."""
+    health, server = Health(), make_server(2 * MOST_ASKING)
+    address = f"unix:{tmp_path / 'h'}"
+    bind(server, address)
+    health.add_to(server)
+    server.start()
+    yield address, health
+    server.stop(grace=0).wait()
+
+
+@pytest.mark.parametrize("kind", ["watch", "check"])
+def test_who_asks_and_waits_holds_no_threads_of_a_server(
+    threaded: tuple[str, Health], kind: str
+) -> None:
+    address, health = threaded
+    with attacker(address, kind, connections=20):
+        for _ in attempts(_SECONDS):  # those who come again come all at once
+            if check_health(address, "", None, _SECONDS) == "":
+                break
+        else:
+            raise AssertionError("nobody else was answered")
+        assert len(health._strangers._ends) <= MOST_ASKING
+        health.ready(True)  # and does not wait for those who do not read
+
+
+def _busy_at_first(times: int, code: grpc.StatusCode) -> tuple[Any, list[str]]:
+    """A driver's end that refuses so many streams, and lets in the next."""
+    came = list[str]()
+
+    def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        hello = attach_pb2.FromWorker.FromString(next(messages)).hello
+        came.append(hello.incarnation)
+        if len(came) <= times:
+            context.abort(code, "no room")
+        welcome = attach_pb2.Welcome(worker_id="worker-0", run_id="run")
+        yield attach_pb2.ToWorker(welcome=welcome).SerializeToString()
+        for _ in messages:
+            pass
+
+    service, method = ATTACH_METHOD.strip("/").split("/")
+    handler = grpc.stream_stream_rpc_method_handler(attach)
+    return grpc.method_handlers_generic_handler(service, {method: handler}), came
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
+    servers = []
+
+    def start(handler: Any) -> str:
+        server = grpc.server(futures.ThreadPoolExecutor(8))
+        servers.append(server)
+        server.add_generic_rpc_handlers((handler,))
+        bind(server, f"unix:{tmp_path / 'd'}")
+        server.start()
+        return f"unix:{tmp_path / 'd'}"
+
+    yield start
+    for server in servers:
+        server.stop(grace=0).wait()
+
+
+def _come(contact: Contact) -> Attachment:
+    return _attach(contact, "worker", _LeavingInbox(watched=False), WorkerLog("worker"), (), ())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+    ],
+    ids=str,
+)
+def test_a_worker_comes_back_to_a_driver_that_has_no_room(
+    serve: Callable[[Any], str], code: grpc.StatusCode
+) -> None:
+    handler, came = _busy_at_first(2, code)
+    address = serve(handler)
+    _come(Contact(address, reattach_seconds=60.0)).close()
+    assert len(set(came)) == 3
+
+
+def test_a_worker_gives_up_when_its_time_is_over(
+    serve: Callable[[Any], str],
+) -> None:
+    handler, came = _busy_at_first(1000, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    address = serve(handler)
+    with pytest.raises(DriverBusy, match="broke off: no room"):
+        _come(Contact(address, reattach_seconds=1.0))
+    assert len(came) >= 2
+
+
+def test_pauses_between_attempts_end_with_the_patience() -> None:
+    began = time.monotonic()
+    assert len(list(attempts(1.0))) >= 2
+    assert 1.0 <= time.monotonic() - began < _SECONDS
+    assert list(attempts(0.0)) == []

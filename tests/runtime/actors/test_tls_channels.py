@@ -1,0 +1,142 @@
+"""Connections with TLS: who gets through, and what the others are told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from support.certificate_world import make, mixed
+
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.endpoints import (
+    EndpointError,
+    bind,
+    dial,
+    make_server,
+    split_address,
+    wait_until_ready,
+)
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import Joined
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.tls import Tls, why_no_handshake
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Tls:
+    return make(tmp_path / "tls", "gpu1")
+
+
+@pytest.fixture
+def server() -> Iterator[grpc.Server]:
+    made = make_server(2)
+    yield made
+    made.stop(0).wait(10)
+
+
+def _listen(server: grpc.Server, tls: Tls | None) -> str:
+    address = bind(server, "127.0.0.1:0", tls=tls)
+    server.start()
+    return address
+
+
+def _dial(address: str, tls: Tls | None) -> None:
+    with dial(address, tls) as channel:
+        wait_until_ready(channel, address, "driver", 10, tls)
+
+
+def test_hosts_with_certificates_of_one_authority_get_through(
+    server: grpc.Server, tls: Tls
+) -> None:
+    _dial(_listen(server, tls), tls)
+
+
+def test_certificates_that_are_renewed_are_shown_to_the_next_connection(
+    server: grpc.Server, tls: Tls, tmp_path: Path
+) -> None:
+    address = _listen(server, tls)
+    _dial(address, tls)
+    another = make(tmp_path / "another")
+    for name in ("ca.pem", "key.pem"):  # one after the other, as people copy them
+        Path(tls.directory, name).write_bytes(Path(another.directory, name).read_bytes())
+        _dial(address, tls)
+        host, port = split_address(address)
+        assert why_no_handshake(address, host, port, tls, "driver") == "", "as after a slow one"
+    shutil.copy(tmp_path / "another" / "cert.pem", tls.directory)
+    _dial(address, another)
+    _dial(address, tls)  # what this host dials with is new, too
+
+
+def test_a_host_of_another_authority_is_not_believed(
+    server: grpc.Server, tls: Tls, tmp_path: Path
+) -> None:
+    other = make(tmp_path / "other")
+    address = _listen(server, tls)
+    with pytest.raises(EndpointError, match=rf"this host does not accept .* driver at {address}"):
+        _dial(address, other)
+
+
+def test_a_host_must_have_the_name_by_which_it_is_dialed(server: grpc.Server, tls: Tls) -> None:
+    addresses = [bind(server, f"{host}:0", tls=tls) for host in ("127.0.0.1", "127.0.0.9")]
+    server.start()
+    _dial(addresses[0].replace("127.0.0.1", "localhost"), tls)
+    with pytest.raises(EndpointError, match=r"accept .*'127\.0\.0\.9'.* name the host"):
+        _dial(addresses[1], tls)
+
+
+def test_a_certificate_that_the_server_does_not_accept_is_named(
+    server: grpc.Server, tls: Tls, tmp_path: Path
+) -> None:
+    other = make(tmp_path / "other")
+    own, others = Path(tls.directory), Path(other.directory)
+    thief = mixed(tmp_path / "thief", ca=own, cert=others, key=others)
+    address = _listen(server, tls)
+    with pytest.raises(EndpointError, match=r"driver at .* does not accept .*thief/cert\.pem"):
+        _dial(address, Tls(str(thief), tls.authority, other.certificate, other.key))
+
+
+def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> None:
+    with pytest.raises(EndpointError, match="speaks TLS: pass --tls DIR here too"):
+        _dial(_listen(server, tls), None)
+    plain = make_server(2)
+    address = _listen(plain, None)
+    with pytest.raises(EndpointError, match=r"does not speak TLS.*: pass --tls on both sides"):
+        _dial(address, tls)
+    plain.stop(0).wait(10)
+
+
+def test_where_nobody_listens_tls_is_not_to_blame(tls: Tls) -> None:
+    with dial("127.0.0.1:1", tls) as channel, pytest.raises(EndpointError, match="no driver answ"):
+        wait_until_ready(channel, "127.0.0.1:1", "driver", 1.5, tls)
+
+
+def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_path: Path) -> None:
+    events: Mailbox[object] = Mailbox()
+    hub = Hub(HubSettings(run_id="run", roles=("worker",), token="secret", tls=tls), events)
+    addresses = hub.start([f"unix:{tmp_path}/hub", "127.0.0.1:0"])
+    try:
+        for address in addresses:
+            attachment = Attachment(
+                address, "worker", -1, "i", Mailbox(), token="secret", tls=tls, timeout=10
+            )
+            (joined,) = events.gather(timeout=10)
+            assert isinstance(joined, Joined)
+            attachment.farewell("done")
+            events.gather(timeout=10)
+    finally:
+        hub.close()
+
+
+def test_beyond_loopback_a_server_needs_tls_and_a_token(tls: Tls) -> None:
+    server = make_server(2)
+    for given, words in (
+        ({}, "nothing is encrypted. Pass --tls DIR"),
+        ({"token": "secret"}, "nothing is encrypted. Pass --tls DIR"),
+        ({"tls": tls}, "there is no token. Pass --token-file"),
+    ):
+        with pytest.raises(EndpointError, match=words):
+            bind(server, "0.0.0.0:0", **given)  # type: ignore[arg-type]
+    assert bind(server, "0.0.0.0:0", tls=tls, token="secret").startswith("0.0.0.0:")

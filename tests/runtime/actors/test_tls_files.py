@@ -1,0 +1,174 @@
+"""Directories for TLS: how they are made, and what is said of one that is of no use."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from support.certificate_world import make, mixed
+
+from juggler.cli import main
+from juggler.runtime.actors.certificates import make_certificates
+from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.tls import read_tls
+
+
+def test_certificates_are_for_hosts_and_loopback_and_keys_for_their_owner(tmp_path: Path) -> None:
+    paths = make_certificates(tmp_path / "tls", ["gpu1", "10.0.0.1", "gpu1", "::1"], days=30)
+    assert [path.name for path in paths] == ["ca.pem", "cert.pem", "key.pem", "token"]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
+    assert modes["key.pem"] == modes["token"] == 0o600
+    certificate = x509.load_pem_x509_certificate(paths[1].read_bytes())
+    extensions = certificate.extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["gpu1", "localhost"]
+    addresses = [str(each) for each in names.get_values_for_type(x509.IPAddress)]
+    assert addresses == ["10.0.0.1", "::1", "127.0.0.1"]
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(paths[0].read_bytes()))
+
+
+def test_the_authoritys_own_key_is_nowhere(tmp_path: Path) -> None:
+    authority, _, key, _ = make_certificates(tmp_path, [], days=1)
+    assert len(list(tmp_path.iterdir())) == 4
+    kept = serialization.load_pem_private_key(key.read_bytes(), password=None).public_key()
+    assert x509.load_pem_x509_certificate(authority.read_bytes()).public_key() != kept
+
+
+def test_what_is_there_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(tmp_path / "tls")
+    assert main(["certs", directory]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "tls").iterdir()}
+    assert main(["certs", directory]) == 1
+    assert "ca.pem already: choose another directory" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "tls").iterdir()} == before
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "token").write_text("mine")
+    assert main(["certs", str(tmp_path / "half")]) == 1
+    assert [path.name for path in (tmp_path / "half").iterdir()] == ["token"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "gpu1:5005"], "'gpu1:5005' is no host: expected a name or an IP address"),
+        (["--host", "bücher.de"], "is no host"),
+        (["--days", "0"], "--days 0: must be above 0"),
+        (["--days", "1e9"], "36500 at most"),
+    ],
+)
+def test_wrong_options_of_certs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["certs", str(tmp_path / "tls"), *arguments]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "tls").exists()
+
+
+def _lacks_the_key(good: Path, other: Path, bad: Path) -> Path:
+    return mixed(bad, ca=good, cert=good)
+
+
+def _has_another_key(good: Path, other: Path, bad: Path) -> Path:
+    return mixed(bad, ca=good, cert=good, key=other)
+
+
+def _has_another_authority(good: Path, other: Path, bad: Path) -> Path:
+    return mixed(bad, ca=other, cert=good, key=good)
+
+
+def _holds_text(good: Path, other: Path, bad: Path) -> Path:
+    mixed(bad, ca=good, cert=good, key=good)
+    (bad / "cert.pem").write_text("hello")
+    return bad
+
+
+def _is_cut_off(good: Path, other: Path, bad: Path) -> Path:
+    mixed(bad, ca=good, cert=good, key=good)
+    (bad / "ca.pem").write_bytes((good / "ca.pem").read_bytes()[:200])
+    return bad
+
+
+def _has_a_passphrase(good: Path, other: Path, bad: Path) -> Path:
+    mixed(bad, ca=good, cert=good)
+    key = serialization.load_pem_private_key((good / "key.pem").read_bytes(), password=None)
+    sealed = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"word"),
+    )
+    (bad / "key.pem").write_bytes(sealed)
+    return bad
+
+
+def _has_expired(good: Path, other: Path, bad: Path) -> Path:
+    make_certificates(bad, [], days=-1)
+    return bad
+
+
+def _is_no_directory(good: Path, other: Path, bad: Path) -> Path:
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_is_no_directory, r"there is no .*bad/ca\.pem: TLS needs .* `juggler certs` makes such"),
+        (_lacks_the_key, r"there is no .*bad/key\.pem"),
+        (_has_another_key, r"bad/key\.pem is not the key of .*bad/cert\.pem"),
+        (_has_another_authority, r"bad/cert\.pem, which is to be verified by ca\.pem: .*issuer"),
+        (_holds_text, r"bad/cert\.pem holds no certificate in PEM"),
+        (_is_cut_off, r"bad/ca\.pem is damaged"),
+        (_has_a_passphrase, r"bad/key\.pem needs a passphrase"),
+        (_has_expired, r"the authority's certificate .*bad/ca\.pem expired on .* GMT"),
+    ],
+)
+def test_what_is_wrong_with_a_directory_is_said_with_the_file(
+    tmp_path: Path, damage: Callable[[Path, Path, Path], Path], words: str
+) -> None:
+    make(tmp_path / "good")
+    make(tmp_path / "other")
+    bad = damage(tmp_path / "good", tmp_path / "other", tmp_path / "bad")
+    with pytest.raises(ValueError, match=words):
+        read_tls(str(bad))
+
+
+def test_a_directory_is_given_or_in_the_environment_or_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUGGLER_TLS", raising=False)
+    assert read_tls(None) is None
+    make(tmp_path / "tls")
+    monkeypatch.setenv("JUGGLER_TLS", str(tmp_path / "tls"))
+    tls = read_tls(None)
+    assert tls is not None
+    assert tls.directory == str(tmp_path / "tls")
+    assert "PRIVATE" not in repr(tls)
+
+
+def test_the_token_beside_certificates_is_the_last_that_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    tls = make(tmp_path / "tls")
+    token = (tmp_path / "tls" / "token").read_text().strip()
+    assert len(token) == 64
+    assert read_token(None, tls) == token
+    monkeypatch.setenv("JUGGLER_TOKEN", "of-the-environment")
+    assert read_token(None, tls) == "of-the-environment"
+    (tmp_path / "file").write_text("of-a-file\n")
+    monkeypatch.setenv("JUGGLER_TOKEN_FILE", str(tmp_path / "file"))
+    assert read_token(None, tls) == "of-a-file"
+    (tmp_path / "tls" / "token").unlink()
+    monkeypatch.delenv("JUGGLER_TOKEN_FILE")
+    monkeypatch.delenv("JUGGLER_TOKEN")
+    assert read_token(None, tls) == ""

@@ -1,0 +1,159 @@
+"""Nothing from a network or a file is unpickled: the sources have nothing that could, and a pickle
+in the place of anything is refused unread."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.made_checkpoints import checkpoint
+
+import juggler
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.actors.hello import Refused, read_hello, read_message
+from juggler.runtime.checkpoints.checkpoint import (
+    RECORD_FILE,
+    STATE_FILE,
+    CheckpointError,
+    digest,
+    read,
+)
+from juggler.runtime.connectors.mergeable_state import from_bytes
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+
+PACKAGE = Path(juggler.__file__).parent
+UNPICKLES = {
+    "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml",
+}  # fmt: skip
+CALLS = {
+    "eval", "exec", "compile", "torch.load", "torch.jit.load", "np.load", "numpy.load",
+    "send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object",
+    "gather_object", "scatter_object_list",
+}  # fmt: skip
+#: A script's own classes go to local workers through the pipe that starts their processes.
+ALLOWED = {
+    ("driver/training.py", "import cloudpickle"),
+    ("driver/rehearsal.py", "import cloudpickle"),
+    ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
+    ("envrunner/envrunner_worker.py", "import cloudpickle"),
+    ("learner/process/learner_worker.py", "import cloudpickle"),
+    ("envrunner/envrunner_worker.py", "cloudpickle.loads(program.own_code)"),
+    ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
+}
+
+
+def _of_interest() -> Iterator[tuple[str, str]]:
+    """(file, code) of whatever unpickles or runs code, or imports what does."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            if any(name.partition(".")[0] in UNPICKLES for name in names):
+                yield str(file.relative_to(PACKAGE)), ast.unparse(node)
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                last = called.rpartition(".")[2]
+                if called in CALLS or last in CALLS - {"eval", "compile"} or last == "loads":
+                    yield str(file.relative_to(PACKAGE)), ast.unparse(node)
+
+
+def test_the_sources_have_nothing_that_unpickles_but_for_local_workers_own_code() -> None:
+    found = {(file, code) for file, code in _of_interest() if not code.startswith("json.loads(")}
+    assert {each for each in found if "tomllib.loads" not in each[1]} == ALLOWED
+
+
+def test_own_code_is_given_to_the_processes_that_a_driver_starts_and_to_no_others() -> None:
+    users = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        if "own_code" in file.read_text()
+    }
+    assert not {file for file in users if file.startswith(("cli/", "runtime/"))}
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("went-off",)
+
+
+BOMBS: dict[str, Callable[[Path], Any]] = {
+    "pickle": lambda path: path.write_bytes(pickle.dumps(_Bomb())),
+    "torch's": lambda path: torch.save({"module": _Bomb()}, path),
+    "torch's before 1.6": lambda path: torch.save(
+        {"module": _Bomb()}, path, _use_new_zipfile_serialization=False
+    ),
+}
+
+
+@pytest.fixture(params=BOMBS)
+def bomb(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[bytes]:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "bomb"
+    BOMBS[request.param](file)
+    yield file.read_bytes()
+    assert not (tmp_path / "went-off").exists()
+
+
+@pytest.mark.parametrize(
+    "header", [episodes_pb2.BatchHeader, episodes_pb2.WeightsHeader, training_pb2.StateHeader]
+)
+def test_a_pickle_is_no_batch_no_weights_and_no_state(bomb: bytes, header: Any) -> None:
+    with pytest.raises(WireError):
+        FrameReader(header).feed(bomb)
+
+
+def test_a_pickle_is_no_message_of_an_attach_stream(bomb: bytes) -> None:
+    with pytest.raises(Refused):
+        read_hello(bomb, "", "run", ("worker",))
+    with pytest.raises(Refused):
+        read_message(bomb)
+
+
+def test_a_pickle_is_no_state_of_connectors(bomb: bytes) -> None:
+    with pytest.raises(ValueError, match=r"chunk"):
+        from_bytes(bomb)
+
+
+@pytest.mark.parametrize("name", [STATE_FILE, RECORD_FILE])
+def test_a_pickle_is_no_part_of_a_checkpoint(bomb: bytes, name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "checkpoints", checkpoint())
+    (path / name).write_bytes(bomb)
+    with pytest.raises(CheckpointError):
+        read(path)
+
+
+def test_a_pickle_whose_digests_are_right_is_no_part_of_a_checkpoint(
+    bomb: bytes, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "checkpoints", checkpoint())
+    (path / STATE_FILE).write_bytes(bomb)
+    record = json.loads((path / RECORD_FILE).read_text())
+    del record["sha256"]
+    of_state = {"size": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
+    record["files"][STATE_FILE] = of_state
+    (path / RECORD_FILE).write_text(json.dumps(record | {"sha256": digest(record)}))
+    with pytest.raises(CheckpointError, match="corrupt"):
+        read(path)
+
+
+def test_the_bombs_do_go_off_where_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(_Bomb()))  # noqa: S301
+    assert (tmp_path / "went-off").exists()

@@ -1,0 +1,226 @@
+"""Of what lies in a directory the newest good one is read; what is wrong with others is said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.made_checkpoints import checkpoint, names, same
+
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, digest, newest_good, read
+
+
+def _rewrite_record(path: Path, **changes: Any) -> None:
+    """Changes checkpoint.json as somebody would who knows how its digest is made."""
+    file = path / "checkpoint.json"
+    record = json.loads(file.read_text()) | changes
+    del record["sha256"]
+    file.write_text(json.dumps(record | {"sha256": digest(record)}))
+
+
+def test_the_newest_is_that_of_the_highest_generation(tmp_path: Path) -> None:
+    write(tmp_path, checkpoint(500, generation=1))
+    write(tmp_path, checkpoint(400, generation=2))
+    assert read(tmp_path).version == (2, 400)
+    write(tmp_path, checkpoint(450, generation=2), keep=2)
+    assert names(tmp_path) == ["000000400", "000000450"]
+
+
+def test_a_run_directory_and_its_checkpoints_directory_give_the_newest(tmp_path: Path) -> None:
+    for update in (1, 2):
+        write(tmp_path / "checkpoints", checkpoint(update))
+    assert read(tmp_path).version == read(tmp_path / "checkpoints").version == (1, 2)
+    assert read(tmp_path / "checkpoints" / "000000001").version == (1, 1)
+    run = tmp_path.rename(tmp_path.with_name("20261120231500"))
+    assert read(run).version == (1, 2)
+
+
+def _truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def _empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def _lengthen(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _make_a_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _make_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+_DAMAGES = {
+    _truncate: "truncated",
+    _empty: "truncated",
+    _lengthen: "corrupt",
+    _flip: "corrupt",
+    Path.unlink: "is missing",
+    _make_a_directory: "is not a file",
+    _make_a_pipe: "is not a file",
+}
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", _DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    tmp_path: Path, damage: Any, name: str
+) -> None:
+    write(tmp_path, checkpoint(1))
+    path = write(tmp_path, checkpoint(2))
+    damage(path / name)
+    with pytest.raises(CheckpointError) as raised:
+        read(path)
+    assert raised.value.path == path
+    assert name in raised.value.reason
+    assert _DAMAGES[damage] in raised.value.reason
+    found, problems = newest_good(tmp_path)
+    assert found.version == (1, 1)
+    assert problems == [str(raised.value)]
+    assert read(tmp_path).problems == tuple(problems)
+
+
+def test_where_none_is_good_the_error_lists_what_was_found(tmp_path: Path) -> None:
+    for update in (1, 2):
+        _empty(write(tmp_path / "checkpoints", checkpoint(update)) / "state.safetensors")
+    with pytest.raises(CheckpointError) as raised:
+        read(tmp_path)
+    assert "000000001: state.safetensors is truncated" in raised.value.reason
+    assert "000000002: state.safetensors is truncated" in raised.value.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "truncated or corrupt"),
+        (b"{", "truncated or corrupt"),
+        (b"\xff\xfe", "truncated or corrupt"),
+        (b"[" * 100_000, "truncated or corrupt"),
+        (b"9" * 10_000, "truncated or corrupt"),
+        (b"[]", "not that of a checkpoint"),
+        (b"{}", "not that of a checkpoint"),
+        (b'{"format": 2, "juggler_version": "9.9"}', "has format 2, written by Juggler 9.9"),
+        (b'{"format": 1}', "SHA-256"),
+    ],
+)
+def test_a_record_that_is_something_else_is_refused(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = write(tmp_path, checkpoint())
+    (path / "checkpoint.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as raised:
+        read(path)
+    assert reason in raised.value.reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": [1]},
+        {"version": [1, -1]},
+        {"version": [1, True]},
+        {"version": 3},
+        {"counters": []},
+        {"extra": None},
+        {"files": {}},
+        {"files": []},
+        {"files": {"state.safetensors": 3}},
+        {"files": {"state.safetensors": {"size": "large", "sha256": ""}}},
+        {"empty_branches": 3},
+        {"empty_branches": [["optimizer"]]},
+    ],
+)
+def test_a_record_with_wrong_fields_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = write(tmp_path, checkpoint())
+    _rewrite_record(path, **changes)
+    with pytest.raises(CheckpointError):
+        read(path)
+    with pytest.raises(CheckpointError):
+        newest_good(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"{}" + b"more than the header says",
+        safetensors.numpy.save({"a": np.zeros(2, np.complex64)}),
+        safetensors.numpy.save({"a": np.zeros(2), "a/b": np.zeros(2)}),
+        safetensors.numpy.save({}),
+    ],
+)
+def test_a_state_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path, checkpoint(tree={"a": np.zeros(3)}))
+    (path / "state.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    files = {"state.safetensors": {"size": len(content), "sha256": digest}}
+    _rewrite_record(path, files=files)
+    with pytest.raises(CheckpointError):
+        read(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("checkpoints"), checkpoint())
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
+    whole: Path, name: str, data: st.DataObject
+) -> None:
+    file = whole / name
+    before = file.read_bytes()
+    start = data.draw(st.integers(0, len(before)))
+    end = data.draw(st.integers(start, min(start + 8, len(before))))
+    file.write_bytes(before[:start] + data.draw(st.binary(max_size=8)) + before[end:])
+    try:
+        assert same(read(whole), checkpoint())
+    except CheckpointError as error:
+        assert error.path == whole  # noqa: PT017
+    finally:
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("nowhere", "no such file"),
+        ("file", "is a file"),
+        ("empty", "holds no checkpoint"),
+        ("run", "holds no checkpoint"),
+        ("000000003", "checkpoint.json is missing"),
+    ],
+)
+def test_a_path_without_a_checkpoint_says_so(tmp_path: Path, what: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    for name in ("empty", "run/checkpoints", "000000003"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(CheckpointError) as raised:
+        read(tmp_path / what)
+    assert reason in raised.value.reason
+    assert what in str(raised.value)

@@ -1,0 +1,162 @@
+"""From a configuration to connectors, with the spaces at their place."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.own_connectors import Halve
+
+from juggler.runtime.connectors.building import (
+    build_env_to_module,
+    build_learner_pipeline,
+    build_module_to_env,
+)
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.moments import Moments
+
+OWN = "support.own_connectors"
+OBSERVED = spaces.Box(-9, 9, (2,), np.float32)
+ACTED = spaces.Discrete(2)
+PUSHED = spaces.Box(-2, 2, (1,), np.float32)
+
+
+def env_to_module(*pieces, observed=OBSERVED, own=None):
+    return build_env_to_module(ConnectorsConfig(env_to_module=list(pieces)), observed, ACTED, own)
+
+
+def test_without_connectors_observations_pass_as_they_are() -> None:
+    pipeline = env_to_module()
+    observations = np.zeros((3, 2), np.float32)
+    assert pipeline(observations) is pipeline.watch(observations) is observations
+    assert not pipeline.rewrites
+    assert not pipeline.contexts
+    assert pipeline.take_delta(np.ones((3, 1), np.bool_)) == {}
+    assert pipeline.observation_space == pipeline.module_observation_space == OBSERVED
+
+
+def test_every_piece_is_built_with_the_spaces_at_its_place() -> None:
+    pipeline = env_to_module(
+        f"{OWN}:FirstNumber",
+        {"use": f"{OWN}:Halve", "times": 2},
+        {"use": "frame_stack", "k": 3},
+    )
+    assert pipeline.rewrites
+    assert pipeline.observation_space.shape == (1,)
+    assert pipeline.module_observation_space.shape == (3,)
+    assert pipeline(np.array([[4.0, 6.0]], np.float32)).tolist() == [[1]]
+    with pytest.raises(ValueError, match="'FirstNumber': observations must be two numbers, not"):
+        env_to_module(
+            {"use": f"{OWN}:FirstNumber", "name": "one"},
+            f"{OWN}:FirstNumber",
+        )
+
+
+def test_a_learner_builds_what_comes_after_the_batch() -> None:
+    config = ConnectorsConfig(
+        env_to_module=[f"{OWN}:FirstNumber", {"use": "frame_stack", "k": 3}],
+        learner=[f"{OWN}:Negate"],
+    )
+    runner = build_env_to_module(config, OBSERVED, ACTED)
+    learner = build_learner_pipeline(config, runner.observation_space, ACTED)
+    assert learner.contexts.keys() == {"frame_stack"}
+    assert learner.observation_space == runner.module_observation_space
+    config = ConnectorsConfig(learner=[f"{OWN}:Negate"])
+    learner = build_learner_pipeline(config, OBSERVED, ACTED)
+    assert learner({"rewards": torch.ones(1, 1)})["rewards"].tolist() == [[-1]]
+
+
+def test_actions_pass_the_pieces_from_first_to_last() -> None:
+    config = ConnectorsConfig(module_to_env=[f"{OWN}:Twice", f"{OWN}:PlusOne"])
+    pipeline = build_module_to_env(config, OBSERVED, PUSHED)
+    # What the environment allows, less 1, and half of that.
+    assert pipeline.action_space == spaces.Box(-1.5, 0.5, (1,), np.float32)
+    # Clipped to what Twice takes, doubled, and one more.
+    assert pipeline(np.array([[-5.0], [0.25]], np.float32)).tolist() == [[-2], [1.5]]
+
+
+def test_context_comes_after_all_that_batches_hold() -> None:
+    with pytest.raises(ValueError, match="'mean_std_filter' stands behind 'frame_stack', which"):
+        env_to_module("frame_stack", "mean_std_filter")
+
+
+@pytest.mark.parametrize(
+    ("piece", "said"),
+    [
+        (
+            f"{OWN}:Negate",
+            f"{OWN}:Negate is no subclass of ObservationConnector",
+        ),
+        (
+            f"{OWN}:function",
+            "is no subclass of ObservationConnector or ContextConnector",
+        ),
+        (f"{OWN}:Halv", "has no 'Halv': did you mean 'Halve'?"),
+        ("no_such_module:Halve", "there is no Python module 'no_such_module' here"),
+        (
+            {"use": f"{OWN}:Halve", "time": 3},
+            "'Halve' has no option 'time': did you mean",
+        ),
+        (
+            f"{OWN}:ForgotItsSpaces",
+            "has no observation_space: its __init__ must call",
+        ),
+        ({"use": "frame_stack", "k": 1}, "connector 'frame_stack': k = 1 frames to stack"),
+    ],
+)
+def test_a_piece_that_cannot_be_built_is_named(piece, said) -> None:
+    with pytest.raises(ValueError, match=said.replace("?", "\\?")):
+        env_to_module(piece)
+
+
+def test_a_piece_may_take_any_option() -> None:
+    env_to_module({"use": f"{OWN}:TakesAll", "anything": 1})
+
+
+def test_a_class_of_a_script_needs_no_name_to_import_it_by() -> None:
+    assert not hasattr(sys.modules["__main__"], "Halve")
+    pipeline = env_to_module("__main__:Halve", own={"__main__:Halve": Halve})
+    assert pipeline(np.ones((1, 2), np.float32)).tolist() == [[0.5, 0.5]]
+
+
+# -- state --------------------------------------------------------------------------------------
+
+
+def test_what_a_filter_learns_comes_under_its_name() -> None:
+    pipeline = env_to_module(
+        f"{OWN}:Halve",
+        {"use": "mean_std_filter", "name": "filter"},
+        f"{OWN}:TakesAll",
+    )
+    for number in (2, 6):
+        pipeline.watch(np.full((1, 2), number, np.float32))
+    pipeline(np.full((1, 2), 1000, np.float32))  # nobody learns from this one
+    delta = pipeline.take_delta(np.ones((1, 2), np.bool_))
+    moments = Moments.from_tree(delta["filter"])
+    assert (moments.count, moments.mean.tolist(), moments.m2.tolist()) == (2, [2, 2], [2, 2])
+    pipeline.set_state(delta)
+    np.testing.assert_allclose(pipeline(np.full((1, 2), 6, np.float32)), 1, rtol=1e-6)
+
+
+def test_a_lost_fragment_is_forgotten() -> None:
+    pipeline = env_to_module("mean_std_filter")
+    pipeline.watch(np.ones((1, 2), np.float32))
+    pipeline.forget()
+    pipeline.watch(np.zeros((1, 2), np.float32))
+    delta = pipeline.take_delta(np.ones((1, 1), np.bool_))
+    assert Moments.from_tree(delta["mean_std_filter"]).count == 1
+
+
+def test_what_other_connectors_have_learned_is_refused() -> None:
+    state = {"filter": Moments.none((2,)).to_tree()}
+    with pytest.raises(ValueError, match="only one side has \\['filter', 'mean_std_filter'\\]"):
+        env_to_module("mean_std_filter").set_state(state)
+    config = ConnectorsConfig(learner=["normalize_rewards"])
+    learner = build_learner_pipeline(config, OBSERVED, ACTED)
+    assert learner.get_state().keys() == {"normalize_rewards"}
+    learner.set_state(learner.get_state())
+    with pytest.raises(ValueError, match="only one side has \\['normalize_rewards'\\]"):
+        learner.set_state({})

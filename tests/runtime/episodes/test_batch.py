@@ -1,0 +1,262 @@
+"""EpisodeBatch: what a tree from the network must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.episode_columns import column_with, columns
+
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import episodes_pb2
+
+NAMES = sorted(columns())
+TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
+WITH_A_DTYPE = sorted(set(NAMES) - {"observations", "actions", "states"})
+#: Those whose own length the others are measured by.
+MEASURES = {"rewards": "observations", "final_rows": "final_steps", "segment_rows": "segment_"}
+
+
+def _refusal(**changed: Any) -> str:
+    with pytest.raises(WireError) as refused:
+        EpisodeBatch.from_tree(columns(**changed))
+    return str(refused.value)
+
+
+def test_a_batch_comes_back_from_its_own_tree_without_a_copy() -> None:
+    batch = EpisodeBatch.from_tree(columns())
+    again = EpisodeBatch.from_tree(batch.to_tree())
+    for name in NAMES:
+        assert getattr(again, name) is getattr(batch, name)
+    assert (batch.rows, batch.steps, batch.live_steps) == (4, 4, 15)
+
+
+def test_a_batch_comes_back_from_the_wire() -> None:
+    (chunk,) = encode_frame(episodes_pb2.BatchHeader(), EpisodeBatch.from_tree(columns()).to_tree())
+    frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
+    assert frame is not None
+    found = EpisodeBatch.from_tree(frame.tree)
+    for name, column in columns().items():
+        np.testing.assert_array_equal(getattr(found, name), column)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+def test_observations_and_actions_may_have_any_shape_and_dtype(
+    shape: tuple[int, ...], dtype: type
+) -> None:
+    batch = EpisodeBatch.from_tree(
+        columns(
+            observations=np.zeros((4, 4, *shape), dtype),
+            last_observations=np.zeros((4, *shape), dtype),
+            final_observations=np.zeros((2, *shape), dtype),
+            actions=np.zeros((4, 4, *shape), dtype),
+        )
+    )
+    assert batch.observations.shape == (4, 4, *shape)
+
+
+def test_a_batch_without_an_end_and_without_a_segment_is_a_batch() -> None:
+    empty = {name: c[:0] for name, c in columns().items() if name[:6] in ("final_", "segmen")}
+    dead = dict.fromkeys(("live", "terminated", "truncated"), np.zeros((4, 4), np.bool_))
+    batch = EpisodeBatch.from_tree(columns(**empty, **dead))
+    assert list(batch.episodes()) == []
+
+
+@pytest.mark.parametrize("tree", [np.zeros(3), "columns", None, [1]])
+def test_something_else_than_a_branch_of_columns_is_refused(tree: Any) -> None:
+    with pytest.raises(WireError, match="must be a branch of columns"):
+        EpisodeBatch.from_tree(tree)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_column_is_named(name: str) -> None:
+    tree = columns()
+    del tree[name]
+    with pytest.raises(WireError, match=rf"lacks the columns \['{name}'\]"):
+        EpisodeBatch.from_tree(tree)
+
+
+def test_an_unknown_column_is_named() -> None:
+    assert "unknown columns ['values']" in _refusal(values=np.zeros((4, 4), np.float32))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - TREES))
+def test_a_branch_in_place_of_a_column_is_named(name: str) -> None:
+    assert f"column '{name}' must be an array" in _refusal(**{name: {"x": columns()[name]}})
+
+
+@pytest.mark.parametrize("name", WITH_A_DTYPE)
+def test_a_column_of_the_wrong_dtype_is_named(name: str) -> None:
+    column = columns()[name]
+    for dtype in ("float64", "int64", "uint8"):
+        assert f"column '{name}' must be {column.dtype}, not {dtype}" in _refusal(
+            **{name: column.astype(dtype)}
+        )
+
+
+def test_bootstrap_observations_must_have_the_dtype_of_observations() -> None:
+    wide = columns()["observations"].astype(np.float64)
+    assert "'last_observations' must be float64, not float32" in _refusal(observations=wide)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - MEASURES.keys() - {"states"}))
+def test_a_column_that_is_too_short_or_too_long_is_named(name: str) -> None:
+    column = columns()[name]
+    for other in (column[:-1], np.concatenate([column, column[:1]])):
+        assert f"column '{name}' has shape {other.shape}" in _refusal(**{name: other})
+
+
+@pytest.mark.parametrize("name", sorted(MEASURES))
+def test_a_column_that_others_are_measured_by_must_agree_with_them(name: str) -> None:
+    column = columns()[name]
+    for other in (column[:-1], np.concatenate([column, column[:1]])):
+        assert f"column '{MEASURES[name]}" in _refusal(**{name: other})
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("final_", "segment_"))])
+def test_an_index_column_with_a_dimension_too_many_is_refused(name: str) -> None:
+    assert "has shape" in _refusal(**{name: columns()[name][..., None]})
+
+
+@pytest.mark.parametrize("shape", [(), (16,), (2, 2, 4)])
+def test_rewards_must_be_over_rows_and_steps(shape: tuple[int, ...]) -> None:
+    rewards = np.zeros(shape, np.float32)
+    assert f"rewards must have shape [N, T], not {shape}" in _refusal(rewards=rewards)
+
+
+def test_bootstrap_observations_must_have_the_shape_of_observations() -> None:
+    for name in ("last_observations", "final_observations"):
+        assert f"column '{name}' has shape" in _refusal(**{name: columns()[name][:, :1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("final_rows", 4),
+        ("final_rows", -1),
+        ("final_steps", 4),
+        ("final_steps", -1),
+        ("segment_rows", 4),
+        ("segment_rows", -1),
+        ("segment_starts", 4),
+        ("segment_starts", -1),
+        ("segment_lengths", 5),
+        ("segment_lengths", -1),
+    ],
+)
+def test_an_index_out_of_range_is_named(name: str, value: int) -> None:
+    assert f"column '{name}' holds an index outside" in _refusal(**column_with(name, (0,), value))
+
+
+@pytest.mark.parametrize("name", ["segment_starts", "segment_lengths"])
+def test_a_segment_that_goes_beyond_its_row_is_refused(name: str) -> None:
+    said = _refusal(**column_with(name, (1,), 3))
+    assert "column 'segment_starts + segment_lengths' holds an index outside 0..4" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("segment_lengths", (0,), 1),  # a live step that is in none
+        ("segment_starts", (1,), 1),  # one that is in two
+        ("segment_lengths", (2,), 4),  # a step that is not live
+        ("live", (3, 3), False),
+    ],
+)
+def test_segments_that_do_not_cover_each_live_step_once_are_refused(
+    name: str, at: tuple[int, ...], value: int
+) -> None:
+    assert "cover each live step once" in _refusal(**column_with(name, at, value))
+
+
+def test_an_episode_that_ends_within_a_segment_is_refused() -> None:
+    assert "ends within a segment" in _refusal(**column_with("terminated", (0, 0), True))
+
+
+def test_the_greatest_start_and_length_do_not_overflow() -> None:
+    greatest = np.iinfo(np.int32).max
+    assert "segment_lengths" in _refusal(**column_with("segment_lengths", (1,), greatest))
+    assert "segment_starts" in _refusal(**column_with("segment_starts", (1,), greatest))
+
+
+def test_a_final_observation_of_a_step_that_is_not_truncated_is_refused() -> None:
+    assert "not truncated" in _refusal(**column_with("final_steps", (0,), 0))
+    assert "not truncated" in _refusal(**column_with("truncated", (2, 3), False))
+
+
+def test_a_truncated_step_without_its_final_observation_is_refused() -> None:
+    assert "lacks its final observation" in _refusal(**column_with("truncated", (1, 1), True))
+    without = {name: columns()[name][:1] for name in columns() if name.startswith("final_")}
+    assert "lacks its final observation" in _refusal(**without)
+
+
+def test_two_final_observations_of_one_step_do_not_stand_for_two_steps() -> None:
+    twice = {"final_rows": np.array([0, 0], np.int32), "final_steps": np.array([1, 1], np.int32)}
+    assert "lacks its final observation" in _refusal(**twice)
+
+
+@pytest.mark.parametrize("prefix", ["final_", "segment_"])
+def test_scalars_in_place_of_index_columns_are_refused(prefix: str) -> None:
+    scalars = {name: c[0] for name, c in columns().items() if name.startswith(prefix)}
+    assert prefix in _refusal(**{name: np.asarray(c) for name, c in scalars.items()})
+
+
+def test_a_segment_without_a_step_is_refused() -> None:
+    assert "segment_lengths" in _refusal(**column_with("segment_lengths", (0,), 0))
+
+
+def test_a_segment_that_began_before_its_episode_is_refused() -> None:
+    assert "segment_offsets" in _refusal(**column_with("segment_offsets", (0,), -1))
+
+
+_GROUPS = [[name] for name in NAMES if name != "states"] + [
+    [name for name in NAMES if name.startswith(prefix)] for prefix in ("final_", "segment_")
+]
+_DAMAGES: list[Callable[[Any], Any]] = [
+    lambda column: column[:1],
+    lambda column: column[..., None],
+    lambda column: np.asarray(column[0]),
+    lambda column: column.astype(np.float64),
+    lambda column: {"x": column},
+]
+
+
+@st.composite
+def _damaged(draw: st.DrawFn) -> dict[str, Any]:
+    """A good tree with a few entries changed, or a few columns put out of shape."""
+    tree = columns()
+    if draw(st.booleans()):
+        for names in draw(st.lists(st.sampled_from(_GROUPS), min_size=1, max_size=2)):
+            damage = draw(st.sampled_from(_DAMAGES))
+            tree.update({name: damage(columns()[name]) for name in names})
+        return tree
+    arrays = sorted(set(NAMES) - {"states"})
+    small = [name for name in arrays if tree[name].dtype in (np.int32, np.bool_)]
+    for name in draw(st.lists(st.sampled_from(small), min_size=1, max_size=6)):
+        at = draw(st.integers(0, tree[name].size - 1))
+        tree[name].flat[at] = draw(st.integers(-1, 5))
+    return tree
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(_damaged())
+def test_a_damaged_tree_is_refused_or_all_of_its_episodes_can_be_read(tree: dict[str, Any]) -> None:
+    try:
+        batch = EpisodeBatch.from_tree(tree)
+    except WireError:
+        return
+    for episode in batch.episodes():
+        assert 1 <= len(episode) <= batch.steps
+        for tree in (episode.observations, episode.actions):
+            assert all(len(array) == len(episode) for _, array in flatten(tree))
+        assert len(episode.action_logp) == len(episode)
+        last = [array.shape for _, array in flatten(episode.last_observation)]
+        assert last == [array.shape[2:] for _, array in flatten(batch.observations)]

@@ -1,0 +1,225 @@
+"""Frames survive the round trip, between our code and the generated classes too."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.wire_cases import DTYPES, HEADER, assert_same, feed_all, trees
+
+from juggler.runtime.wire.chunks import Known, read_chunk, read_known, with_digest
+from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
+from juggler.runtime.wire.trees import Tree, leaves
+from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
+from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
+
+chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
+LARGE: Tree = {"a": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
+
+
+@settings(deadline=None, max_examples=300)
+@given(trees, chunk_sizes, st.booleans())
+def test_every_tree_survives_the_round_trip(tree: Any, chunk_bytes: int, digest: bool) -> None:
+    messages = list(encode_frame(HEADER, tree, digest=digest, chunk_bytes=chunk_bytes))
+    frame = feed_all(messages)
+    assert frame is not None
+    assert frame.header == HEADER
+    assert_same(tree, frame.tree)
+    assert_fit_for_use(frame.tree)
+
+
+def assert_fit_for_use(tree: Tree) -> None:
+    """Aligned, and protected from being written to by accident."""
+    for _, array in leaves(tree):
+        assert array is None or (array.flags.aligned and not array.flags.writeable)
+
+
+@settings(deadline=None)
+@given(trees, chunk_sizes)
+def test_our_frames_are_read_by_the_generated_classes(tree: Any, chunk_bytes: int) -> None:
+    chunks = [
+        EpisodeChunk.FromString(message)
+        for message in encode_frame(HEADER, tree, chunk_bytes=chunk_bytes)
+    ]
+    assert chunks[0].header == HEADER
+    assert not any(chunk.HasField("header") or chunk.HasField("tree") for chunk in chunks[1:])
+    payload = b""
+    for chunk in chunks:
+        assert chunk.offset == len(payload)
+        payload += chunk.payload
+    info = chunks[0].tree
+    assert len(payload) == info.payload_size
+    written = [(path, array) for path, array in leaves(tree) if array is not None]
+    assert [tuple(array.path) for array in info.arrays] == [path for path, _ in written]
+    for place, (_, array) in zip(info.arrays, written, strict=True):
+        dtype = dtype_from_number(place.dtype)
+        raw = payload[place.offset : place.offset + array.nbytes]
+        assert_same(array, np.frombuffer(raw, dtype).reshape(tuple(place.shape)))
+        assert place.offset % 16 == 0
+
+
+def pack(tree: Any, gap: int) -> tuple[TreeInfo, bytes]:
+    """A tree's information and payload as another writer might make them, not aligned."""
+    info, payload = TreeInfo(), b""
+    for path, array in leaves(tree):
+        if array is None:
+            info.empty_branches.add(keys=path)
+            continue
+        payload += b"?" * gap
+        number = dtype_to_number(array.dtype)
+        info.arrays.add(path=path, dtype=number, shape=array.shape, offset=len(payload))
+        payload += array.astype(dtype_from_number(number)).tobytes()
+    info.payload_size = len(payload)
+    return info, payload
+
+
+@settings(deadline=None)
+@given(trees, st.integers(0, 3), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_frames_of_the_generated_classes_are_read_in_any_field_order(
+    tree: Any, gap: int, chunk_bytes: int, rng: random.Random
+) -> None:
+    info, payload = pack(tree, gap)
+    messages = []
+    for offset in range(0, max(len(payload), 1), chunk_bytes):
+        parts = [
+            EpisodeChunk(offset=offset),
+            EpisodeChunk(padding=bytes(rng.randrange(9))),
+            EpisodeChunk(payload=payload[offset : offset + chunk_bytes]),
+        ]
+        if offset == 0:
+            parts.append(EpisodeChunk(header=HEADER, tree=TreeInfo(payload_size=len(payload))))
+            parts.append(EpisodeChunk(tree=TreeInfo(empty_branches=info.empty_branches)))
+            parts.append(EpisodeChunk(tree=TreeInfo(arrays=info.arrays)))
+        rng.shuffle(parts)
+        messages.append(b"".join(part.SerializeToString() for part in parts))
+    frame = feed_all(messages)
+    assert frame is not None
+    assert frame.header == HEADER
+    assert_same(tree, frame.tree)
+    assert_fit_for_use(frame.tree)
+
+
+@settings(deadline=None)
+@given(trees, chunk_sizes)
+def test_a_digest_can_be_added_to_a_chunk_that_has_none(tree: Any, chunk_bytes: int) -> None:
+    without = list(encode_frame(HEADER, tree, chunk_bytes=chunk_bytes))
+    assert list(map(with_digest, without)) == list(
+        encode_frame(HEADER, tree, digest=True, chunk_bytes=chunk_bytes)
+    )
+
+
+@settings(deadline=None)
+@given(trees, st.booleans(), st.integers(0, 130))
+def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
+    tree: Any, digest: bool, name: int
+) -> None:
+    header = BatchHeader(batch_id=1, envrunner="x" * name)
+    (message,) = encode_frame(header, tree, digest=digest)
+    chunk = read_chunk(message, 1 << 20)
+    assert chunk.tree is not None
+    known = Known.of(chunk.tree, chunk.size)
+    assert read_known(message, known, 1 << 20) == (chunk if header.ByteSize() < 128 else None)
+    assert read_known(message, Known.of(chunk.tree + b"x", chunk.size), 1 << 20) is None
+    assert read_known(message, Known.of(chunk.tree, chunk.size + 1), 1 << 20) is None
+    assert read_known(message, known, header.ByteSize() - 1) is None
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    (message,) = encode_frame(HEADER, {"a": np.arange(3)})
+    unknown = (
+        b"\xa0\x06\x96\x01"  # 100: number
+        b"\xa1\x06"
+        + bytes(8)
+        + b"\xa5\x06"
+        + bytes(4)  # 100: fixed widths
+        + b"\xa2\x06\x03abc"  # 100: bytes
+        + b"\xa3\x06\x7a\x01x\x18\x05\xab\x06\xac\x06\xa4\x06"  # 100: group with fields 15, 3, 101
+    )
+    EpisodeChunk.FromString(unknown)  # is what it should be
+    frame = feed_all([unknown + message + unknown])
+    assert frame is not None
+    assert_same({"a": np.arange(3)}, frame.tree)
+
+
+def test_the_arrays_of_a_frame_of_one_chunk_are_views_of_its_message() -> None:
+    (message,) = encode_frame(HEADER, {"a": np.arange(5), "b": {"c": np.ones((2, 3))}})
+    frame = FrameReader(BatchHeader).feed(message)
+    assert frame is not None
+    assert isinstance(frame.tree, Mapping)
+    for _, array in leaves(frame.tree):
+        assert array is not None
+        assert np.shares_memory(array, np.frombuffer(message, np.uint8))
+        assert array.__array_interface__["data"][0] % 16 == 0
+
+
+def test_an_array_is_copied_once_when_written_and_not_at_all_when_read() -> None:
+    tracemalloc.start()
+    try:
+        (message,) = encode_frame(HEADER, LARGE, chunk_bytes=4 << 20)
+        assert tracemalloc.get_traced_memory()[1] < len(message) + 65_536
+        tracemalloc.reset_peak()
+        frame = FrameReader(BatchHeader).feed(message)
+        assert tracemalloc.get_traced_memory()[1] < len(message) + 65_536
+    finally:
+        tracemalloc.stop()
+    assert frame is not None
+    assert_same(LARGE, frame.tree)
+
+
+def test_one_reader_takes_many_frames_of_many_chunks() -> None:
+    reader = FrameReader(BatchHeader)
+    for batch_id in range(3):
+        header = BatchHeader(batch_id=batch_id)
+        messages = list(encode_frame(header, LARGE, digest=True, chunk_bytes=1 << 18))
+        assert len(messages) == 16
+        frames = [reader.feed(message) for message in messages]
+        assert frames[:-1] == [None] * 15
+        assert frames[-1] is not None
+        assert frames[-1].header == header
+        assert_same(LARGE, frames[-1].tree)
+
+
+def test_a_chunk_has_as_many_bytes_as_asked_for_and_fits_a_message() -> None:
+    messages = list(encode_frame(HEADER, LARGE, chunk_bytes=3 << 20))
+    sizes = [len(EpisodeChunk.FromString(message).payload) for message in messages]
+    assert sizes == [3 << 20, 1 << 20]
+    assert all(len(message) < MAX_MESSAGE_BYTES for message in messages)
+
+
+def test_a_header_of_the_default_values_is_still_there() -> None:
+    frame = feed_all(list(encode_frame(BatchHeader(), {})))
+    assert frame is not None
+    assert frame.header == BatchHeader()
+    assert frame.tree == {}
+
+
+def test_information_that_fits_no_message_is_refused_before_it_is_sent() -> None:
+    header = BatchHeader(envrunner="x" * MAX_MESSAGE_BYTES)
+    with pytest.raises(WireError, match="do not fit"):
+        encode_frame(header, {})
+    with pytest.raises(ValueError, match="positive"):
+        encode_frame(HEADER, {}, chunk_bytes=0)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "O", "U3", "longdouble", "i4,f4"])
+def test_a_dtype_that_cannot_be_sent_is_named(dtype: str) -> None:
+    with pytest.raises(WireError, match="cannot be sent") as caught:
+        encode_frame(HEADER, {"a": np.zeros(2, dtype)})
+    assert str(np.dtype(dtype)) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_has_one_number(dtype: np.dtype[Any]) -> None:
+    number = dtype_to_number(dtype)
+    assert dtype_from_number(number) == dtype.newbyteorder("<")
+    assert ArrayInfo(dtype=number).dtype == number
+    same = {other for other in DTYPES if dtype_to_number(other) == number}
+    assert {other.newbyteorder("<") for other in same} == {dtype.newbyteorder("<")}

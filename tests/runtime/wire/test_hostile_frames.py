@@ -1,0 +1,367 @@
+"""Chunks that are not what they should be: one clear error, and no memory beyond the limits."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.wire_cases import HEADER, assert_same, feed_all, nbytes
+
+from juggler.runtime.wire.chunks import read_chunk
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
+from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
+
+TREE: Tree = {
+    "default": {
+        "observations": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+        "live": np.array([True, False, True]),
+        "final_rows": np.zeros(0, np.int32),
+        "empty": {},
+    },
+    "scalar": np.array(3, np.uint64),
+}
+LIMITS = Limits(payload_bytes=4096, header_bytes=4096, arrays=8, depth=4, rank=4)
+ONE_CHUNK = list(encode_frame(HEADER, TREE, digest=False))
+MANY_CHUNKS = list(encode_frame(HEADER, TREE, digest=False, chunk_bytes=33))
+U8 = DType.DTYPE_UINT8
+
+
+def read_safely(messages: list[bytes]) -> None:
+    """Feeds a reader whatever it is given; it may refuse or accept, within its limits."""
+    reader = FrameReader(BatchHeader, LIMITS)
+    for message in messages:
+        try:
+            frame = reader.feed(message)
+        except WireError as error:
+            complaint = str(error)
+        else:
+            complaint = "none"
+            assert frame is None or nbytes(frame.tree) <= LIMITS.payload_bytes
+        assert len(complaint.splitlines()) == 1
+        assert len(complaint) < 400
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    st.sampled_from([ONE_CHUNK, MANY_CHUNKS]),
+    st.lists(st.tuples(st.integers(0), st.integers(0), st.integers(0, 7)), max_size=4),
+    st.integers(0),
+    st.integers(0, 40),
+    st.binary(max_size=5),
+)
+def test_a_damaged_frame_is_refused_or_read_within_the_limits(
+    frame: list[bytes], flips: list[tuple[int, int, int]], at: int, cut: int, new: bytes
+) -> None:
+    messages = [bytearray(message) for message in frame]
+    for which, where, bit in flips:
+        message = messages[which % len(messages)]
+        message[where % len(message)] ^= 1 << bit
+    damaged = messages[at % len(messages)]
+    start = at % len(damaged)
+    damaged[start : start + cut] = new
+    read_safely([bytes(message) for message in messages])
+
+
+@pytest.mark.parametrize("frame", [ONE_CHUNK, MANY_CHUNKS], ids=["one chunk", "many chunks"])
+def test_a_frame_truncated_at_any_byte_is_never_read(frame: list[bytes]) -> None:
+    for end in range(len(frame[0])):
+        reader = FrameReader(BatchHeader, LIMITS)
+        try:
+            assert reader.feed(frame[0][:end]) is None  # it ends before the payload
+        except WireError:
+            continue
+        with pytest.raises(WireError):
+            feed_all([*frame[1:], frame[0]], reader=reader)
+
+
+def test_any_bit_flipped_in_the_fields_before_the_payload_raises_nothing_but_a_wire_error() -> None:
+    message = ONE_CHUNK[0]
+    for at in range(len(message)):
+        for bit in range(8):
+            read_safely([message[:at] + bytes([message[at] ^ 1 << bit]) + message[at + 1 :]])
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    st.booleans(),
+    st.sampled_from([0, 1, 100, 200]),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 7)), max_size=2),
+    st.integers(0, 900),
+    st.integers(0, 20),
+    st.binary(max_size=5),
+)
+def test_a_reader_that_knows_the_tree_reads_whatever_comes_as_a_new_one_does(
+    digest: bool, name: int, flips: list[tuple[int, int]], at: int, cut: int, new: bytes
+) -> None:
+    header = BatchHeader(batch_id=9, envrunner="x" * name)
+    message = bytearray(next(encode_frame(header, TREE, digest=digest)))
+    for where, bit in flips:
+        message[where % len(message)] ^= 1 << bit
+    at %= len(message)
+    message[at : at + cut] = new
+    knowing = FrameReader(BatchHeader, LIMITS)
+    assert knowing.feed(ONE_CHUNK[0]) is not None
+    said: list[Any] = []
+    for reader in (FrameReader(BatchHeader, LIMITS), knowing):
+        try:
+            said.append(reader.feed(bytes(message)))
+        except WireError as error:
+            said.append(str(error))
+    if isinstance(said[0], Frame):
+        assert said[0].header == said[1].header
+        assert_same(said[0].tree, said[1].tree)
+    else:
+        assert said[0] == said[1]
+
+
+huge = st.sampled_from([2**31, 2**62, 2**63 - 1, 2**64 - 1])
+small = st.integers(0, 9)
+keys = st.lists(st.sampled_from("abcd"), max_size=2)
+
+
+@st.composite
+def odd(draw: st.DrawFn, plausible: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> Any:
+    """Plausible values for the most part, so that a whole frame is plausible now and then."""
+    return draw(odd if draw(st.integers(0, 19)) == 13 else plausible)
+
+
+@st.composite
+def chunks_with_odd_trees(draw: st.DrawFn) -> list[bytes]:
+    payload = draw(st.binary(min_size=8, max_size=32))
+    info = TreeInfo()
+    info.payload_size = draw(odd(st.just(len(payload)), huge))
+    for offset in range(0, draw(st.integers(0, 4)) * 8, 8):
+        info.arrays.add(
+            path=draw(odd(st.just(["d", str(offset)]), keys)),
+            dtype=draw(odd(st.just(U8), st.integers(0, 20))),
+            shape=draw(st.lists(odd(st.integers(0, 2), huge), max_size=3)),
+            offset=draw(odd(st.just(offset), st.one_of(small, huge))),
+        )
+    for path in draw(odd(st.just([]), st.lists(keys, min_size=1, max_size=2))):
+        info.empty_branches.add(keys=path)
+    cut = draw(st.sampled_from([3, len(payload)]))
+    first = EpisodeChunk(header=HEADER, tree=info, payload=payload[:cut])
+    second = EpisodeChunk(offset=draw(odd(st.just(cut), small)), payload=payload[cut:])
+    return [first.SerializeToString(), second.SerializeToString()]
+
+
+@settings(deadline=None, max_examples=500)
+@given(chunks_with_odd_trees())
+def test_any_tree_information_is_refused_or_read_within_the_limits(chunks: list[bytes]) -> None:
+    read_safely(chunks)
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 127 | 128, number >> 7])
+
+
+fields = st.one_of(
+    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(0, 16), st.integers(0, 16000)),
+    st.builds(lambda n, b: varint(n << 3 | 1) + b, st.integers(0, 16), st.binary(max_size=9)),
+    st.builds(lambda n, b: varint(n << 3 | 5) + b, st.integers(0, 16), st.binary(max_size=5)),
+    st.builds(
+        lambda n, b: varint(n << 3 | 2) + varint(len(b)) + b,
+        st.sampled_from([1, 2, 3, 14, 15, 16]),
+        st.sampled_from([b"", b"\x08\x05", b"\x20\x01", b"\x08\x01\x12\x01a", b"\x18\x02"]),
+    ),
+    st.builds(lambda n, kind: varint(n << 3 | kind), st.integers(0, 16), st.integers(3, 7)),
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(fields, max_size=8).map(b"".join))
+def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> None:
+    try:
+        expected = EpisodeChunk.FromString(message)
+    except DecodeError:
+        read_safely([message])
+        return
+    chunk = read_chunk(message, 1000)
+    assert (chunk.header is not None) == expected.HasField("header")
+    assert (chunk.tree is not None) == expected.HasField("tree")
+    assert BatchHeader.FromString(chunk.header or b"") == expected.header
+    assert TreeInfo.FromString(chunk.tree or b"") == expected.tree
+    assert chunk.offset == expected.offset
+    assert chunk.digest == (expected.digest if expected.HasField("digest") else None)
+    assert message[chunk.start : chunk.start + chunk.size] == expected.payload
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(WireError):
+        feed_all([noise])
+
+
+def one_array(**changes: Any) -> TreeInfo:
+    array = {"path": ["a"], "dtype": U8, "shape": [8], "offset": 0} | changes
+    return TreeInfo(arrays=[ArrayInfo(**array)], payload_size=8)
+
+
+def two_arrays(first: ArrayInfo, second: ArrayInfo) -> TreeInfo:
+    return TreeInfo(arrays=[first, second], payload_size=8)
+
+
+def array(*path: str, offset: int = 0, size: int = 1) -> ArrayInfo:
+    return ArrayInfo(path=path, dtype=U8, shape=[size], offset=offset)
+
+
+BAD_TREES: dict[str, TreeInfo] = {
+    "over the limit, 4096": TreeInfo(arrays=[array("a")], payload_size=4097),
+    "over the limit, 8": TreeInfo(arrays=[array(str(i)) for i in range(9)], payload_size=8),
+    "over the limit, 4$": one_array(path=list("abcde")),
+    "5 dimensions, limit 4": one_array(shape=[1] * 5),
+    "number 0 is not known": one_array(dtype=0),
+    "number 14 is not known": one_array(dtype=14),
+    "ends at byte 9 ": one_array(shape=[9]),
+    "ends at byte 12 ": one_array(offset=4),
+    "ends at byte 18446744073709551616 ": one_array(shape=[2**32, 2**32]),
+    "ends at byte 18446744073709551615 ": one_array(shape=[0], offset=2**64 - 1),
+    "huge shape": one_array(shape=[0, 2**63, 2**63]),
+    "overlap": two_arrays(array("b", offset=3, size=4), array("a", size=4)),
+    "'a' twice": two_arrays(array("a"), array("a", offset=1)),
+    "'a' both": two_arrays(array("a", "b"), array("a", offset=1)),
+    "neither": TreeInfo(payload_size=8),
+    "other than 0 and 1": one_array(dtype=DType.DTYPE_BOOL),
+}
+
+
+@pytest.mark.parametrize("cut", [8, 3], ids=["one chunk", "two chunks"])
+@pytest.mark.parametrize("complaint", BAD_TREES)
+def test_a_tree_that_cannot_be_is_refused(complaint: str, cut: int) -> None:
+    payload = b"\x02" * 8
+    chunks = [EpisodeChunk(header=HEADER, tree=BAD_TREES[complaint], payload=payload[:cut])]
+    chunks += [EpisodeChunk(offset=cut, payload=payload[cut:])] if cut < 8 else []
+    reader = FrameReader(BatchHeader, LIMITS)
+    with pytest.raises(WireError, match=complaint):
+        feed_all([chunk.SerializeToString() for chunk in chunks], reader=reader)
+    frame = reader.feed(ONE_CHUNK[0])  # the reader goes on with the next frame
+    assert frame is not None
+    assert_same(TREE, frame.tree)
+
+
+def payload_of(message: bytes) -> bytes:
+    return EpisodeChunk.FromString(message).payload
+
+
+def without(*names: str) -> bytes:
+    chunk = EpisodeChunk.FromString(ONE_CHUNK[0])
+    for name in names:
+        chunk.ClearField(name)
+    return chunk.SerializeToString()
+
+
+BAD_STREAMS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "first chunk of a frame must have": lambda chunks: chunks[1:2],
+    "wrong offset 66, after 33 of": lambda chunks: [chunks[0], chunks[2]],
+    "wrong offset 33, after 66 of": lambda chunks: [*chunks[:2], chunks[1]],
+    "wrong offset 5, after 0 of": lambda chunks: [
+        ONE_CHUNK[0] + EpisodeChunk(offset=5).SerializeToString()
+    ],
+    "new frame began": lambda chunks: [*chunks[:2], chunks[0]],
+    "without payload": lambda chunks: [chunks[0], EpisodeChunk(offset=33).SerializeToString()],
+    "is too large, after 33 of": lambda chunks: [
+        chunks[0],
+        EpisodeChunk(offset=33, payload=bytes(4000)).SerializeToString(),
+    ],
+    "must have a header": lambda chunks: [without("tree")],
+    "and tree information": lambda chunks: [without("header")],
+    "not a BatchHeader": lambda chunks: [b"\x0a\x01\xff" + chunks[0]],
+    "not a TreeInfo": lambda chunks: [b"\x12\x01\xff" + chunks[0]],
+    "over 4096 bytes": lambda chunks: [b"\x0a\x82\x20\x12\xff\x1f" + b"x" * 4095 + chunks[0]],
+    "groups are not closed in order": lambda chunks: [b"\xa3\x06\xac\x06" + chunks[0]],
+    "truncated": lambda chunks: [chunks[0] + b"\xa3\x06"],
+    "does not match its digest": lambda chunks: [
+        chunks[0],
+        chunks[1] + EpisodeChunk(digest=5).SerializeToString(),
+    ],
+}
+
+
+@pytest.mark.parametrize("complaint", BAD_STREAMS)
+def test_chunks_that_do_not_follow_each_other_are_refused(complaint: str) -> None:
+    messages = BAD_STREAMS[complaint](MANY_CHUNKS)
+    reader = FrameReader(BatchHeader, LIMITS)
+    assert [reader.feed(message) for message in messages[:-1]] == [None] * (len(messages) - 1)
+    with pytest.raises(WireError, match=complaint):
+        reader.feed(messages[-1])
+    assert feed_all(MANY_CHUNKS, reader=reader) is not None  # it goes on with the next frame
+
+
+def test_a_frame_whose_last_chunk_is_missing_is_never_complete() -> None:
+    assert feed_all(MANY_CHUNKS[:-1]) is None
+
+
+@pytest.mark.parametrize("chunk_bytes", [50, 1 << 20])
+def test_a_digest_finds_a_flipped_bit_of_the_payload(chunk_bytes: int) -> None:
+    messages = list(encode_frame(HEADER, TREE, digest=True, chunk_bytes=chunk_bytes))
+    assert feed_all(messages) is not None
+    for number, message in enumerate(messages):
+        for at in range(message.index(payload_of(message)), len(message)):
+            damaged = message[:at] + bytes([message[at] ^ 4]) + message[at + 1 :]
+            with pytest.raises(WireError, match="does not match its digest"):
+                feed_all([*messages[:number], damaged])
+
+
+def test_a_reader_that_needs_digests_refuses_a_chunk_without_one() -> None:
+    reader = FrameReader(BatchHeader, digests=True)
+    assert reader.feed(next(encode_frame(HEADER, TREE, digest=True))) is not None
+    with pytest.raises(WireError, match="without its digest"):
+        reader.feed(next(encode_frame(HEADER, TREE)))
+
+
+def test_two_frames_of_the_same_form_are_checked_alike() -> None:
+    reader = FrameReader(BatchHeader, LIMITS)
+    for _ in range(2):
+        assert_same(TREE, feed_all(ONE_CHUNK, reader=reader).tree)  # type: ignore[union-attr]
+    bad = EpisodeChunk(header=HEADER, tree=one_array(shape=[9]), payload=bytes(8))
+    for _ in range(2):
+        with pytest.raises(WireError, match="ends at byte 9"):
+            reader.feed(bad.SerializeToString())
+
+
+def peak_bytes(limits: Limits, info: TreeInfo, share: int) -> int:
+    """The most memory that a reader takes for the first chunk of a frame."""
+    chunk = EpisodeChunk(header=HEADER, tree=info, payload=bytes(share))
+    message = chunk.SerializeToString()
+    reader = FrameReader(BatchHeader, limits)
+    tracemalloc.start()
+    try:
+        reader.feed(message)
+    except WireError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+def test_a_frame_takes_no_memory_beyond_the_limit_whatever_it_declares() -> None:
+    limits = Limits(payload_bytes=1 << 20)
+    small = 1 << 16
+    for size in (1 << 20) + 1, 1 << 40, 2**64 - 1:
+        whole = ArrayInfo(path=["a"], dtype=U8, shape=[size])
+        assert peak_bytes(limits, TreeInfo(arrays=[whole], payload_size=size), 100) < small
+    # Within the limit, but no tree: refused before memory is taken.
+    for second in array("a", offset=9), array("b", offset=8), array("a", "b", offset=9):
+        bad = TreeInfo(arrays=[array("a", size=9), second], payload_size=1 << 20)
+        assert peak_bytes(limits, bad, 100) < small
+    good = TreeInfo(arrays=[array("a", size=1 << 20)], payload_size=1 << 20)
+    assert 1 << 20 <= peak_bytes(limits, good, 100) < (1 << 20) + small
+
+
+def test_memory_that_is_not_there_is_a_wire_error() -> None:
+    size = 1 << 62
+    info = TreeInfo(arrays=[array("a", size=size)], payload_size=size)
+    message = EpisodeChunk(header=HEADER, tree=info, payload=b"x").SerializeToString()
+    with pytest.raises(WireError, match="no memory"):
+        feed_all([message], Limits(payload_bytes=size))

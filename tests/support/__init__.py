@@ -1,0 +1,1 @@
+"""What tests of several rooms share: worlds to test in, scripted parts, and programs."""

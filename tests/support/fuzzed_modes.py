@@ -1,0 +1,186 @@
+"""Simulators of the three modes, doing all that they may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from juggler.client.spaces import Values
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from support.fuzzed_books import Episode, Step
+from support.fuzzed_simulators import Place, Simulator, Told
+from support.fuzzed_world import MOST_UPDATES
+from support.gateway_world import TWO_WAYS
+
+CHOSEN = Values(space_to_message(TWO_WAYS))
+
+
+class Remote(Simulator):
+    """The gateway acts."""
+
+    def act(self) -> None:
+        ready = [n for n, place in enumerate(self.places) if not place.due]
+        if not self.here or not ready or len(self.unanswered) >= self.welcome.batches_in_flight:
+            return
+        chosen = self.rng.sample(ready, self.rng.randint(1, len(ready)))
+        rows: dict[str, Any] = {"rewards": [], "terminated": [], "truncated": [], "paused": []}
+        shown, finals, final_rows, steps = [], [], [], []
+        for at, place in enumerate(self.places[n] for n in chosen):
+            step, ends, paused, final, observation = self._row(place)
+            steps.append(step)
+            rows["rewards"].append(step.reward if step else self.rng.random())
+            rows["terminated"].append(ends == "terminated")
+            rows["truncated"].append(
+                bool(ends) and (ends == "truncated" or self.rng.random() < 0.3)
+            )
+            rows["paused"].append(paused)
+            shown.append(observation)
+            if final is not None:
+                finals.append(final)
+                final_rows.append(at)
+        if finals:
+            rows["final_rows"] = final_rows
+            rows["final_observations"] = self.gateway.tensors(finals, masks=False)
+        for name in ("terminated", "truncated", "paused"):
+            if not any(rows[name]):
+                del rows[name]
+        if chosen != list(range(len(self.places))):
+            rows["environments"] = chosen
+        observations = self.gateway.tensors(shown)
+        places = [self.places[n] for n in chosen]
+        about = Told(steps, places, rows.get("paused", [False] * len(chosen)))
+        self.ask("steps", about, agents=[pb.Rows(observations=observations, **rows)])
+
+    def _row(self, place: Place) -> tuple[Step | None, str, bool, Any, Any]:
+        """One row: the step, how the episode ended with it, whether none comes, its final
+        observation, and what is to be acted on."""
+        place.due = True
+        if place.action is None:
+            place.shown = self.look()
+            return None, "", False, None, place.shown
+        ends = self.rng.choice(("", "", "", "", "terminated", "truncated"))
+        after = self.look()
+        step = self.step(place, place.shown, after, *place.action)
+        step.ends = ends
+        place.action = None
+        place.shown = after
+        if not ends:
+            return step, "", False, None, after
+        place.episode, place.shown = Episode(), self.look()
+        final: Any = after
+        if ends == "terminated":  # it is ignored
+            final = self.rng.choice((None, after, np.full(3, np.nan, np.float32)))
+        if self.rng.random() < 0.3:
+            return step, ends, True, final, np.full(3, np.inf, np.float32)
+        return step, ends, False, final, place.shown
+
+    def happened(self, about: Told) -> None:
+        for step in about.steps:
+            if step is not None:
+                old = step.version.update + MOST_UPDATES < self.gateway.most_updates
+                step.sent, step.may_miss = True, self.real_time or old
+                if step.ends:
+                    self._ended(step.episode)
+
+    def answered(self, about: Told, answer: pb.ActionBatch) -> None:
+        (given,) = answer.agents
+        actions = CHOSEN.from_tensors(given.actions)  # [R]
+        version = Version(given.version.generation, given.version.update)
+        for place, action, paused in zip(about.places, actions, about.paused, strict=True):
+            place.due = False
+            if not paused:
+                assert self.gateway.legal(place.shown)[action]
+                place.action = int(action), version
+
+    def cut(self, episode: Episode) -> None:
+        super().cut(episode)
+        known = Episode(episode.sent)
+        if known.steps and not known.steps[-1].ends:
+            self._ended(known)
+
+    def _ended(self, episode: Episode) -> None:
+        self.ended[episode.total] += 1
+        self.may_end[episode.total] += 1
+
+
+class Local(Simulator):
+    """It acts with policies of the gateway, or somebody else did."""
+
+    mode = pb.LOCAL_INFERENCE
+
+    def begin(self) -> None:
+        self.version: Version | None = None
+        self.asks = False
+        super().begin()
+
+    def welcomed(self, welcome: pb.Welcome) -> None:
+        super().welcomed(welcome)
+        if self.asks:
+            self.post(pb.FromSimulator(policy=pb.PolicyRequest()))
+
+    def act(self) -> None:
+        if not self.here or len(self.unanswered) >= self.welcome.batches_in_flight:
+            return
+        local = self.mode == pb.LOCAL_INFERENCE
+        if local and not self.asks and (self.version is None or self.rng.random() < 0.2):
+            self.asks = True
+            self.post(pb.FromSimulator(policy=pb.PolicyRequest()))
+        if local and self.version is None:
+            return
+        number = self.rng.randrange(len(self.places))
+        place, count = self.places[number], self.rng.randint(1, 6)
+        starts = place.shown is None or self.rng.random() < 0.1
+        if starts:
+            place.episode.cut = True
+            place.episode, place.shown = Episode(), self.look()
+        steps = []
+        for _ in range(count):
+            before, place.shown = place.shown, self.look()
+            action = self.rng.choice(np.flatnonzero(self.gateway.legal(before)).tolist())
+            step = self.step(place, before, place.shown, action, self.version)
+            step.logp = -self.rng.random()
+            steps.append(step)
+        steps[-1].ends = self.rng.choice(("", "", "terminated", "truncated"))
+        shown = [*(step.observation for step in steps), place.shown]
+        fields = {
+            "environment": number,
+            "starts": starts,
+            "terminated": steps[-1].ends == "terminated",
+            "truncated": bool(steps[-1].ends) and self.rng.random() < 0.3,
+            "observations": self.gateway.tensors(shown),
+            "actions": CHOSEN.tensors(np.array([step.action for step in steps])),
+            "rewards": [step.reward for step in steps],
+            "action_logp": [step.logp for step in steps],
+        }
+        fields["truncated"] |= steps[-1].ends == "truncated"
+        if local:
+            fields["version"] = pb.PolicyVersion(
+                generation=self.version.generation, update=self.version.update
+            )
+        if steps[-1].ends:
+            place.episode, place.shown = Episode(), None
+        self.ask("recording", Told(steps, [place], [False]), **fields)
+
+    def happened(self, about: Told) -> None:
+        for step in about.steps:
+            step.sent = step.may_miss = True  # until it has an answer
+        if about.steps[-1].ends and self.mode == pb.LOCAL_INFERENCE:
+            self.may_end[about.steps[-1].episode.total] += 1
+
+    def answered(self, about: Told, answer: pb.Recorded) -> None:
+        for step in about.steps:
+            step.may_miss = answer.stale
+        if about.steps[-1].ends and self.mode == pb.LOCAL_INFERENCE:
+            self.ended[about.steps[-1].episode.total] += 1
+
+    def hears(self, message: pb.ToSimulator) -> None:
+        if message.HasField("policy"):
+            version = message.policy.version
+            self.version, self.asks = Version(version.generation, version.update), False
+
+
+class Logged(Local):
+    mode = pb.LOGGED_DATA

@@ -1,0 +1,257 @@
+"""A gateway without a network and without a clock of its own, and the books that are kept of it."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from gymnasium import spaces
+
+from juggler.client.spaces import Values
+from juggler.gateway import desk, environments, recorder, sessions, steps
+from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.desk import Desk
+from juggler.gateway.player import Player
+from juggler.gateway.publisher import Publisher
+from juggler.gateway.reception import DeskSettings
+from juggler.gateway.transport import Transport
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from support.fuzzed_books import Books
+from support.gateway_world import THREE, TinyMemory, TinyPolicy
+
+RESUME_SECONDS = 10.0
+STALL_SECONDS = 1.0
+MOST_UPDATES = 3  # that weights may be behind
+
+
+class _Bounded:
+    """Damaged messages hold any number: what a policy makes of them stays finite."""
+
+    def _forward(self, batch: Any) -> Any:
+        seen = batch["observations"]
+        seen = seen["observation"] if isinstance(seen, dict) else seen
+        return super()._forward({**batch, "observations": seen[..., -3:].clamp(-99, 99)})  # type: ignore[misc]
+
+
+class BoundedPolicy(_Bounded, TinyPolicy):
+    pass
+
+
+class BoundedMemory(_Bounded, TinyMemory):
+    pass
+
+
+CONTEXTS = {"env_to_module": [{"use": "frame_stack", "k": 2}, "previous_actions_and_rewards"]}
+MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
+KINDS = (
+    (BoundedPolicy, {}, THREE),
+    (BoundedMemory, {}, THREE),
+    (BoundedPolicy, CONTEXTS, THREE),
+    (BoundedPolicy, {}, MASKED),
+)
+
+
+class Stream:
+    """Stands for the transport's."""
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.unread: deque[pb.ToSimulator] = deque()
+        self.closed = False
+
+    def send(self, message: bytes) -> None:
+        if not self.closed:
+            self.unread.append(pb.ToSimulator.FromString(message))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeTime:
+    """What modules know as `time`, and a clock that strikes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.due = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def read_steps(self, *given: Any) -> Any:
+        """As the desk has it; they have come now."""
+        read = steps.read_steps(*given)
+        read.arrived = self.now
+        return read
+
+    def within(self, seconds: float) -> None:
+        self.due = min(self.due, self.now + seconds)
+
+    def close(self) -> None:
+        pass
+
+
+class InstantPublisher(Publisher):
+    """Nobody runs the model: it need not be one."""
+
+    ready = True
+
+    def begin(self, done: Any) -> None:
+        done()
+
+    def _with_weights(self) -> bytes:
+        return b"a model"
+
+
+@contextmanager
+def fuzzed_gateway(rng: random.Random) -> Iterator[FuzzedGateway]:
+    """One of any kind."""
+    time = FakeTime()
+    with ExitStack() as stack:
+        for module in (desk, environments, recorder, sessions, steps):
+            stack.enter_context(patch.object(module, "time", time))
+        for module in (environments, recorder):
+            stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
+        stack.enter_context(patch.object(desk, "read_steps", time.read_steps))
+        yield FuzzedGateway(rng, time)
+
+
+class FuzzedGateway(Books):
+    """
+    Attributes:
+        messages: that were taken.
+    """
+
+    def __init__(self, rng: random.Random, time: FakeTime) -> None:
+        self.rng, self.time = rng, time
+        self.rows, self.asked = rng.choice((1, 1, 2, 3)), 0
+        self.steps = rng.choice((1, 2, 4, 7))
+        self.module, self.connectors, self.space = rng.choice(KINDS)
+        super().__init__(self.module is BoundedMemory, bool(self.connectors), self.space is MASKED)
+        self.messages = 0
+        self.failures: list[BaseException] = []
+        self._new: list[tuple[Any, Version]] = []
+        self.player: Player | None = None
+        wait = rng.choice((0.0, 0.05))
+        settings = DeskSettings(rng.choice((1, 3, 64)), wait, "a run", self.steps, RESUME_SECONDS)
+        transport = Transport("")
+        self.desk = Desk(transport, self, settings, self.failures.append)  # type: ignore[arg-type]
+        self.desk._clock = time  # type: ignore[assignment]
+
+    # -- what happens to it ---------------------------------------------------------------------
+
+    def hear(self, said: list[tuple[Stream, bytes | None]]) -> None:
+        """Messages come at once; None: nothing more comes."""
+        with self.desk.at_work():
+            for stream, message in said:
+                if message is None:
+                    self.desk.gone(stream)  # type: ignore[arg-type]
+                elif not stream.closed:
+                    self.messages += 1
+                    self.desk.said(stream, message)  # type: ignore[arg-type]
+            self.desk.turn()
+        self.wait(0.0)
+
+    def tensors(self, observations: list[Any], masks: bool = True) -> list[pb.NamedTensor]:
+        """Observations [R, 3] as simulators send them; without masks, nothing is to be done."""
+        shown: Any = np.array(observations, np.float32)  # [R, 3]
+        if self.space is MASKED:
+            legal = np.array([self.legal(each) for each in shown]) * masks  # [R, 2]
+            shown = {"observation": shown, "action_mask": legal.astype(np.int8)}
+        return Values(space_to_message(self.space)).tensors(shown)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and what is due is done."""
+        end = self.time.now + seconds
+        while self.time.due <= end:
+            self.time.now = max(self.time.now, self.time.due) + 1e-6  # never too early by a bit
+            self.time.due = self.time.now + 1e9
+            self.desk._strikes()
+            self.check()
+        self.time.now = max(self.time.now, end)
+
+    def use(self, version: Version) -> None:
+        numbers = [self.rng.uniform(-1, 1) for _ in range(6)]
+        self.weights[version] = np.array(numbers, np.float32).reshape(3, 2)
+        self._new.append(({"weight": self.weights[version]}, version))
+        self.desk.wake()
+
+    @property
+    def newest(self) -> Version:
+        """Weights that were handed in."""
+        return max(self.weights, default=Version(0, 0))
+
+    @property
+    def most_updates(self) -> int:
+        """Of weights that it may have; a new generation may have fewer than the one before."""
+        assert self.player is not None
+        return max(self.player.version.update, self.newest.update)
+
+    # -- what the desk asks for -----------------------------------------------------------------
+
+    def prepare(self, observation_space: Any, action_space: Any) -> Player:
+        connectors, module_to_env = build_runner_pipelines(
+            ConnectorsConfig.parse(self.connectors), observation_space, action_space
+        )
+        module = self.module(connectors.module_observation_space, module_to_env.action_space)
+        self.weights[Version(0, 0)] = module.weight.numpy().copy()
+        policy = GatheredPolicy(module, connectors, module_to_env, self.rng.randrange(99))
+        both = observation_space, action_space
+        self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
+        self.player.publisher = InstantPublisher(policy, *both)
+        return self.player
+
+    def wanted(self) -> int:
+        assert self.player is not None
+        kept = self.player.environments
+        return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
+
+    def patience(self) -> float:
+        return 1.0
+
+    def go_on(self) -> None:
+        player = self.player
+        if player is None:
+            return
+        while self._new:
+            player.use(*self._new.pop(0))
+        while self.asked and len(player.environments.rows.complete) >= self.rows:
+            self.asked -= 1
+            batch, ended, _ = player.batch(self.rows)
+            self.ended.update(ended)
+            self.check_batch(batch)
+
+    # -- the books ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After each step: nothing was raised, and every step is somewhere."""
+        if self.failures:
+            raise self.failures[0]
+        pb.Info.FromString(self.desk.info())
+        if self.player is None:
+            return
+        counts, kept = self.desk.counts(), self.player.environments
+        open_rows = kept.of["row"] >= 0
+        accounted = (
+            self.live
+            + int(kept.of["step"][open_rows].sum())
+            + int(kept.rows.columns["lengths"][kept.rows.complete].sum())
+            + self.missing(counts)
+            + counts["recorded_steps_waiting"]
+        )
+        assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
+        assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
+        everyone = self.desk._reception.sessions.by_id.values()
+        assert len(kept) == sum(len(session.slots) for session in everyone)
+
+    def missing(self, counts: dict[str, float]) -> float:
+        return sum(counts.get(f"steps_{name}", 0) for name in ("unrecorded", "stale", "lost"))
