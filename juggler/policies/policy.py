@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from juggler.policies.observed import Observed
+from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
@@ -136,15 +137,39 @@ class Policy:
         return (sent if batch is not None else self._only(sent)), after
 
     def export_onnx(self, path: str | Path) -> Path:
-        """Write the policy as an ONNX model: see `juggler.policies.onnx`.
+        """Write the policy as an ONNX model, for programs without Python or PyTorch.
+
+        The model acts for a batch of N environments, which may be any number, as
+        `act(explore=False)` does, connectors included. It keeps nothing between its calls: what
+        the policy remembers goes in and out.
+
+        Inputs, each with a leading dimension [N]:
+
+        - "observation", or "observation/key" for each part of a Dict or Tuple, in the dtypes of
+          the observation space; an action mask is the part "action_mask";
+        - if the policy remembers, "first" (bool): which rows begin an episode; and "state/…": what
+          the last call returned, or anything in a row that begins an episode;
+        - if it uses rewards, "reward" (float32): what came for the last action.
+
+        Outputs: "action", or "action/key" for each part, as the environment takes it; and
+        "next_state/…" for each "state/…".
 
         Raises:
-            ValueError: a part of it cannot be exported; says which and why.
-            ModuleNotFoundError: the packages for that are missing.
+            ValueError: a connector takes no tensors, torch cannot export the module, or a package
+                is missing; says which.
         """
-        from juggler.policies.onnx import export
-
-        return export(self, Path(path))
+        graph = ActingGraph(
+            self.module,
+            self.env_to_module,
+            self.module_to_env,
+            self.observation_space,
+            self.action_space,
+        )
+        program = to_onnx(graph)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        program.save(str(path), external_data=False)
+        return path
 
     def _begins(
         self, state: PolicyState | None, batch: int | None, first: ArrayLike | None

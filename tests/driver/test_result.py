@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import juggler
-from juggler.driver.record.notebook_progress import NotebookProgress
-from juggler.driver.record.progress import PlainProgress, make_progress
+from juggler.driver.record.progress import NotebookProgress, PlainProgress, make_progress
 
 SUMMARY: dict[str, Any] = {
     "solved": True,

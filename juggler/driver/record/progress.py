@@ -61,11 +61,8 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
         from juggler.driver.record.live_progress import LiveProgress  # rich is for those who see it
 
         return LiveProgress()
-    if kind == "auto":
-        from juggler.driver.record.notebook_progress import NotebookProgress, in_notebook
-
-        if in_notebook():
-            return NotebookProgress()
+    if kind == "auto" and _in_notebook():
+        return NotebookProgress()
     return PlainProgress()
 
 
@@ -167,6 +164,42 @@ class JsonProgress(PlainProgress):
 
     def _print(self, text: str) -> None:
         self.message(text)
+
+
+class NotebookProgress(PlainProgress):
+    """Plain progress in a notebook: the newest line replaces the one before it; messages stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: Any = None
+        self._what = ""
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._what = f"{describe(config)}\n"
+
+    def message(self, text: str, level: Level = "info") -> None:
+        self._write(text if level == "info" else f"{level}: {text}")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        # The notebook shows the run's result as a table, which says where it is.
+        self._print(conclude(summary).partition("\n")[0])
+
+    def _print(self, text: str) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": plain(self._what + text.strip())}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows what is displayed."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def _is_capable(stream: TextIO) -> bool:

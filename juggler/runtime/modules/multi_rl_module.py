@@ -85,10 +85,6 @@ class MultiRLModule(nn.Module):
     def forward(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
         return self.forward_train(batch)
 
-    def as_multi(self) -> MultiRLModule:
-        """Itself; as an RLModule's method of that name."""
-        return self
-
     def shared_groups(self) -> list[tuple[str, ...]]:
         """All ids, in groups of modules that share parameters or buffers, be it by way of others.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
@@ -14,9 +14,6 @@ from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, OBS
 from juggler.runtime.modules.default_specs import input_spec, output_spec, training_output_spec
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
 from juggler.runtime.modules.specs import Sizes, Spec, check
-
-if TYPE_CHECKING:
-    from juggler.runtime.modules.multi_rl_module import MultiRLModule
 
 #: Columns by name (see `columns`): tensors, or trees of them.
 Batch = Mapping[str, Any]
@@ -149,12 +146,6 @@ class RLModule(torch.nn.Module):
         return training_output_spec(
             self.action_space, self.action_distribution, self.get_initial_state()
         )
-
-    def as_multi(self) -> MultiRLModule:
-        """A MultiRLModule that holds this module, as "default"."""
-        from juggler.runtime.modules.multi_rl_module import MultiRLModule
-
-        return MultiRLModule({"default": self})
 
     def _forward_inference(self, batch: Batch) -> dict[str, Any]:
         return self._forward(batch)

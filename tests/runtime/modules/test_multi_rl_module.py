@@ -79,9 +79,8 @@ def test_ids_are_any_strings_and_clash_with_nothing_of_torchs(module_id: str) ->
 
 
 def test_modules_come_and_go() -> None:
-    multi = default().build().as_multi()
+    multi = MultiRLModule({"default": default().build()})
     assert multi.keys() == ["default"]
-    assert multi.as_multi() is multi
     module = default(THREE).build()
     multi.add("new", module)
     assert multi["new"] is module
