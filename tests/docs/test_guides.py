@@ -28,11 +28,17 @@ FROM_ELSEWHERE = [
     "docs/from-acme.md",
 ]
 ABOUT_RUNS = [
+    "README.md",
     "docs/architecture.md",
     "docs/dm-env-rpc.md",
+    "docs/docker.md",
     "docs/environments.md",
+    "docs/external-simulators.md",
+    "docs/getting-started.md",
+    "docs/glossary.md",
     "docs/life-of-a-batch.md",
     "docs/operations.md",
+    "docs/run-directory.md",
     "docs/scaling.md",
     "docs/security.md",
 ]
@@ -41,7 +47,7 @@ GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELS
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", ["README.md", *GUIDES])
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", *GUIDES])
 def test_the_python_of_a_page_runs_as_one_script_and_reaches_what_it_says(
     page: str, tmp_path: Path, run_python: Callable[..., str]
 ) -> None:

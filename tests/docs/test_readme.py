@@ -1,8 +1,9 @@
-"""What the README and the configuration page tell people to type, works."""
+"""What the README and the pages on runs tell people to type works."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -15,9 +16,12 @@ from juggler.cli import COMMANDS
 from juggler.cli.arguments import parse
 from juggler.driver.config import RunConfig
 
+SNIPPETS = {"README.md": 1, "docs/getting-started.md": 3}
+RUNS = {"README.md": {"CartPole"}, "docs/getting-started.md": {"CartPole", "Thermostat"}}
+
 
 def commands() -> list[str]:
-    pages = ("README.md", "docs/configuration.md", "docs/operations.md", "docs/security.md")
+    pages = (*SNIPPETS, "docs/configuration.md", "docs/operations.md", "docs/security.md")
     lines = [line for page in pages for block in blocks("sh", page) for line in block.splitlines()]
     return [line for line in lines if line.startswith("juggler ")]
 
@@ -33,7 +37,9 @@ def test_a_command_has_only_options_that_exist(command: str) -> None:
         assert isinstance(parse(kind, options, name), kind)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/environments.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/getting-started.md", "docs/configuration.md", "docs/environments.md"]
+)
 def test_a_file_has_only_keys_that_exist(page: str) -> None:
     files = blocks("toml", page)
     assert files
@@ -41,14 +47,28 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
         RunConfig.from_flat(tomllib.loads(file))
 
 
-def test_the_python_snippets_run(tmp_path: Path, run_python: Callable[..., str]) -> None:
-    assert len(blocks("python", "README.md")) == 3
-    run_python(script("README.md", tmp_path))
+@pytest.mark.parametrize("page", SNIPPETS)
+def test_the_python_snippets_run(page: str, tmp_path: Path, run_python: Callable[..., str]) -> None:
+    assert len(blocks("python", page)) == SNIPPETS[page]
+    run_python(script(page, tmp_path))
     runs = {path.name.partition("-")[0] for path in (tmp_path / "runs").iterdir()}
-    assert runs == {"CartPole", "Thermostat"}
+    assert runs == RUNS[page]
 
 
-def test_links_lead_to_files() -> None:
-    targets = links("README.md")
-    assert ROOT / "docs/processes.svg" in targets
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/README.md"])
+def test_links_lead_to_files(page: str) -> None:
+    targets = links(page)
+    assert len(targets) > 10
     assert [link for link in targets if not link.exists()] == []
+
+
+def test_the_index_and_the_readme_show_every_page() -> None:
+    index = {link.resolve() for link in links("docs/README.md")}
+    assert {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/README.md"} <= index
+    assert ROOT / "docs/processes.svg" in links("README.md")
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(), re.M)
+    assert len(rows) > 40
+    assert rows == sorted(rows, key=str.lower)
