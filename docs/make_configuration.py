@@ -1,4 +1,4 @@
-"""Prints docs/configuration.md, from the config dataclasses and the texts below their fields.
+"""Prints docs/configuration.md from the config dataclasses and the texts below their fields.
 
 python docs/make_configuration.py > docs/configuration.md
 """
@@ -25,8 +25,8 @@ from juggler.runtime.modules.model_config import ModelConfig
 INTRODUCTION = """\
 # Configuration
 
-Everything about a run is a flat set of keys. Each is a key of a TOML file, an option of the command
-line (dashes for underscores), and a keyword of `juggler.train`:
+A run is configured by a flat set of keys. Each is a key of a TOML file, an option of the command
+line (with dashes for underscores), and a keyword of `juggler.train`:
 
 ```toml
 env = "Acrobot-v1"
@@ -42,17 +42,22 @@ juggler train my_run.toml --num-env-runners 8
 juggler.train("my_run.toml", num_env_runners=8)
 ```
 
-What is given with the command goes before what the file says, and that before the defaults below.
-For an environment on this host, `juggler train` and `juggler.train` choose other values for some of
-the keys that nobody gave, and say which: [algorithms.md](algorithms.md#what-a-run-chooses).
-A key that nobody knows is an error, which names the nearest right one; a value of the wrong type or
-out of its range is one too. The keys that are tables in a file (`env_kwargs`, `model`,
-`connectors`, `optimizers`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The
-pairs of a schedule (`lr`) stand there one after the other: `--lr 0 1e-3 1000000 1e-4`. What is
-"none" here is `none` on the command line, `"none"` in a file, and `None` in Python.
+Values that are given with the command override those of the file, which override the defaults
+below. For an environment on this host, `juggler train` and `juggler.train` choose other values for
+some of the keys that nobody gave, and print them:
+[algorithms.md](algorithms.md#what-a-run-chooses).
+
+An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
+range is an error too.
+
+The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`) are JSON on
+the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of a schedule (`lr`) are written
+there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this page is `none` on the command
+line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
-run's own, and can be given to `juggler train` in its turn (with another `--run-dir` if it has one).
+run's own configuration, and `juggler train` accepts it again (with another `--run-dir` if it has
+one).
 """
 
 SECTIONS: list[tuple[str, type[Any]]] = [
@@ -68,7 +73,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Connectors: keys of `connectors`", ConnectorsConfig),
 ]
 
-CLOSING = "This page is printed by `python docs/make_configuration.py`."
+CLOSING = "`python docs/make_configuration.py` prints this page."
 
 
 def page() -> str:
@@ -94,7 +99,7 @@ def _section(title: str, kind: type[Any]) -> str:
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
-    """All of them; of an algorithm those that not every other has, and other defaults."""
+    """All fields; of an algorithm only those that others lack, or that have other defaults."""
     if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
         return list(fields(kind))
     every = {field.name: _default(field) for field in fields(LearnerConfig)}
@@ -102,7 +107,7 @@ def _own_fields(kind: type[Any]) -> list[Field[Any]]:
 
 
 def _texts(kind: type[Any]) -> dict[str, str]:
-    """The strings that stand below fields, by field; a subclass's own go before inherited ones."""
+    """The strings below fields, by field; those of a subclass override inherited ones."""
     texts: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body

@@ -1,4 +1,4 @@
-"""The command line: `juggler COMMAND …`, a file for each command."""
+"""The command line, `juggler COMMAND …`, with one file for each command."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from collections.abc import Sequence
 
 from juggler.runtime.nearest import closest
 
-#: By name: where it is, and what `juggler --help` says of it.
+#: For each command its module, and what `juggler --help` says about it.
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
-    "status": ("juggler.cli.status", "show how a run is doing"),
+    "status": ("juggler.cli.status", "show the state of a run"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
-    "driver": ("juggler.cli.driver", "drive a run whose workers are on other hosts"),
+    "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
-    "serve-gym": ("juggler.cli.serve_gym", "offer a Gymnasium environment over dm_env_rpc"),
-    "healthcheck": ("juggler.cli.healthcheck", "ask a process whether it lives, or is ready"),
+    "serve-gym": ("juggler.cli.serve_gym", "serve a Gymnasium environment over dm_env_rpc"),
+    "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 
 _ELSEWHERE = """\
-juggler is for Linux; on macOS and Windows docker runs it: docs/docker.md tells how. In a checkout:
+juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In a checkout:
 
   docker build -f docker/Dockerfile -t juggler .
   docker run --rm --init -v runs:/runs juggler train cartpole"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 1 where it failed, 2 where it was misused, or
-    128 and the number of the signal that ended it, in order or not: 130 after Ctrl-C."""
-    if sys.platform != "linux":  # before something that other systems lack is imported
+    """Run one command, and return its exit status: 0, 1 if it failed, 2 if it was misused, or 128
+    and the number of the signal that ended it, such as 130 after Ctrl-C."""
+    if sys.platform != "linux":  # before importing what other systems lack
         print(_ELSEWHERE, file=sys.stderr)
         return 2
     try:
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read this, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left of it
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the output
         return 128 + signal.SIGPIPE
 
 
@@ -63,14 +63,14 @@ def _run(argv: Sequence[str] | None) -> int:
         hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2
-    # Names such as my_module:MyEnvironment are looked for where the command is given, too.
+    # Names such as my_module:MyEnvironment are also looked up in the current directory.
     sys.path.insert(0, os.getcwd())
     try:
         command = importlib.import_module(COMMANDS[name][0])
         status: int = command.run(arguments[1:])
     except KeyboardInterrupt as interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more finds nothing left to end
-        if not hasattr(interrupt, "result"):  # else of a run that ended in order, and has said so
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to end
+        if not hasattr(interrupt, "result"):  # else the run ended in order and said so
             print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
         return 128 + signal.SIGINT
     return status
@@ -84,6 +84,6 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "juggler COMMAND --help says more. To begin: juggler train cartpole",
+            "juggler COMMAND --help shows its options. To begin: juggler train cartpole",
         ]
     )

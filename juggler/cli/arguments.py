@@ -1,4 +1,4 @@
-"""What the commands share: tyro's settings, and errors for people."""
+"""What the commands share: tyro's settings, options of workers, and errors for people."""
 
 from __future__ import annotations
 
@@ -32,39 +32,40 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 @dataclass(kw_only=True)
 class WorkerArguments:
-    """How a worker on its own finds its driver."""
+    """How a worker on another host finds its driver."""
 
     driver: str
-    """Where the driver listens, HOST:PORT."""
+    """Address of the driver, HOST:PORT."""
 
     index: int = -1
-    """This worker's number in its role; -1: the driver chooses."""
+    """This worker's number among those of its role. -1: the driver chooses."""
 
     token_file: str | None = None
-    """A file with the secret of the run; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
 
     tls: str | None = None
     """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
     or set JUGGLER_TLS."""
 
     timeout: float = 60.0
-    """Seconds to wait for the driver to answer."""
+    """How many seconds to wait for the driver's first answer."""
 
     reattach_seconds: float = 600.0
-    """How long to look for a driver that is lost, or its successor, and to come back to one that
-    has no room just now; 0: leave at once."""
+    """How long to look for a driver that is lost, or for its successor, and to retry a driver that
+    has no room. 0: leave at once."""
 
     health_bind: str = ""
-    """Serve health there, HOST:PORT, without TLS: for probes and `juggler healthcheck`."""
+    """Serve health checks at this address, HOST:PORT, without TLS: for probes and `juggler
+    healthcheck`."""
 
     log_format: LogFormat = "text"
-    """Of what this process writes about itself on stderr; json: an object a line."""
+    """Format of this process's own messages on stderr. json: one object per line."""
 
     def contact(self, role: str) -> Contact:
-        """Of a worker of this role; from now on its process answers probes.
+        """How this worker reaches its driver. From now on its process answers health checks.
 
         Raises:
-            EndpointError: an address is none, or cannot be listened to.
+            EndpointError: an address is malformed, or cannot be listened on.
             ValueError: the token, or the directory for TLS, cannot be read or used.
         """
         split_address(self.driver)
@@ -87,12 +88,13 @@ class WorkerArguments:
 
 
 def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
-    """Options by the fields of a dataclass, under flat names. Exits with 2 where they are wrong.
+    """Parse options into a dataclass, under flat names. Exits with 2 if they are wrong.
 
-    What is only ever asked for is a `Flag`; of other booleans, a file may have set either.
+    Options that can only be switched on are a `Flag`; other booleans may be set by a file in either
+    way.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    # Python has no room for a key of this name.
+    # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     parsed: T = tyro.cli(
         kind,
@@ -106,16 +108,16 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 
 
 def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[T, str | None]:
-    """What is asked for, and the algorithm if that is said: they decide which options there are,
-    and what their defaults. So far every option of every algorithm is one.
+    """Parse what decides which options there are and what their defaults are: the configuration,
+    and the algorithm if it is given. At this point, every option of every algorithm is accepted.
 
     Args:
         kind: a dataclass with a RunConfig as `run`.
-        arguments: of the command.
-        command: its name.
+        arguments: the command's arguments.
+        command: the command's name.
 
     Raises:
-        ConfigError: an option is one of another library, or a key of the model.
+        ConfigError: an option belongs to another library, or is a key of the model.
     """
     for argument in arguments:
         if answer := instead_of(_key(argument)):
@@ -129,16 +131,16 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
 
 
 def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T) -> T:
-    """Everything that was said, over what a configuration says.
+    """Parse all options, with the values of a configuration as defaults.
 
     Args:
-        kind: as of `parse_first`.
-        arguments: of the command.
-        command: its name.
-        default: with the configuration as `run`.
+        kind: as for `parse_first`.
+        arguments: the command's arguments.
+        command: the command's name.
+        default: has the configuration as `run`.
 
     Raises:
-        ConfigError: an option is one of other algorithms.
+        ConfigError: an option belongs to another algorithm.
     """
     for argument in arguments:
         if key := _key(argument):
@@ -147,20 +149,20 @@ def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T
 
 
 def _key(argument: str) -> str:
-    """The key that an option sets; "" where the argument is none."""
+    """The key that an option sets, or "" if the argument is not an option."""
     if not argument.startswith("--"):
         return ""
     return argument.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
 def keys_given(arguments: Sequence[str]) -> frozenset[str]:
-    """The keys that options set, and perhaps what is none."""
+    """The keys that options set, and perhaps names that are not keys."""
     names = {_key(argument) for argument in arguments}
     return frozenset(names | {name.removeprefix("no_") for name in names})
 
 
 def report_errors(command: str, work: Callable[[], int]) -> int:
-    """Run a command; what people can mend becomes one message and exit status 1."""
+    """Run a command. Errors that people can fix become one message, and exit status 1 or 2."""
     from juggler.cli.picture import PlotError
     from juggler.driver.loop import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
@@ -187,9 +189,10 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
 
 
 def process_started() -> float:
-    """When this process began, in seconds of `time.monotonic`: imports are part of the wait."""
+    """When this process began, in seconds of `time.monotonic`, so that the time of imports counts
+    too."""
     try:
-        # The name may hold spaces and brackets; the fields after it do not.
+        # The name may contain spaces and brackets; the fields after it do not.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):

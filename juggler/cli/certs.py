@@ -1,4 +1,4 @@
-"""`juggler certs`: certificates and a token, for TLS between the hosts of a run."""
+"""`juggler certs`: makes certificates and a token, for TLS between the hosts of a run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_DAYS = 36_500.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Make an authority, a certificate by it, and a token, which all hosts of a run share."""
+    """Make an authority, a certificate that it signs, and a token, for all hosts of a run."""
 
     directory: tyro.conf.Positional[str]
-    """Where to put ca.pem, cert.pem, key.pem and token: what --tls takes."""
+    """Where to put ca.pem, cert.pem, key.pem and token: the value for --tls."""
 
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A name or IP address by which the driver or a learner is dialed; once for each. Those of
-    loopback need not be said."""
+    """A name or IP address by which the driver or a learner is dialed; repeat for each one.
+    Loopback is always included."""
 
     days: float = 365.0
-    """How long the certificate is good."""
+    """How many days the certificate is valid."""
 
 
 def run(arguments: Sequence[str]) -> int:

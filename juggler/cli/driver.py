@@ -29,31 +29,32 @@ from juggler.runtime.checkpoints.checkpoint import read
 
 @dataclass(kw_only=True)
 class Arguments(DoorArguments):
-    """Drive a run. Workers come from `juggler envrunner` and `juggler learner`, at any time."""
+    """Drive a run. Workers dial in with `juggler envrunner` and `juggler learner`, at any time."""
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
+    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
 
     bind: str = "127.0.0.1:5005"
-    """Where to listen, HOST:PORT."""
+    """Address to listen on, HOST:PORT."""
 
     token_file: str | None = None
-    """A file with the secret that workers must show; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+    """A file with the secret that workers must show; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN.
+    """
 
     tls: str | None = None
     """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
     or set JUGGLER_TLS."""
 
     insecure: Flag = False
-    """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
+    """Listen beyond loopback without TLS or without a token: only on a network that you trust."""
 
     resume: str | None = None
-    """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
+    """Continue the run in this directory from its newest checkpoint, unless it has reached its
     goal."""
 
     go_on: Flag = False
-    """Go on with the run in --run-dir where there is one, from its newest checkpoint: for whatever
-    starts a driver again by the same command."""
+    """Continue the run in --run-dir from its newest checkpoint if there is one, else begin it: for
+    supervisors that restart a driver with the same command."""
 
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -12,13 +12,13 @@ from juggler.runtime.actors.endpoints import split_address
 
 @dataclass(kw_only=True)
 class Arguments(WorkerArguments):
-    """Sample for the driver of a run, until it sends this worker home."""
+    """Sample for the driver of a run, until the driver sends this worker home."""
 
     gateway: str = ""
-    """Take simulators there, HOST:PORT, instead of having environments."""
+    """Accept simulators at this address, HOST:PORT, instead of making environments."""
 
     insecure: Flag = False
-    """With gateway: listen beyond loopback even without TLS or without a token."""
+    """With --gateway: listen beyond loopback without TLS or without a token."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -18,22 +18,22 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Play whole episodes with the policy in a checkpoint, choosing its likeliest actions."""
+    """Play whole episodes with the policy in a checkpoint, always with its most likely actions."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A checkpoint, or a run directory: then its newest good checkpoint."""
+    """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
 
     episodes: int = 20
     """How many episodes to play."""
 
     seed: int = 0
-    """Of the environments."""
+    """Seed of the environments."""
 
     env: str | None = None
-    """Another environment than the one of the run."""
+    """An environment to play instead of the run's."""
 
     video: str | None = None
-    """A directory for a video of each episode."""
+    """A directory for one video of each episode."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def _evaluate(given: Arguments) -> int:
 
 
 class _Progress:
-    """A line every few seconds, on stderr: what is printed at the end is for programs, too."""
+    """Prints a line every few seconds on stderr, because stdout is for programs, too."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
@@ -87,5 +87,5 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning in a line of its own, without the line of code that it comes from."""
+    """Print a warning on one line, without the code that it comes from."""
     print(f"juggler evaluate: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`juggler healthcheck`: for containers, whether a process lives, or is ready."""
+"""`juggler healthcheck`: checks whether a process is alive or ready, for containers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from juggler.cli.arguments import parse, report_errors
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Ask a process how it is. Exits with 0 where it serves, else with 1; says so in one line."""
+    """Check the health of a process. Exits with 0 if it serves, else with 1, and says why in one
+    line."""
 
     address: tyro.conf.Positional[str] = "127.0.0.1:5005"
-    """HOST:PORT, or unix:PATH, of a driver, a learner, or what --health-bind says."""
+    """HOST:PORT, or unix:PATH, of a driver, of a learner, or of --health-bind."""
 
     service: str = ""
-    """"readiness", or one of its services by name; by default, whether the process lives at all."""
+    """"readiness", or the name of one of its services. By default, whether the process is alive."""
 
     tls: str | None = None
     """A directory with ca.pem, cert.pem and key.pem; or set JUGGLER_TLS."""
 
     timeout: float = 5.0
-    """Seconds to wait for the answer."""
+    """How many seconds to wait for the answer."""
 
 
 def run(arguments: Sequence[str]) -> int:

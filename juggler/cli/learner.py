@@ -11,20 +11,22 @@ from juggler.cli.reattaching import work
 
 @dataclass(kw_only=True)
 class Arguments(WorkerArguments):
-    """Learn for the driver of a run, until it sends this worker home."""
+    """Learn for the driver of a run, until the driver sends this worker home."""
 
     bind: str = "127.0.0.1:0"
-    """Where to listen for EnvRunners, HOST:PORT; port 0 takes any."""
+    """Address to listen on for EnvRunners, HOST:PORT. Port 0: any free port."""
 
     advertise: str = ""
-    """How EnvRunners shall dial this learner, where that is not as bound; port 0: as bound."""
+    """Address at which EnvRunners dial this learner, if it differs from --bind. Port 0: the bound
+    port."""
 
     insecure: Flag = False
-    """Listen beyond loopback even without TLS or without a token, or, TLS or not, as one of several
-    learners, which are plain among themselves: on a network that you trust."""
+    """Listen beyond loopback without TLS or without a token, or, with or without TLS, as one of
+    several learners, whose connections to each other are not encrypted: only on a network that you
+    trust."""
 
     reflection: Flag = False
-    """Let tools such as grpcurl list what this learner's server has."""
+    """Let tools such as grpcurl list the services of this learner."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`juggler train --list`: a line for each configuration that ships."""
+"""`juggler train --list`: one line for each configuration that ships."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of runs: return, throughput and staleness, over steps and over time."""
+"""Plots of runs: return, throughput and staleness, over steps and over time."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Columns: TypeAlias = dict[str, Column]  # by the keys above
 
 
 class PlotError(Exception):
-    """Runs that cannot be drawn; the message says which and why."""
+    """A run cannot be drawn; the message says which one and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run's metrics say, by key; NaN where a line has no number."""
+    """A run's metrics by key, with NaN where a line has no number."""
 
     name: str
     columns: Columns
@@ -51,15 +51,15 @@ class Run:
 
 
 def plot(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
-    """Draws runs over one another, and says on stderr how many lines had to be left out.
+    """Draw runs into one picture, and say on stderr how many lines had to be left out.
 
     Args:
-        run_dirs: the directories of the runs.
-        output: the picture; its suffix says of what kind, PNG where it has none. None: plot.png in
-            the first directory.
+        run_dirs: directories of runs.
+        output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
+            in the first directory.
 
     Returns:
-        The picture's path.
+        The path of the picture.
 
     Raises:
         PlotError: a directory has no metrics, or the picture cannot be written.
@@ -86,10 +86,10 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """The metrics of a run, of which what it did again after a restart counts once.
+    """The metrics of a run. Steps that a resumed run made again count once.
 
     Raises:
-        PlotError: there are none.
+        PlotError: there are no metrics.
     """
     file = path / METRICS_FILE
     try:
@@ -103,7 +103,7 @@ def read_run(path: Path, name: str) -> Run:
     rows = [row for row in map(_row, lines) if row is not None]
     if not rows:
         found = f"none of its {len(lines)} lines is one of metrics" if lines else "it is empty"
-        raise PlotError(f"{file}: {found}; there is something to draw a second after the start")
+        raise PlotError(f"{file}: {found}; the first line is written a second after the start")
     table = np.array(_in_one_course(rows), dtype=np.float64)  # [lines, keys]
     columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
     return Run(name, columns, len(lines) - len(rows))
@@ -125,9 +125,9 @@ def _number(value: Any) -> float:
 
 
 def _in_one_course(rows: list[list[float]]) -> list[list[float]]:
-    """The rows with steps and time that only grow.
+    """The rows, with steps and time that only grow.
 
-    A run restored from a checkpoint does again what came after it: what it did first is dropped.
+    A run that continues from a checkpoint repeats what came after it; the first pass is dropped.
     """
     course: list[list[float]] = []
     offset = 0.0
@@ -135,7 +135,7 @@ def _in_one_course(rows: list[list[float]]) -> list[list[float]]:
         while course and course[-1][0] > steps:
             course.pop()
         if course and wall_time + offset < course[-1][1]:
-            offset = course[-1][1]  # its clock began anew
+            offset = course[-1][1]  # its clock was reset
         course.append([steps, wall_time + offset, *rest])
     return course
 
@@ -171,7 +171,7 @@ def _figure(runs: list[Run]) -> Figure:
 def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
     axes.plot(x, columns["episode_return_mean"], color=colour, linewidth=1.8, label="training")
     evaluation = columns["evaluation_return_mean"]
-    # A line repeats the last evaluation until there is another.
+    # Each line repeats the last evaluation until there is a new one.
     is_new = np.isfinite(evaluation) & (evaluation != np.roll(evaluation, 1))
     is_new[0] = np.isfinite(evaluation[0])
     if is_new.any():
@@ -196,7 +196,7 @@ def _dress(axes: Axes, x_label: str, y_label: str) -> None:
     axes.tick_params(colors=_GREY, labelsize=9)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_tick)
-    # One entry for a kind of line, however many runs there are.
+    # One legend entry for each kind of line, however many runs there are.
     kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if len(kinds) > 1:
         legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
@@ -205,7 +205,7 @@ def _dress(axes: Axes, x_label: str, y_label: str) -> None:
 
 
 def _tick(value: float, _: float) -> str:
-    """10k, 1.25M: as short as it can be without making two ticks alike."""
+    """Short labels such as 10k and 1.25M, without making two ticks alike."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"

@@ -16,10 +16,10 @@ class Arguments:
     """Draw return, throughput and staleness of runs, over steps and over time."""
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]
-    """Run directories, drawn over one another."""
+    """Run directories; their curves are drawn in one picture."""
 
     output: str | None = None
-    """The picture; by default plot.png in the first run directory."""
+    """File of the picture; by default plot.png in the first run directory."""
 
 
 def run(arguments: Sequence[str]) -> int:

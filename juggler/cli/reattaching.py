@@ -1,4 +1,4 @@
-"""A worker on its own whose driver is gone: waits for it, or for another one in its place."""
+"""A worker on another host that has lost its driver: it waits for the driver or for a successor."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
 from juggler.runtime.actors.worker import Contact, LostTheDriver
 
-#: In the environment of a program that takes the place of a worker: that one's incarnation.
+#: Environment variable of a program that replaces a worker: that worker's incarnation.
 PREDECESSOR = "JUGGLER_PREDECESSOR"
 _LINE_SECONDS = 30.0
 
 
 def work(contact: Contact, main: Callable[[], None]) -> None:
-    """Work until the driver says that it is enough. If the driver is lost, begin anew as soon as
-    somebody listens there again: as a new program, which has nothing of the old one but what that
-    kept for it.
+    """Work until the driver says that the run is over. If the driver is lost, wait until somebody
+    listens at its address, and then start again as a new program. That program gets nothing from
+    the old one but what the old one kept for it.
 
     Args:
-        contact: of the worker, which says how long to wait.
-        main: of the worker.
+        contact: how the worker reaches its driver, and how long it waits.
+        main: the worker's main function.
 
     Raises:
         LostTheDriver: nobody came back.
@@ -46,9 +46,9 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
 
 
 def _is_back(contact: Contact) -> bool:
-    """Waits until somebody listens there."""
+    """Wait until somebody listens at the driver's address."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
-    for number in (signal.SIGTERM, signal.SIGINT):  # there is nothing to be ended in order
+    for number in (signal.SIGTERM, signal.SIGINT):  # nothing is left to end in order
         signal.signal(number, signal.SIG_DFL)
     said = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")

@@ -1,4 +1,4 @@
-"""`juggler serve-gym`: a Gymnasium environment for clients of dm_env_rpc."""
+"""`juggler serve-gym`: serves a Gymnasium environment to clients of dm_env_rpc."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from juggler.cli.arguments import Flag, parse, report_errors
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Offer an environment over dm_env_rpc, to any number of clients, until Ctrl-C."""
+    """Serve an environment over dm_env_rpc, to any number of clients, until Ctrl-C."""
 
     env: tyro.conf.Positional[str]
-    """Gymnasium id, "module:id" where a module must be imported for it, or "module:callable"."""
+    """A Gymnasium id, "module:id" if a module must be imported first, or "module:callable"."""
 
     bind: str = "127.0.0.1:0"
-    """Where to listen, HOST:PORT; port 0: any that is free."""
+    """Address to listen on, HOST:PORT. Port 0: any free port."""
 
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment's constructor is called with."""
+    """Keyword arguments of the environment's constructor."""
 
     setting: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A keyword of that constructor which clients may set when they create a world; once for
-    each. They may always set seed."""
+    """A keyword of the constructor that clients may set when they create a world; repeat for each
+    one. They may always set seed."""
 
     token_file: str | None = None
-    """A file with the secret that clients must show; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+    """A file with the secret that clients must show; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN.
+    """
 
     tls: str | None = None
     """A directory with ca.pem, cert.pem, key.pem and perhaps a token, as `juggler certs` makes it;
     or set JUGGLER_TLS."""
 
     insecure: Flag = False
-    """Listen beyond loopback even without TLS or without a token: on a network that you trust."""
+    """Listen beyond loopback without TLS or without a token: only on a network that you trust."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,5 +77,5 @@ def _serve(given: Arguments) -> int:
     over.wait()
     if not server.close():
         print("juggler serve-gym: an environment hangs; left without it", file=sys.stderr)
-        os._exit(1)  # its thread would be waited for
+        os._exit(1)  # else the interpreter waits for its thread
     return 0

@@ -1,4 +1,4 @@
-"""`juggler status`: how a run is doing."""
+"""`juggler status`: shows the state of a run."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from juggler.cli.arguments import Flag, parse, report_errors
 
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
-_PIPE_COLUMNS = 300  # where there is no terminal: nothing is cut off
+_PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
 
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Show how a run is doing: its workers, versions, rates, books and what happened last. Once a
-    second until it ends, or Ctrl-C."""
+    """Show the state of a run: its workers, versions, rates, step counts and last events. The
+    display is renewed every second until the run ends, or until Ctrl-C."""
 
     where: tyro.conf.Positional[str]
-    """HOST:PORT of the driver; or, on its host, the run's directory."""
+    """The driver's address, HOST:PORT; or, on its host, the run directory."""
 
     once: Flag = False
-    """Show it once."""
+    """Show the state once and stop."""
 
     json: Flag = False
-    """One JSON object a line, with everything there is."""
+    """Print one JSON object per line, with everything that is known."""
 
     token_file: str | None = None
-    """A file with the secret of the run; or JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
+    """A file with the secret of the run; or set JUGGLER_TOKEN_FILE, or JUGGLER_TOKEN."""
 
     tls: str | None = None
     """A directory with ca.pem, cert.pem and key.pem, as `juggler certs` makes it; or set
@@ -55,7 +55,7 @@ def _show(given: Arguments) -> int:
         else:
             _show_tables(given, first, statuses)
     except KeyboardInterrupt:
-        pass  # that is how it ends
+        pass  # Ctrl-C is the usual way to end it
     return 0
 
 
@@ -90,11 +90,11 @@ def _print_all(
 
 
 def _statuses(given: Arguments) -> Iterator[Any]:
-    """What the driver says, once a second; ends when it is gone.
+    """What the driver says, once a second, until it is gone.
 
     Raises:
-        EndpointError: it does not answer, the first time.
-        RunDirectoryError: the run does not run.
+        EndpointError: the driver does not answer the first time.
+        RunDirectoryError: the run is not running.
     """
     import grpc
 
@@ -141,7 +141,7 @@ def _statuses(given: Arguments) -> Iterator[Any]:
 
 
 def to_plain(message: Any) -> dict[str, Any]:
-    """A message as JSON has it: by the names of its fields, with whole numbers as such."""
+    """A message as plain JSON data, by the names of its fields, with whole numbers as such."""
     plain: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -14,14 +14,14 @@ from juggler.runtime.wire.v1 import status_pb2
 
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
 _LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
-_SILENT_SECONDS = 3.0  # of a worker that is there: more than a heartbeat or two
+_SILENT_SECONDS = 3.0  # of an attached worker: more than a heartbeat or two
 _SHOWN_HAPPENINGS = 6
-_NARROW = 130  # columns of a terminal
+_NARROW = 130  # terminal columns
 _ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory")
 
 
 def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
-    """Everything that people look for first, in so many columns."""
+    """The most important facts, in a given number of columns."""
     workers = _workers(status, () if width >= _NARROW else _ONLY_WIDE)
     return Group(_head(status), _books(status), workers, *_happenings(status))
 

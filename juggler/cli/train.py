@@ -1,4 +1,4 @@
-"""`juggler train`: a run on this host."""
+"""`juggler train`: trains on this host."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from juggler.driver.training import load_given, must_be_given_again, resume_run,
 class Arguments(DoorArguments):
     """Train on this host until a stop condition holds. Ctrl-C ends the run in order.
 
-    Algorithms have options of their own: `juggler train --algorithm ppo --help` shows those of PPO,
-    and `juggler train pendulum --help` those of a configuration, with its values."""
+    Algorithms have their own options: `juggler train --algorithm ppo --help` shows those of PPO,
+    and `juggler train pendulum --help` those of a configuration, with its values.
+    """
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
-    """A configuration that ships with Juggler, or a .toml file; options go before what it says."""
+    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
 
     resume: str | None = None
-    """Go on with the run in this directory, from its newest checkpoint, unless it has reached its
+    """Continue the run in this directory from its newest checkpoint, unless it has reached its
     goal."""
 
     list: Flag = False
-    """Show the configurations that ship with Juggler and what they were seen to reach, and stop."""
+    """List the configurations that ship with Juggler, with what they reached, and stop."""
 
     insecure: Flag = False
-    """Serve --metrics-bind beyond loopback without encryption: on a network that you trust."""
+    """Serve --metrics-bind beyond loopback without encryption: only on a network that you trust."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -54,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 def _train(arguments: Sequence[str], started: float) -> int:
     from juggler.runtime.actors.processes import warm_up
 
-    # The file decides what the options' defaults are, so its name is read first.
+    # The file decides the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
         from juggler.cli.listing import listing

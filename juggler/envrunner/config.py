@@ -1,11 +1,11 @@
-"""What an envrunner does, as a config."""
+"""How an EnvRunner samples, as a config."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-#: What names of environments that are none of Python's begin with.
+#: Prefixes of the names of environments that are not Python environments.
 _ELSEWHERE = ("dm_env_rpc://", "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
@@ -14,49 +14,52 @@ Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
 @dataclass(kw_only=True)
 class EnvRunnerConfig:
-    """Environments of every envrunner, and how it steps them."""
+    """Which environments every EnvRunner has, and how it steps them."""
 
     env: str = "CartPole-v1"
-    """Gymnasium id, "module:id" where a module must be imported for it, "module:callable",
-    "envpool:id", or "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
+    """The environment: a Gymnasium id, "module:id" if a module must be imported first,
+    "module:callable", "envpool:id", or "dm_env_rpc://HOST:PORT" for simulators that serve that
+    protocol."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment's constructor is called with, as `gymnasium.make` is, or how a simulator
-    is joined."""
+    """Keyword arguments of the environment's constructor, as for `gymnasium.make`; or how to join a
+    simulator."""
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
-    """Wrappers around each environment, the outermost last: names of those of gymnasium.wrappers,
-    "module:Class", or tables with one of these as `use` and the options that it is made with."""
+    """Wrappers around each environment, the outermost last: a name in gymnasium.wrappers,
+    "module:Class", or a table of `use` (one of these) and the wrapper's options."""
     envs_per_runner: int = 16
-    """N, environments that a runner steps together."""
+    """N, the number of environments that an EnvRunner steps together."""
     fragment_steps: int = 32
-    """T, steps of each environment in one batch of episodes."""
+    """T, the number of steps of each environment in one batch."""
     vectorize: Vectorize = "auto"
-    """How a runner steps N environments: "native", by the environment's own vector entry point;
-    "sync", one after the other; "async", each in a process of its own. "auto": native where the
-    environment has it, else sync."""
+    """How an EnvRunner steps N environments: "native", with the environment's own vector; "sync",
+    one after the other; "async", each in a process of its own; "auto", native if there is a native
+    vector, else sync."""
     autoreset: Autoreset = "auto"
-    """When an environment is reset after an episode: by the step after the last one
-    ("next_step"), within the last one ("same_step"), or by the runner ("disabled"). "auto":
-    same_step, or whatever a native environment does."""
+    """When an environment is reset after an episode: by the step after the last one ("next_step"),
+    within the last one ("same_step"), or by the EnvRunner ("disabled"). "auto" is same_step, or
+    what a native vector does."""
     step_deadline_seconds: float = 120.0
-    """An async environment whose step or reset takes longer than this counts as hung, and so does
-    a simulator with a reply."""
+    """An async environment counts as hung if a step or reset takes longer than this, and so does a
+    simulator whose reply takes longer."""
     gateway: str = ""
-    """Take simulators there, HOST:PORT, instead of having environments: EnvRunner i listens at
-    PORT + i, at any port with PORT 0. `env` is a name for people then."""
+    """Accept simulators at this address, HOST:PORT, instead of making environments. EnvRunner i
+    listens at PORT + i, or at any free port if PORT is 0. `env` is then only a name."""
     gateway_max_batch: int = 1024
-    """Rows of simulators that one inference takes, at most."""
+    """The most rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
-    """How long a simulator's step waits for those of others, to be inferred together."""
+    """How many milliseconds a simulator's step waits for steps of others, so that they share one
+    inference."""
 
     @property
     def is_elsewhere(self) -> bool:
-        """The environments are none of Python's."""
+        """Whether the environments are not Python environments."""
         return self.env.startswith(_ELSEWHERE)
 
     def validate(self) -> None:
         """
         Raises:
-            ValueError: a value that its key does not allow; names both, and what is allowed.
+            ValueError: a key has a value that it does not allow; names both, and the allowed
+                values.
         """
         if not isinstance(self.env, str) or not self.env.strip(":"):
             raise ValueError(

@@ -28,7 +28,7 @@ def test_on_other_systems_the_first_line_says_what_runs_it(
     )
     assert done.returncode == 2
     first = done.stderr.splitlines()[0]
-    assert first.startswith("juggler is for Linux; on macOS and Windows docker runs it")
+    assert first.startswith("juggler runs on Linux. On macOS and Windows, use docker")
     assert "docker run --rm --init -v runs:/runs juggler train cartpole" in done.stderr
     assert "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What a run says about connectors. No torch here: the driver reads this too."""
+"""The connectors of a run, as a config. No torch here, because the driver reads it too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from juggler.runtime.connectors.pipeline import Piece, Pipeline
 from juggler.runtime.modules.by_name import SCRIPT
 from juggler.runtime.nearest import nearest
 
-#: Keys of a piece's table that say where it goes. The others are "use", "name" and options.
+#: Keys of a piece's table that place it in a pipeline. The others are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")
 
 
@@ -19,10 +19,10 @@ _PLACING = ("first", "before", "after", "remove")
 class ConnectorsConfig:
     """The three pipelines.
 
-    Each list has pieces in the order in which data pass them. A piece is the name of a connector
-    that ships, `"package.module:Class"`, or a table of `use` (one of these), the options that it
-    takes, and, if wanted, `name`, and `first = true`, `before` or `after` with the name of another
-    piece. `{remove = "clip_actions"}` takes one out.
+    Data pass the pieces of each list in order. A piece is the name of a connector that ships,
+    `"package.module:Class"`, or a table. The table has `use` (one of these) and the connector's
+    options. It may also have `name`, and one of `first = true`, `before` and `after`, the last two
+    with the name of another piece. `{remove = "clip_actions"}` removes a piece.
 
     ```toml
     [connectors]
@@ -33,23 +33,24 @@ class ConnectorsConfig:
     """
 
     env_to_module: list[str | dict[str, Any]] = field(default_factory=list)
-    """From what the environment shows to what the module sees: flatten, one_hot, mean_std_filter
-    (clip, epsilon), frame_stack (k), previous_actions_and_rewards."""
+    """From the environment's observations to the module's: flatten, one_hot, mean_std_filter (clip,
+    epsilon), frame_stack (k), previous_actions_and_rewards."""
 
     module_to_env: list[str | dict[str, Any]] = field(default_factory=list)
-    """From what the policy chooses to what the environment gets: clip_actions, which is there
-    without being asked for, and rescale_actions."""
+    """From the policy's actions to the environment's: clip_actions, which is there by default, and
+    rescale_actions."""
 
     learner: list[str | dict[str, Any]] = field(default_factory=list)
-    """From batches to what is learned from: clip_rewards (limit), scale_rewards (factor),
+    """From batches to what the algorithm learns from: clip_rewards (limit), scale_rewards (factor),
     normalize_rewards (gamma, limit, epsilon), next_observations, returns_to_go (gamma)."""
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> ConnectorsConfig:
-        """The table `connectors` of a configuration.
+        """Make a config of the table `connectors`.
 
         Raises:
-            ValueError: a key is unknown, or a pipeline cannot be; names what is nearest.
+            ValueError: a key is unknown, or a pipeline is not possible; names the nearest right
+                one.
         """
         for key in table:
             if key not in PLACES:
@@ -61,7 +62,7 @@ class ConnectorsConfig:
     def validate(self) -> None:
         """
         Raises:
-            ValueError: a pipeline cannot be; names the piece, and what is nearest.
+            ValueError: a pipeline is not possible; names the piece, and the nearest right one.
         """
         for key in fields(self):
             if not isinstance(getattr(self, key.name), list):
@@ -73,7 +74,8 @@ class ConnectorsConfig:
             self.pipeline(place)
 
     def pipeline(self, place: Place) -> Pipeline:
-        """One of the three, with what stands in it by default and what others need in it.
+        """One of the three pipelines, with its default pieces and those that other pieces need in
+        it.
 
         Raises:
             ValueError: as `validate`.
@@ -103,13 +105,14 @@ class ConnectorsConfig:
     def must_be_given_again(
         self, own: Mapping[str, type[Any]], places: Sequence[Place] = PLACES
     ) -> None:
-        """
+        """Check that every connector class of a script is available in this process.
+
         Args:
-            own: classes that are here, by the names that stand for them in a configuration.
+            own: classes of this process, by the names that stand for them in a configuration.
             places: the pipelines that are needed here.
 
         Raises:
-            ValueError: a piece is a class of a script, to which no name leads.
+            ValueError: a piece is a class of a script that was not passed again.
         """
         for place in places:
             for piece in self.pipeline(place):
@@ -120,7 +123,7 @@ class ConnectorsConfig:
                     )
 
     def _runner_halves(self) -> list[Piece]:
-        """What the learner's pieces need in the runners."""
+        """The pieces that EnvRunners need because of the learner's pieces."""
         halves = []
         for piece in self.pipeline("learner"):
             half = BUILT_IN[piece.use].runner_half if piece.use in BUILT_IN else ""
@@ -132,10 +135,11 @@ class ConnectorsConfig:
 
 @dataclass(kw_only=True)
 class ConnectorsTable:
-    """What stands between environment, module and learner."""
+    """The table `connectors` of a run."""
 
     connectors: dict[str, Any] = field(default_factory=dict)
-    """The pieces of three pipelines: a table in a file, JSON on the command line."""
+    """The pieces of the three pipelines between environment, module and learner: a table in a file,
+    JSON on the command line."""
 
     def parsed(self) -> ConnectorsConfig:
         """
@@ -153,9 +157,9 @@ class ConnectorsTable:
 
 
 def _apply(pipeline: Pipeline, entry: object) -> None:
-    """Change a pipeline as one entry of its list says."""
+    """Change a pipeline according to one entry of its list."""
     if not isinstance(entry, Mapping):
-        pipeline.append(entry)  # type: ignore[arg-type]  # says itself what it cannot be
+        pipeline.append(entry)  # type: ignore[arg-type]  # it checks the type itself
         return
     placing = {key: entry[key] for key in _PLACING if key in entry}
     piece = {key: value for key, value in entry.items() if key not in _PLACING}

@@ -1,4 +1,4 @@
-"""What the default module is built like. No torch here."""
+"""Options of the default module. No torch here."""
 
 from __future__ import annotations
 
@@ -13,55 +13,57 @@ from juggler.runtime.nearest import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """`model` of a module that is not your own, and of those that you extend or swap parts of."""
+    """The keys of `model` for the default module, and for modules that extend it or replace its
+    parts."""
 
     hidden_sizes: Sequence[int] = (64, 64)
-    """Units of each hidden layer. Where there are images, these layers join their features with
-    the rest of the observation, and an image alone goes without."""
+    """Units of each hidden layer. If there are images, these layers join the image features with
+    the rest of the observation; a single image does without them."""
 
     activation: Literal["tanh", "relu"] = "tanh"
-    """Of the hidden layers; images have relu."""
+    """Activation of the hidden layers. Image encoders use relu."""
 
     encoder: str | Callable[..., Any] = "auto"
-    """What turns observations into features. auto: nature_cnn for images, and for the rest numbers
-    as they are and choices one-hot. mlp: no convolutions. nature_cnn, impala_resnet: that one for
-    every Box of two to four dimensions. Or one of your own, as package.module:Class."""
+    """What turns observations into features. auto: nature_cnn for images; other numbers as they
+    are, and discrete values one-hot. mlp: no convolutions. nature_cnn, impala_resnet: this network
+    for every Box with two to four dimensions. Or an encoder of your own, as package.module:Class.
+    """
 
     shared_value_layers: bool | None = None
-    """One encoder for policy and value function, instead of one each; none: one where there are
-    images or a recurrent layer."""
+    """Whether policy and value function share one encoder. none: only if there are images or a
+    recurrent layer."""
 
     recurrent: Literal["none", "lstm", "gru"] = "none"
-    """A layer with a memory between encoder and heads, which the value function shares."""
+    """A recurrent layer between encoder and heads, which policy and value function share."""
 
     recurrent_size: int = 64
-    """Its units."""
+    """Units of the recurrent layer."""
 
     memory_bias: float = 2.0
-    """Added to the first biases of the gate that keeps a memory, the LSTM's forget gate or the
-    GRU's update gate: the larger, the longer a recurrent layer remembers before it has learned to.
-    With 0, what was seen 20 steps ago is lost."""
+    """Added to the initial biases of the gate that keeps the memory: the LSTM's forget gate or the
+    GRU's update gate. The larger it is, the longer the layer remembers before training. With 0, it
+    forgets what it saw 20 steps ago."""
 
     initializer: Literal["orthogonal", "default"] = "orthogonal"
-    """Of weights. orthogonal: with biases of 0, and a policy that is nearly uniform at first.
-    default: torch's own."""
+    """Initialization of weights. orthogonal: orthogonal matrices, biases of 0, and a policy that is
+    nearly uniform at first. default: torch's own."""
 
     free_log_std: bool = True
-    """The log standard deviations of Box actions are parameters of their own, the same in every
+    """Whether the log standard deviations of Box actions are free parameters, the same in every
     state and 0 at first, instead of outputs of the policy."""
 
     squash: bool = False
-    """Actions of a Box with finite bounds are squashed into them by tanh."""
+    """Whether tanh squashes the actions of a Box with finite bounds into these bounds."""
 
     distribution: str | Callable[..., Any] | None = None
-    """The run's key of that name, which is meant for every module, ends up here."""
+    """Filled from the run's key `distribution`, which applies to every module."""
 
     @classmethod
     def parse(cls, model_config: Mapping[str, Any]) -> ModelConfig:
-        """The mapping as a config.
+        """Make a config of a mapping.
 
         Raises:
-            ValueError: an unknown key, or a value that its key does not allow.
+            ValueError: a key is unknown, or a value is not allowed for its key.
         """
         known = [field.name for field in fields(cls)]
         for key in model_config:
