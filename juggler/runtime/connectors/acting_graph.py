@@ -1,4 +1,4 @@
-"""One step of a policy as a function of tensors, and that as an ONNX model."""
+"""One step of a policy as a function of tensors, and its export as an ONNX model."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ _STATE: Final = "state"
 _FIRST: Final = "first"
 _REWARD: Final = "reward"
 _UNIFORM: Final = "uniform"
-_MODULE: Final = "module"  # branches of the state
+_MODULE: Final = "module"  # keys of the state
 _CONNECTORS: Final = "connectors"
 _CHOSEN: Final = "chosen"
 
-_ROWS = 2  # of the example: exporters take 1 for a dimension that is always 1
+_ROWS = 2  # rows of the example; exporters treat a dimension of 1 as fixed
 
 
 class ActingGraph(nn.Module):
-    """From what N environments show to what they get, without anything kept between calls.
+    """Maps the observations of N environments to their actions, and keeps nothing between calls.
 
     Args:
-        module: acts.
-        env_to_module: between environment and module.
-        module_to_env: between module and environment.
+        module: the module that acts.
+        env_to_module: the connectors between environment and module.
+        module_to_env: the connectors between module and environment.
         observation_space: the environment's.
         action_space: the environment's.
-        explores: actions are drawn, and "chosen" and "action_logp" are outputs, too; else they are
-            the best ones. And what connectors learn are buffers, named as by
-            `EnvToModule.numbers`.
+        explores: draw actions, output "chosen" and "action_logp" too, and keep what connectors
+            learn in buffers, named as by `EnvToModule.numbers`. Otherwise actions are the most
+            likely ones.
 
     Attributes:
-        inputs: an example of each, by name.
-        outputs: their names, known after the first call.
+        inputs: an example of each input, by name.
+        outputs: names of the outputs, known after the first call.
 
     Raises:
-        ValueError: a connector works with NumPy alone.
+        ValueError: a connector works only with NumPy.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class ActingGraph(nn.Module):
             results[ACTION_LOGP,] = action_logp
         results |= {(f"next_{_STATE}", *path): leaf for path, leaf in _leaves(after)}
         self.outputs = list(results)
-        # Copies: one tensor may be both an input and an output, or two outputs.
+        # Copies, because one tensor may be both an input and an output, or two outputs.
         return tuple(tensor.clone() for tensor in results.values())
 
     def _chosen(self, outputs: Any, uniform: Any) -> tuple[Any, Tensor | None]:
-        """The module's choice [N, ...], and its log-probability [N], where it is drawn."""
+        """The module's choice [N, ...], and its log-probability [N] if it is drawn."""
         if not self._explores:
             return best_actions(self.module, outputs), None
         if ACTION_DIST_INPUTS not in outputs:
@@ -156,7 +156,7 @@ class ActingGraph(nn.Module):
         return chosen, distribution.log_prob(chosen).float()
 
     def _example(self) -> dict[Path, Tensor]:
-        """Inputs of a batch, by name."""
+        """Example inputs of a batch, by name."""
         observation: Any = zeros(self._observation_space, (_ROWS,))
         if holds_masks(self._observation_space):
             observation[ACTION_MASK] = tree_map(np.ones_like, observation[ACTION_MASK])
@@ -208,7 +208,7 @@ class ActingGraph(nn.Module):
 
 
 class _Cast:
-    """Into a dtype of NumPy."""
+    """Converts to a NumPy dtype."""
 
     def __init__(self, dtype: Any) -> None:
         self._dtype = dtype
@@ -218,15 +218,15 @@ class _Cast:
 
 
 def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram:
-    """The graph as a model for batches of any size.
+    """The graph as an ONNX model for batches of any size.
 
     Args:
-        graph: what is exported.
-        optimize: fold what does not depend on inputs; else each weight is an initializer of the
-            name that it has in the graph.
+        graph: the graph to export.
+        optimize: fold what does not depend on inputs; otherwise each weight stays an initializer
+            with its name in the graph.
 
     Raises:
-        ValueError: it cannot be exported, or a package is missing; says which.
+        ValueError: the graph cannot be exported, or a package is missing; says which.
     """
     try:
         import onnxscript  # noqa: F401
@@ -236,7 +236,8 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         ) from error
     inputs = graph.inputs
     with torch.no_grad():
-        # A first pass outside of the export: what modules and distributions make once is made here.
+        # A first call outside the export, in which modules and distributions create what they
+        # create once.
         graph(*inputs.values())
     batch = torch.export.Dim("batch")
     try:
@@ -269,7 +270,7 @@ def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporter and libraries have to say about themselves."""
+    """Without the messages of the exporter and its libraries."""
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -282,7 +283,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line that says something about what began it."""
+    """The first line of the message of the original error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""From the policy's actions to the environment's: clip_actions and rescale_actions."""
+"""The connectors clip_actions and rescale_actions, from the policy's actions to the environment's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from juggler.runtime.wire.structures import space_leaves
 
 
 class ClipActions(ActionConnector):
-    """Numbers beyond the bounds of a Box become the bounds; everything else is left alone."""
+    """Clips numbers to the bounds of their Box, and leaves everything else alone."""
 
     takes_tensors = True
 
@@ -37,10 +37,10 @@ class ClipActions(ActionConnector):
 
 
 class RescaleActions(ActionConnector):
-    """The policy acts within [-1, 1], and the environment gets what lies there within its bounds.
+    """Maps the policy's actions in [-1, 1] to the environment's bounds.
 
-    That is for each number of a float Box that has two finite bounds; all others are left alone.
-    What the policy puts beyond [-1, 1] becomes a bound.
+    This applies to each number of a float Box with two finite bounds; others stay as they are.
+    Actions beyond [-1, 1] become a bound.
     """
 
     takes_tensors = True
@@ -74,7 +74,8 @@ class _Clip:
         if isinstance(actions, Tensor):
             low, high = torch.from_numpy(self._low), torch.from_numpy(self._high)  # [...] both
             return torch.minimum(torch.maximum(actions.to(low.dtype), low), high)  # [N, ...]
-        # In the dtype of the bounds: a float64 bound, rounded to float32, may lie outside itself.
+        # Compute in the dtype of the bounds: a float64 bound, rounded to float32, may lie outside
+        # itself.
         clipped: NDArray[Any] = np.maximum(actions, self._low, dtype=self._low.dtype)  # [N, ...]
         np.minimum(clipped, self._high, out=clipped)  # [N, ...]
         return clipped
@@ -89,11 +90,11 @@ class _Rescale:
             np.where(bounded, 1, high).astype(low.dtype),
             dtype=low.dtype.type,
         )
-        # Halves first: the whole width of a dtype is beyond it.
+        # Halve first, because the whole width may exceed the range of the dtype.
         half_low, half_high = np.where(bounded, low, -1) / 2, np.where(bounded, high, 1) / 2
         self._middle = (half_high + half_low).astype(low.dtype)  # [...] 0 where not bounded
         self._half_width = (half_high - half_low).astype(low.dtype)  # [...] 1 there
-        self._fit = _Clip(space)  # rounding may lead out of the bounds
+        self._fit = _Clip(space)  # rounding may exceed the bounds
 
     def __call__(self, actions: Any) -> Any:
         if isinstance(actions, Tensor):

@@ -1,4 +1,4 @@
-"""From a configuration and two spaces to connectors."""
+"""Builds pipelines of connectors from a configuration and two spaces."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from juggler.runtime.connectors.pipeline import Piece, check_options, class_path
 from juggler.runtime.modules.by_name import found
 
 C = TypeVar("C", bound=Connector)
-#: Connector classes by the names that stand for them in a configuration, where these cannot be
-#: imported: those of a script or notebook.
+#: Connector classes of a script or notebook, which cannot be imported, by the names that stand for
+#: them in a configuration.
 OwnClasses = Mapping[str, type[Any]]
 
 _KINDS: dict[Place, tuple[type[Connector], ...]] = {
@@ -40,7 +40,7 @@ def build_runner_pipelines(
     action_space: Space,
     own: OwnClasses | None = None,
 ) -> tuple[EnvToModule, ModuleToEnv]:
-    """A runner's two pipelines, for the spaces of its environment.
+    """The two pipelines of an EnvRunner, for the spaces of its environment.
 
     Raises:
         ValueError: as the two functions below.
@@ -56,20 +56,20 @@ def build_module_to_env(
     action_space: Space,
     own: OwnClasses | None = None,
 ) -> ModuleToEnv:
-    """A runner's pipeline from the policy's actions to the environment's.
+    """An EnvRunner's pipeline from the policy's actions to the environment's.
 
     Args:
         config: of the run.
         observation_space: the environment's.
         action_space: the environment's; the policy's is the pipeline's `action_space`.
-        own: classes that have no name to import them by.
+        own: classes that cannot be imported by name.
 
     Raises:
         ValueError: a piece cannot be built; names it.
     """
     connectors: list[ActionConnector] = []
     wanted = action_space
-    # The last one hands on to the environment, each other one to the one behind it.
+    # Each connector passes its result to the next one, the last one to the environment.
     for piece in reversed(list(config.pipeline("module_to_env"))):
         cls = _class_of(piece, "module_to_env", own)
         connector = _built(piece, cls, observation_space, wanted)
@@ -85,16 +85,16 @@ def build_env_to_module(
     action_space: Space,
     own: OwnClasses | None = None,
 ) -> EnvToModule:
-    """A runner's pipeline from the environment's observations to the module's.
+    """An EnvRunner's pipeline from the environment's observations to the module's.
 
     Args:
         config: of the run.
         observation_space: the environment's.
         action_space: the policy's.
-        own: classes that have no name to import them by.
+        own: classes that cannot be imported by name.
 
     Raises:
-        ValueError: a piece cannot be built, or adds context before one that does not; names it.
+        ValueError: a piece cannot be built, or stands after one that adds context; names it.
     """
     stored: dict[str, ObservationConnector] = {}
     contexts: dict[str, ContextConnector] = {}
@@ -127,9 +127,9 @@ def build_learner_pipeline(
 
     Args:
         config: of the run.
-        observation_space: of what batches hold.
+        observation_space: of the observations in batches.
         action_space: the policy's.
-        own: classes that have no name to import them by.
+        own: classes that cannot be imported by name.
 
     Raises:
         ValueError: a piece cannot be built; names it.
@@ -138,7 +138,7 @@ def build_learner_pipeline(
     space = observation_space
     for piece in config.pipeline("env_to_module"):
         cls = _class_of(piece, "env_to_module", own)
-        if issubclass(cls, ContextConnector):  # the others have done their work in the runner
+        if issubclass(cls, ContextConnector):  # the others ran in the EnvRunner
             context = _built(piece, cls, space, action_space)
             contexts[piece.name], space = context, context.observation_space
     connectors: dict[str, LearnerConnector] = {}
@@ -150,9 +150,10 @@ def build_learner_pipeline(
 
 
 def _class_of(piece: Piece, place: Place, own: OwnClasses | None) -> type[Connector]:
-    """
+    """The class of a piece.
+
     Raises:
-        ValueError: the piece's name leads nowhere, or to what does not belong in this place.
+        ValueError: the piece's name cannot be imported, or is not of a kind for this pipeline.
     """
     cls: object = (own or {}).get(piece.path) or found(piece.path, "connector")
     kinds = _KINDS[place]

@@ -1,6 +1,6 @@
 """The connectors that ship, by name. No torch here, so that the driver can check a configuration.
 
-Their classes are named, and imported where they work.
+The table names their classes, which are imported where they are used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class BuiltIn:
     Attributes:
         place: the pipeline it belongs to.
         path: package.module:Class.
-        options: names of what it can be built with.
-        runner_half: the connector, under the same options of its own, that a learner's piece needs
-            in the runners; nobody has to ask for it.
+        options: names of its options.
+        runner_half: the connector that a learner's piece needs in the EnvRunners; it gets the
+            options that both have, and is added without being asked for.
     """
 
     place: Place
@@ -59,7 +59,7 @@ BUILT_IN: Final[dict[str, BuiltIn]] = {
     "returns_to_go": BuiltIn("learner", f"{_HERE}.steps:ReturnsToGo", ("gamma",)),
 }
 
-#: What stands in each pipeline before a configuration changes it.
+#: The default pieces of each pipeline.
 DEFAULTS: Final[dict[Place, tuple[str, ...]]] = {
     "env_to_module": (),
     "module_to_env": ("clip_actions",),

@@ -1,6 +1,6 @@
 """What a connector is: one class for each place it may stand in.
 
-                        runner                                        learner
+                      EnvRunner                                      learner
     environment ─▶ ObservationConnector ─▶ the batch ──────────▶ the batch
                            │                                        │
                            ▼                                        ▼
@@ -13,8 +13,8 @@
     environment ◀─ ActionConnector
 
 Every connector is built as `Class(observation_space, action_space, **options)` with the spaces at
-its place, and tells with the attributes of the same names what it hands on. Data are whole batches:
-trees of arrays with a leading dimension [B], as `juggler.runtime.wire.structures` says.
+its place. Its attributes of the same names are the spaces that come out of it. Data are whole
+batches: trees of arrays with a leading dimension [B], as `juggler.runtime.wire.structures` says.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Space = gymnasium.Space[Any]
-#: A batch of one module on the learner's device: trees of tensors by the names in `columns`.
+#: A batch of one module on the learner's device: trees of tensors, by the names in `columns`.
 Columns = dict[str, Any]
 
 
 class Connector:
     """One piece of a pipeline.
 
-    A subclass calls `__init__` with the spaces that it hands on.
+    A subclass calls `__init__` with the spaces that come out of it.
 
     Attributes:
-        observation_space: of what it hands on.
-        action_space: what the module acts in, as far as this connector knows.
-        takes_tensors: in a runner, whether its methods do with tensors what they do with arrays, in
-            operations that torch can export.
+        observation_space: the space of the observations that come out.
+        action_space: the space in which the module acts, as far as this connector knows it.
+        takes_tensors: in an EnvRunner, whether the methods also work on tensors, with operations
+            that torch can export.
     """
 
     takes_tensors = False
@@ -57,66 +57,66 @@ class Connector:
 
 
 class ObservationConnector(Connector, ABC):
-    """In a runner, what happens to an observation before anybody keeps it.
+    """In an EnvRunner, changes an observation before it is stored.
 
-    What it makes goes to the module and, by way of the batch, to the learner, which does not do it
-    again.
+    The result goes to the module and, in the batch, to the learner, which does not repeat the work.
     """
 
     @abstractmethod
     def __call__(self, observations: Any) -> Any:
-        """Observations [B, ...] as new ones; those given stay as they are."""
+        """New observations for observations [B, ...], which stay as they are."""
 
 
 class MergeableConnector(ObservationConnector):
-    """One that gathers moments of what it sees, in every runner.
+    """Gathers moments of the observations in every EnvRunner.
 
-    It uses those it was last given, of all runners together, for a whole fragment. What it gathers
-    meanwhile goes to the driver, which merges it.
+    For a whole fragment it uses the moments that it was last given, which are those of all
+    EnvRunners together. What it gathers meanwhile goes to the driver, which merges it.
     """
 
     @abstractmethod
     def watch(self, observations: Any) -> None:
-        """Remember the observations [N, ...] of one step of a fragment, as they come in.
+        """Remember the observations [N, ...] of one step of a fragment, before they are changed.
 
-        They may change after the call.
+        The array may change after the call.
         """
 
     @abstractmethod
     def take_delta(self, live: NDArray[np.bool_]) -> Tree:
-        """Moments of what was watched since the last call, and forget it.
+        """The moments of what was watched since the last call, which is then forgotten.
 
         Args:
             live: [N, T], the steps that count.
 
         Raises:
-            NotFinite: one of them held NaN or infinity.
+            NotFinite: an observation held NaN or infinity.
         """
 
     @abstractmethod
     def forget(self) -> None:
-        """Forget what was watched: its fragment is lost."""
+        """Forget what was watched, because its fragment is lost."""
 
     @abstractmethod
     def set_state(self, state: Tree) -> None:
         """Use these moments from now on."""
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """What calls use of the moments, by names that are identifiers. With `with_numbers`, for
-        those who act elsewhere; a connector that has neither cannot be exported to them."""
+        """The arrays that calls use of the moments, by names that are identifiers. They are the
+        argument of `with_numbers` where a policy acts elsewhere; a connector without both methods
+        cannot be exported."""
         raise NotImplementedError(f"connector {type(self).__name__} has no numbers()")
 
     def with_numbers(self, observations: Any, numbers: Mapping[str, Tensor]) -> Any:
-        """Observations [B, ...] as new ones, as calls make them with `numbers`, in tensors."""
+        """New observations [B, ...], as a call would make them with `numbers`, in tensors."""
         raise NotImplementedError(f"connector {type(self).__name__} has no with_numbers()")
 
 
 class NotFinite(ValueError):
-    """NaN or infinity where moments were to be taken.
+    """Moments cannot be taken of NaN or infinity.
 
     Attributes:
-        row: of the observation, [N].
-        step: [T]
+        row: row of the observation, of N.
+        step: its step, of T.
     """
 
     def __init__(self, row: int, step: int) -> None:
@@ -127,12 +127,12 @@ class NotFinite(ValueError):
 class ContextConnector(Connector, ABC):
     """Adds what came before to an observation, such as earlier frames or the last action.
 
-    Batches hold the plain observation and, for each row, the context at its start. The runner adds
-    context step by step (NumPy), the learner for whole rows at once (torch, on its device); the
-    module sees the same from both. A context is a tree of arrays [N, ...].
+    Batches hold the plain observation and, for each row, the context at its start. The EnvRunner
+    adds context step by step (NumPy), the learner for whole rows at once (torch, on its device);
+    the module sees the same in both. A context is a tree of arrays [N, ...].
 
     Attributes:
-        for_acting: whether the module sees anything of it. (Else it is there for the learner.)
+        for_acting: whether the module sees the context. Otherwise only the learner uses it.
         uses_rewards: whether `advance` looks at rewards.
     """
 
@@ -141,64 +141,64 @@ class ContextConnector(Connector, ABC):
 
     @abstractmethod
     def initial(self, observations: Any) -> Any:
-        """The context [B, ...] at the start of episodes whose first observations [B, ...] these
-        are, in memory of its own."""
+        """The context [B, ...] at the start of episodes with these first observations [B, ...], in
+        newly allocated memory."""
 
     @abstractmethod
     def __call__(self, observations: Any, context: Any) -> Any:
-        """What the module sees [N, ...] for observations [N, ...]."""
+        """The module's observations [N, ...] for plain observations [N, ...]."""
 
     @abstractmethod
     def advance(
         self, context: Any, observations: Any, actions: Any, rewards: NDArray[np.float32]
     ) -> Any:
-        """The context of the next step, in memory of its own.
+        """The context of the next step, in newly allocated memory.
 
         Args:
             context: of this step.
-            observations: of this step, as they were given to `__call__`.
-            actions: what the policy chose.
+            observations: of this step, as passed to `__call__`.
+            actions: the policy's choice.
             rewards: [N]
         """
 
     @abstractmethod
     def over_rows(self, columns: Columns, context: Any) -> Columns:
-        """A batch with observations, last and final observations as the module sees them.
+        """The batch with observations, last and final observations as the module sees them.
 
-        What the module sees after a row's end, or at a step that is not live, is of no use to
-        anybody where the step before ended an episode.
+        What the module sees after a row's end, or at a step that is not live, is not used if the
+        step before ended an episode.
 
         Args:
-            columns: stay as they are.
+            columns: the batch, which stays as it is.
             context: [N, ...] at the start of each row.
         """
 
 
 class ActionConnector(Connector, ABC):
-    """In a runner, from what the policy chose to what the environment gets.
+    """In an EnvRunner, turns the policy's actions into the environment's.
 
-    Batches hold what the policy chose. It is built with the action space that its own actions must
-    be in; its `action_space` is that of the actions it takes.
+    Batches hold the policy's actions. The connector is built with the action space of its results;
+    its `action_space` is the space of the actions that it takes.
     """
 
     idle = False
-    """Nothing is to be done in this space: it is left out."""
+    """Whether there is nothing to do in this space, so that the connector is left out."""
 
     @abstractmethod
     def __call__(self, actions: Any) -> Any:
-        """Actions [N, ...] as new ones; those given stay as they are."""
+        """New actions for actions [N, ...], which stay as they are."""
 
 
 class LearnerConnector(Connector, ABC):
-    """In a learner, what happens to a batch on its device before anything is learned from it."""
+    """In a learner, changes a batch on its device before the algorithm learns from it."""
 
     @abstractmethod
     def __call__(self, columns: Columns) -> Columns:
-        """Columns of the same batch; the tensors given stay as they are."""
+        """Columns of the same batch; the given tensors stay as they are."""
 
     def get_state(self) -> dict[str, Tensor]:
-        """What it has learned from batches so far, for a checkpoint."""
+        """What the connector has learned from batches so far, for a checkpoint."""
         return {}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that `get_state` gave."""
+        """Continue from a state that `get_state` returned."""

@@ -1,4 +1,4 @@
-"""Observations as vectors of numbers: one_hot and flatten."""
+"""The connectors one_hot and flatten, which turn observations into vectors of numbers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Encode = Callable[[Any], Any]
 
 
 class OneHot(ObservationConnector):
-    """Discrete and MultiDiscrete observations as ones among zeros, float32.
+    """Encodes Discrete and MultiDiscrete observations one-hot, as float32.
 
-    Discrete(n) becomes [n], MultiDiscrete the vectors of its numbers behind each other; everything
-    else is left alone. A module encodes both by itself, from smaller batches: this is for modules
-    that take vectors alone.
+    Discrete(n) becomes [n], MultiDiscrete the concatenated vectors of its numbers; everything else
+    stays as it is. Modules encode both themselves, from smaller batches. Use this connector for
+    modules that take only vectors.
     """
 
     takes_tensors = True
@@ -61,7 +61,7 @@ class OneHot(ObservationConnector):
 
 
 class Flatten(ObservationConnector):
-    """Everything that is observed as one vector [F] of float32, in the order of the space.
+    """Turns the whole observation into one vector [F] of float32, in the order of the space.
 
     Discrete and MultiDiscrete observations are one-hot in it. An action mask stays beside it.
     """
@@ -94,7 +94,7 @@ class Flatten(ObservationConnector):
 
 
 class _OneHot:
-    """Numbers [B, *shape] of a Discrete or MultiDiscrete space -> float32 [B, n]."""
+    """Maps numbers [B, *shape] of a Discrete or MultiDiscrete space to float32 [B, n]."""
 
     def __init__(self, space: Space) -> None:
         if isinstance(space, spaces.Discrete):
@@ -105,7 +105,7 @@ class _OneHot:
         counts = counts.astype(np.int64)
         self._space = space
         self.size = int(counts.sum())
-        # Where the place of each number's 0 is.
+        # The index of each number's 0 in the vector.
         self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
 
     def __call__(self, numbers: Any) -> Any:
@@ -136,7 +136,7 @@ def _as_vectors(array: Any) -> Any:
 
 
 def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The least and greatest numbers [f] of the vector that a leaf becomes."""
+    """The smallest and largest values [f] of the vector that a leaf becomes."""
     if isinstance(space, spaces.Box):
         low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
         return low, high

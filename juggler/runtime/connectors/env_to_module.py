@@ -1,4 +1,4 @@
-"""A runner's pipeline from the environment's observations to the module's."""
+"""An EnvRunner's pipeline from the environment's observations to the module's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from juggler.runtime.connectors.mergeable_state import State
 
 
 class EnvToModule:
-    """Observation connectors, and what is needed to add context to what they make.
+    """Observation connectors, and the context connectors after them.
 
     Attributes:
-        observation_space: of what batches hold.
-        stored: connectors that make what batches hold, in order.
-        module_observation_space: of what the module sees.
+        observation_space: of the observations in batches.
+        stored: connectors that make the observations in batches, in order.
+        module_observation_space: of the module's observations.
         rewrites: whether batches hold anything other than the environment's own observations.
-        contexts: by name, in order.
+        contexts: context connectors by name, in order.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class EnvToModule:
             self.module_observation_space = context.observation_space
 
     def numbers(self) -> dict[str, NDArray[Any]]:
-        """What `with_numbers` needs, by name: all that changes here while a run goes on.
+        """What `with_numbers` needs, by name: everything here that changes during a run.
 
         Raises:
-            NotImplementedError: a connector cannot tell.
+            NotImplementedError: a connector cannot be exported.
         """
         return {
             f"numbers_{place}_{name}": array
@@ -59,7 +59,7 @@ class EnvToModule:
         }
 
     def with_numbers(self, observations: Any, numbers: Mapping[str, Any]) -> Any:
-        """As a call, of tensors [B, ...], with tensors that `numbers` gave as arrays."""
+        """The same as a call, on tensors [B, ...], with the arrays of `numbers` as tensors."""
         for place, each in enumerate(self.stored):
             if isinstance(each, MergeableConnector):
                 start = f"numbers_{place}_"
@@ -70,13 +70,14 @@ class EnvToModule:
         return observations
 
     def __call__(self, observations: Any) -> Any:
-        """What batches hold of the environment's observations [B, ...]."""
+        """The observations that batches hold, for the environment's observations [B, ...]."""
         for connector in self.stored:
             observations = connector(observations)
         return observations
 
     def watch(self, observations: Any) -> Any:
-        """The same of one step of a fragment [N, ...]; remembers what there is to learn from it."""
+        """The same for one step of a fragment [N, ...], which connectors also remember to learn
+        from."""
         for connector in self.stored:
             if isinstance(connector, MergeableConnector):
                 connector.watch(observations)
@@ -84,7 +85,7 @@ class EnvToModule:
         return observations
 
     def take_delta(self, live: NDArray[np.bool_]) -> State:
-        """What the connectors have learned from the fragment that was watched; {}: nothing.
+        """What the connectors have learned from the watched fragment; {} for nothing.
 
         Args:
             live: [N, T]
@@ -95,15 +96,15 @@ class EnvToModule:
         return {name: each.take_delta(live) for name, each in self._mergeable.items()}
 
     def forget(self) -> None:
-        """The fragment that was watched is lost."""
+        """Forget the watched fragment, because it is lost."""
         for connector in self._mergeable.values():
             connector.forget()
 
     def set_state(self, state: State) -> None:
-        """What all runners have learned together.
+        """Use what all EnvRunners have learned together.
 
         Raises:
-            ValueError: it is of other connectors.
+            ValueError: the state belongs to other connectors.
         """
         if odd := state.keys() ^ self._mergeable.keys():
             raise ValueError(
@@ -115,21 +116,21 @@ class EnvToModule:
 
 
 class Contexts:
-    """What context connectors know of N environments, from step to step.
+    """The contexts of N environments, from step to step.
 
-    For every step: `see`, then `acted`.
+    For every step, call `see` and then `acted`.
 
     Args:
-        connectors: by name, in order.
+        connectors: context connectors by name, in order.
     """
 
     def __init__(self, connectors: Mapping[str, ContextConnector]) -> None:
         self._connectors = dict(connectors)
-        self._contexts: dict[str, Any] = {}  # [N, ...] of the step that comes next
-        self._seen: dict[str, Any] = {}  # what each connector was given
+        self._contexts: dict[str, Any] = {}  # [N, ...] of the next step
+        self._seen: dict[str, Any] = {}  # the observations that each connector got
 
     def copy(self) -> Contexts:
-        """The same, which goes on by itself."""
+        """An independent copy."""
         other = Contexts(self._connectors)
         other._contexts, other._seen = dict(self._contexts), dict(self._seen)
         return other
@@ -139,11 +140,11 @@ class Contexts:
         self._contexts = {}
 
     def see(self, observations: Any, first: NDArray[np.bool_]) -> Any:
-        """What the module sees [N, ...].
+        """The module's observations [N, ...].
 
         Args:
             observations: [N, ...] as batches hold them.
-            first: [N] which are the first of an episode.
+            first: [N], which of them begin an episode.
         """
         began = np.flatnonzero(first)
         for name, connector in self._connectors.items():
@@ -157,11 +158,13 @@ class Contexts:
         return observations
 
     def states(self) -> dict[str, Any]:
-        """Contexts [N, ...] of the step that was seen last, by name; nobody changes them again."""
+        """The contexts [N, ...] of the last step that was seen, by name. They are never changed
+        again."""
         return dict(self._contexts)
 
     def acted(self, actions: Any, rewards: NDArray[Any]) -> None:
-        """What the policy chose at the step that was seen last, and the rewards [N] for it."""
+        """Advance with the policy's actions at the last step that was seen, and the rewards [N] for
+        them."""
         rewards = rewards.astype(np.float32)  # [N] as batches hold them
         for name, connector in self._connectors.items():
             self._contexts[name] = connector.advance(

@@ -1,4 +1,4 @@
-"""frame_stack: the last k observations as one."""
+"""The connector frame_stack: the last k observations as one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from juggler.runtime.wire.trees import Path, unflatten
 
 
 class FrameStack(ContextConnector):
-    """The last k observations ("frames") of an episode, the oldest first.
+    """Stacks the last k observations ("frames") of an episode, the oldest first.
 
-    Before an episode has k of them, its first one stands for those that are missing. Stacked is
-    every Box leaf, along its last axis, or that of its channels where `ImageLayout` says that these
-    come first; other leaves and action masks are left alone:
+    Until an episode has k frames, its first one takes the place of the missing ones. Every Box leaf
+    is stacked along its last axis, or along its channels' axis if `ImageLayout` finds that the
+    channels come first. Other leaves and action masks stay as they are:
 
         []         -> [k]
         [F]        -> [k F]
@@ -31,12 +31,12 @@ class FrameStack(ContextConnector):
         [H, W, C]  -> [H, W, k C]
         [C, H, W]  -> [k C, H, W]      and so on for more dimensions
 
-    Batches hold single frames and, for each row, the k - 1 before it. Stacks are made in the
-    learner, on its device. Mnih et al. 2015, "Human-level control through deep reinforcement
+    Batches hold single frames and, for each row, the k - 1 frames before it. The learner makes the
+    stacks, on its device. Mnih et al. 2015, "Human-level control through deep reinforcement
     learning", stack 4 frames.
 
     Args:
-        k: how many.
+        k: number of frames.
     """
 
     takes_tensors = True
@@ -99,20 +99,20 @@ class FrameStack(ContextConnector):
         return columns | {name: replaced(columns[name], by) for name, by in stacks.items()}
 
     def _frames(self, context: Any, observations: Any) -> list[Any]:
-        """The last k frames [N, k, ...] of each leaf that is stacked."""
+        """The last k frames [N, k, ...] of each stacked leaf."""
         return [
             joined([at(context, path), at(observations, path)[:, None]], 1) for path in self._paths
         ]
 
     def _context(self, frames: list[Any]) -> Any:
-        """Frames before one that comes, [N, k - 1, ...] of each leaf that is stacked, as a tree."""
+        """The k - 1 frames [N, k - 1, ...] of each stacked leaf before the next one, as a tree."""
         if self._paths == [()]:
             return frames[0]
         return unflatten(zip(self._paths, frames, strict=True))
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
-    """The axis of an observation, counted from its end, along which frames are put."""
+    """The axis of an observation, counted from its end, along which frames are stacked."""
     image = len(shape) in (3, 4)
     return -3 if image and not ImageLayout.of(shape).channels_last else -1
 
@@ -125,7 +125,7 @@ def _stacked_box(box: spaces.Box, k: int, channels: int) -> spaces.Box:
 
 
 def _folded(frames: Any, axis: int, channels: int) -> Any:
-    """Frames (arrays or tensors) along an axis -> one after the other along that of their channels,
+    """Moves the axis of the frames (arrays or tensors) into that of their channels, which is
     counted from the end."""
     dimensions = frames.ndim - axis - 1
     if dimensions == 0:
@@ -141,18 +141,20 @@ def _folded(frames: Any, axis: int, channels: int) -> Any:
 
 
 def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:
-    """Where the frames of each stack are, among k - 1 before a row, its T and the one after it.
+    """The index of each stack's frames among the k - 1 frames before a row, its T frames and the
+    one after it.
 
-    The observations of all rows count through: those of row n begin at n (k - 1 + T + 1).
+    Observations are numbered through all rows: those of row n begin at n (k - 1 + T + 1).
 
     Returns:
-        [N, T + 1, k] for observations and last observations; [K, k - 1] for final observations,
-        without themselves.
+        [N, T + 1, k] for observations and last observations; [K, k - 1] for the frames before final
+            observations.
     """
     first = first_observations(columns)  # [N, T]
     n, t = first.shape
     steps = torch.arange(t + 1, device=first.device)  # [T + 1]
-    # At which step the episode began; one that began before the row has all of its k - 1 frames.
+    # The step at which the episode began; one that began before the row has all of its k - 1
+    # frames.
     began = torch.where(first, steps[:-1], 1 - k).cummax(1).values  # [N, T]
     began = torch.cat([began, began[:, -1:]], 1)  # [N, T + 1]
     ages = torch.arange(1 - k, 1, device=first.device)  # [k] of frames, the oldest first
@@ -164,5 +166,5 @@ def _frame_indices(columns: Columns, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _taken(seen: Tensor, index: Tensor) -> Tensor:
-    """seen[index], by the way that copies whole frames: [M, ...], [...] -> [..., ...]."""
+    """seen[index], with a method that copies whole frames: [M, ...], [...] -> [..., ...]."""
     return seen.index_select(0, index.flatten()).view(index.shape + seen.shape[1:])

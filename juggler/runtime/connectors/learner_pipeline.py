@@ -19,12 +19,12 @@ from juggler.runtime.wire.trees import Tree
 
 
 class LearnerPipeline:
-    """The learner's half of context connectors, then learner connectors.
+    """The learner's half of context connectors, followed by learner connectors.
 
     Attributes:
         stored_space: of the observations in batches.
-        observation_space: of what the module sees.
-        contexts: by name, in order.
+        observation_space: of the module's observations.
+        contexts: context connectors by name, in order.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LearnerPipeline:
             self.observation_space = context.observation_space
 
     def __call__(self, columns: Columns) -> Columns:
-        """Columns of a batch that was collated and lies on its device, which stay as they are."""
+        """New columns for those of a collated batch on its device, which stay as they are."""
         for name, context in self.contexts.items():
             columns = context.over_rows(columns, columns[c.STATES][c.CONNECTOR_STATES][name])
         for connector in self._connectors.values():
@@ -49,8 +49,8 @@ class LearnerPipeline:
         return columns
 
     def example_contexts(self) -> dict[str, Tree]:
-        """Contexts as batches hold them for one row, by name: their arrays [...] show what shapes
-        and dtypes there must be."""
+        """The contexts of one row, by name. Their arrays [...] show the shapes and dtypes that
+        batches must have."""
         examples: dict[str, Tree] = {}
         space = self.stored_space
         for name, connector in self.contexts.items():
@@ -60,14 +60,15 @@ class LearnerPipeline:
         return examples
 
     def get_state(self) -> dict[str, dict[str, Tensor]]:
-        """By name, of the connectors that have one."""
+        """The states of the connectors that have one, by name."""
         states = {name: connector.get_state() for name, connector in self._connectors.items()}
         return {name: state for name, state in states.items() if state}
 
     def set_state(self, states: Mapping[str, Any]) -> None:
-        """
+        """Continue from these states.
+
         Raises:
-            ValueError: they are of other connectors.
+            ValueError: they belong to other connectors.
         """
         if odd := states.keys() ^ self.get_state().keys():
             raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")

@@ -1,4 +1,4 @@
-"""Single arrays within trees, and single spaces within spaces."""
+"""Access to single arrays within trees, and to single spaces within spaces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path
 
-#: The key of what the environment shows, in observations that were given others beside it.
+#: The key of the environment's observation, where others were added beside it.
 OBSERVATION: Final = "observation"
 
-#: What policies act in, by the kind of numbers in an action space.
+#: The dtypes in which policies act, by the kind of numbers in an action space.
 _ACTED: Final[dict[str, type[np.generic]]] = {
     "i": np.int64,
     "u": np.int64,
@@ -27,17 +27,17 @@ _ACTED: Final[dict[str, type[np.generic]]] = {
 
 
 def acted_dtype(space: Space[Any]) -> type[np.generic]:
-    """What policies act in for a leaf of an action space, whose own dtype may be another."""
+    """The dtype in which policies act for a leaf of an action space, which may have another dtype."""
     if isinstance(space, spaces.MultiBinary):
         return np.int8
     return _ACTED[np.dtype(space.dtype).kind]
 
 
 def observed_leaves(space: Space[Any]) -> dict[Path, Space[Any]]:
-    """The leaves of an observation space by their paths, without those of an action mask.
+    """The leaves of an observation space by path, without those of an action mask.
 
     Raises:
-        UnsupportedSpace: nobody encodes the space.
+        UnsupportedSpace: there is no encoding for the space.
     """
     return {path: leaf for path, leaf in space_leaves(space) if path[:1] != (ACTION_MASK,)}
 
@@ -83,21 +83,21 @@ def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[An
 
 
 def in_dtype(values: Any, dtype: Any) -> Any:
-    """An array or a tensor in one of NumPy's dtypes, copied only if it had another one."""
+    """An array or a tensor in a NumPy dtype, copied only if it had another one."""
     if isinstance(values, Tensor):
         return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
     return np.asarray(values, dtype)
 
 
 def joined(parts: Sequence[Any], axis: int) -> Any:
-    """Arrays, or tensors, one after the other along an axis."""
+    """Concatenates arrays, or tensors, along an axis."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts), axis)
     return np.concatenate(parts, axis)
 
 
 class LeafFunctions:
-    """Functions of single arrays, each at its path of a tree; what has none is left alone."""
+    """Functions for single arrays of a tree, by path. Arrays without a function stay as they are."""
 
     def __init__(self, functions: Mapping[Path, Callable[[Any], Any]]) -> None:
         self.functions = dict(functions)

@@ -1,4 +1,4 @@
-"""mean_std_filter: observations shifted and scaled to mean 0 and standard deviation 1."""
+"""The connector mean_std_filter: observations with mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from juggler.runtime.wire.trees import Path, Tree, unflatten
 
 
 class MeanStdFilter(MergeableConnector):
-    """Every number of an observation less its mean, divided by its standard deviation.
+    """Subtracts the mean from every number of an observation, and divides by its standard
+    deviation.
 
-    Mean and deviation are those of all runners' live steps so far, as of the start of a fragment;
-    until there are any, numbers pass as they are. Filtered are Box leaves of numbers, which become
-    float32; uint8 (images), Discrete and other leaves and action masks are left alone.
+    Mean and deviation are over the live steps of all EnvRunners, as known at the start of a
+    fragment. Before there are any, numbers pass unchanged. The filter applies to Box leaves of
+    numbers, which become float32; uint8 (images), Discrete and other leaves and action masks stay
+    as they are.
 
     Args:
-        clip: results are kept within [-clip, clip].
+        clip: results are clipped to [-clip, clip].
         epsilon: added to the variance.
     """
 
@@ -100,13 +102,13 @@ class MeanStdFilter(MergeableConnector):
 
 
 class _Filter:
-    """Of one leaf."""
+    """The filter of one leaf."""
 
     def __init__(self, space: spaces.Box, clip: float, epsilon: float) -> None:
         self.shape = space.shape
-        self.watched: list[NDArray[Any]] = []  # [N, ...] each, of the steps of a fragment
+        self.watched: list[NDArray[Any]] = []  # [N, ...] for each step of a fragment
         self._clip, self._epsilon = clip, epsilon
-        # A float32 is not far from its mean: their difference loses little.
+        # float32 numbers are close to their mean, so the difference loses little.
         self._dtype = np.float32 if space.dtype.itemsize <= 4 else np.float64
         self.use(Moments.none(space.shape))
 
@@ -126,22 +128,22 @@ class _Filter:
             return self.of_tensors(numbers, mean, scale)
         x = np.subtract(numbers, self.mean, dtype=self._dtype)  # [B, ...]
         x *= self.scale
-        # As np.clip does, which takes longer for small arrays.
+        # The same as np.clip, which takes longer for small arrays.
         np.maximum(x, -self._clip, out=x)
         np.minimum(x, self._clip, out=x)
         filtered: NDArray[np.float32] = x.astype(np.float32, copy=False)
         return filtered
 
     def of_tensors(self, numbers: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """Numbers [B, ...] less means [...], times scales [...]."""
+        """Numbers [B, ...] minus means [...], times scales [...]."""
         shifted = (numbers.to(mean.dtype) - mean) * scale  # [B, ...]
         return shifted.clamp(-self._clip, self._clip).float()  # [B, ...]
 
     def moments_of_watched(self, live: NDArray[np.bool_]) -> Moments:
         if not self.watched:
             return Moments.none(self.shape)
-        samples = np.stack(self.watched)[live.T]  # [live steps, ...] in the order of time
-        with np.errstate(invalid="ignore", over="ignore"):  # said below, in better words
+        samples = np.stack(self.watched)[live.T]  # [live steps, ...] in order of time
+        with np.errstate(invalid="ignore", over="ignore"):  # reported below, in better words
             moments = Moments.of(samples)
         if not np.isfinite(moments.m2).all():
             bad = ~np.isfinite(samples).reshape(len(samples), -1).all(1)  # [live steps]
@@ -153,7 +155,7 @@ class _Filter:
 
 
 def _nested(deltas: dict[Path, Moments]) -> Tree:
-    """Moments by path as one tree."""
+    """Moments by path, as one tree."""
     arrays = [
         ((*path, key), array)
         for path, moments in deltas.items()

@@ -1,7 +1,7 @@
-"""The state of connectors that runners gather and the driver merges. No torch here.
+"""The state of connectors that EnvRunners gather and the driver merges. No torch here.
 
-It is a tree: connector's name -> … -> moments. That alone is what the driver knows of it, so that
-connectors of a user need not be importable where the driver runs.
+It is a tree: name of a connector -> … -> moments. The driver knows nothing else about it, so a
+user's connectors need not be importable where the driver runs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, Limits, 
 from juggler.runtime.wire.trees import Path, Tree, path_name
 from juggler.runtime.wire.v1 import training_pb2
 
-#: The most that a state may take, which travels within one message.
+#: The largest state, which has to fit into one message.
 MAX_STATE_BYTES = MAX_MESSAGE_BYTES // 2
 
 State = Mapping[str, Tree]
 
 
 def merge(one: State, other: State) -> State:
-    """The state of all that both have seen.
+    """The state after all samples behind both states.
 
     Raises:
-        ValueError: they are not states of the same connectors.
+        ValueError: they belong to different connectors.
     """
     merged = _merge(one, other, ())
     assert isinstance(merged, Mapping)
@@ -34,10 +34,10 @@ def merge(one: State, other: State) -> State:
 
 
 def check(state: Tree) -> State:
-    """A state that may come from anywhere, with every moment of it checked.
+    """A state from an untrusted source, with all of its moments checked.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a state.
     """
     if not isinstance(state, Mapping) or is_moments(state):
         raise ValueError("a state of connectors is a branch of their names")
@@ -46,10 +46,10 @@ def check(state: Tree) -> State:
 
 
 def connector_state(checkpoint: Checkpoint) -> State:
-    """What the connectors of EnvRunners had learned by then; {}: nothing.
+    """What the connectors of EnvRunners had learned at the checkpoint; {} for nothing.
 
     Raises:
-        CheckpointError: the checkpoint holds something else.
+        CheckpointError: the checkpoint's data are damaged.
     """
     try:
         return check(checkpoint.tree.get(CONNECTORS, {}))
@@ -59,10 +59,10 @@ def connector_state(checkpoint: Checkpoint) -> State:
 
 
 def to_bytes(state: State) -> bytes:
-    """For a message, as a serialized StateChunk.
+    """The state as a serialized StateChunk, for a message.
 
     Raises:
-        ValueError: it is too large for one.
+        ValueError: it is too large for one message.
     """
     try:
         chunks = list(encode_frame(training_pb2.StateHeader(), state, chunk_bytes=MAX_STATE_BYTES))
@@ -77,10 +77,10 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(content: bytes) -> State:
-    """What `to_bytes` made, or somebody says that it did.
+    """The state in bytes that should come from `to_bytes`.
 
     Raises:
-        ValueError: it is no state.
+        ValueError: they hold no state.
     """
     reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=MAX_STATE_BYTES))
     frame = reader.feed(content)

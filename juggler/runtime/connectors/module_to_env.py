@@ -1,4 +1,4 @@
-"""A runner's pipeline from the policy's actions to the environment's."""
+"""An EnvRunner's pipeline from the policy's actions to the environment's."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from juggler.runtime.wire.structures import from_tree, space_leaves
 
 
 class ModuleToEnv:
-    """Action connectors, one after the other.
+    """Action connectors, one after the other, and a conversion to the environment's dtypes.
 
     Args:
-        connectors: those that have nothing to do are left out. Behind the others, the actions are
-            put into the dtypes of the environment's space.
-        action_space: what the policy acts in.
-        env_action_space: what the environment takes.
+        connectors: the pieces; those with nothing to do are left out.
+        action_space: the space in which the policy acts.
+        env_action_space: the environment's space.
 
     Attributes:
-        action_space: what the policy acts in.
-        idle: the environment gets actions as they are.
-        connectors: those that have something to do.
+        action_space: the space in which the policy acts.
+        idle: whether the environment gets actions unchanged.
+        connectors: the pieces that have something to do.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ModuleToEnv:
         self.idle = self._one_array and not self.connectors and not self._casts.functions
 
     def __call__(self, actions: Any) -> Any:
-        """What the environment gets, as Gymnasium wants it, for a tree of actions [N, ...]."""
+        """The environment's actions, as Gymnasium expects them, for a tree of actions [N, ...]."""
         for connector in self.connectors:
             actions = connector(actions)
         if self._casts.functions:

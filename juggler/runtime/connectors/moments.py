@@ -17,12 +17,12 @@ KEYS = frozenset({"count", "mean", "m2"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """What is known of the mean and the variance of samples [...], each number for itself.
+    """The mean and the variance of samples [...], for each number separately.
 
-    Merging is the pairwise formula of Chan, Golub & LeVeque 1979, "Updating Formulae and a Pairwise
-    Algorithm for Computing Sample Variances". It stays accurate where deviations are small beside
-    the mean, which sums of squares do not (Chan, Golub & LeVeque 1983, "Algorithms for Computing
-    the Sample Variance: Analysis and Recommendations").
+    Two of them are merged with the pairwise formula of Chan, Golub & LeVeque 1979, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances". It stays accurate when
+    deviations are small compared with the mean; sums of squares do not (Chan, Golub & LeVeque 1983,
+    "Algorithms for Computing the Sample Variance: Analysis and Recommendations").
     """
 
     count: NDArray[np.float64]  # []
@@ -31,12 +31,12 @@ class Moments:
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Moments:
-        """Of no samples."""
+        """The moments of no samples."""
         return cls(np.zeros(()), np.zeros(shape), np.zeros(shape))
 
     @classmethod
     def of(cls, samples: NDArray[np.generic]) -> Moments:
-        """Of samples [B, ...], computed in two passes."""
+        """The moments of samples [B, ...], computed in two passes."""
         if not len(samples):
             return cls.none(samples.shape[1:])
         x = samples.astype(np.float64)  # [B, ...]
@@ -45,7 +45,7 @@ class Moments:
         return cls(np.array(float(len(x))), np.asarray(mean), np.asarray(m2))
 
     def merged(self, other: Moments) -> Moments:
-        """Of the samples behind both."""
+        """The moments of the samples behind both."""
         if not other.count:
             return self
         if not self.count:
@@ -61,7 +61,7 @@ class Moments:
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """Of the samples themselves [...]; 0 where there are none."""
+        """The variance of the samples themselves [...]; 0 if there are none."""
         return np.asarray(self.m2 / np.maximum(self.count, 1))
 
     def to_tree(self) -> dict[str, Tree]:
@@ -69,10 +69,10 @@ class Moments:
 
     @classmethod
     def from_tree(cls, tree: Tree) -> Moments:
-        """The moments in a tree that may come from anywhere.
+        """The moments in a tree from an untrusted source.
 
         Raises:
-            ValueError: they are none, or could not have come from samples.
+            ValueError: the tree does not hold moments, or no samples could have these.
         """
         if not is_moments(tree):
             raise ValueError(f"moments are the arrays {sorted(KEYS)}")
@@ -94,7 +94,7 @@ class Moments:
 
 
 def is_moments(tree: object) -> TypeGuard[Mapping[str, NDArray[np.generic]]]:
-    """Whether this branch of a tree is what `Moments.to_tree` makes."""
+    """Whether this branch of a tree has the form that `Moments.to_tree` makes."""
     return (
         isinstance(tree, Mapping)
         and tree.keys() == KEYS

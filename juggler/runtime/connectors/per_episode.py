@@ -15,7 +15,7 @@ from juggler.runtime.wire.structures import tree_map
 
 _SEGMENT: Final = (c.SEGMENT_ROWS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
 
-#: Columns that are not over [N, T], and `live`, which is true in every step of an episode.
+#: Columns without the dimensions [N, T], and `live`, which is true at every step of an episode.
 _NOT_STEPS: Final = {
     *_SEGMENT,
     c.LIVE,
@@ -28,9 +28,9 @@ _NOT_STEPS: Final = {
 
 
 class PerEpisode(LearnerConnector):
-    """Calls a method for each stretch of an episode that lies within a row.
+    """Calls a method for each segment of an episode within a row.
 
-    That takes a call of Python for each of them, and waits for the device: a connector over whole
+    This makes a Python call for each segment and waits for the device; a connector over whole
     batches is a hundred times faster. A subclass defines `episode`:
 
         class RewardAtTheEnd(PerEpisode):
@@ -42,14 +42,15 @@ class PerEpisode(LearnerConnector):
 
     @abstractmethod
     def episode(self, steps: dict[str, Any], offset: int) -> Mapping[str, Tensor]:
-        """Columns that shall be other than they were, or new ones; {}: none.
+        """Changed columns, or new ones; {} for none.
 
         Args:
-            steps: the stretch's step columns [L, ...] by name, to be left as they are.
-            offset: how many steps of the same episode came before.
+            steps: the segment's step columns [L, ...] by name. Do not change them.
+            offset: the number of earlier steps of the same episode.
 
         Returns:
-            By name, [L, ...]. Steps of no episode keep what they had, and have 0 in new columns.
+            Columns [L, ...] by name. Steps outside of episodes keep their values, and have 0 in new
+                columns.
         """
 
     def __call__(self, columns: Columns) -> Columns:

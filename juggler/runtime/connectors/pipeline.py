@@ -1,4 +1,4 @@
-"""A pipeline before it is built: what stands in it, and in which order. No torch here."""
+"""A pipeline before it is built: its pieces and their order. No torch here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.nearest import nearest
 
-#: What a piece can be given as: a built-in's name, "package.module:Class", a connector class, or a
-#: table with one of these under "use", perhaps a "name", and the options that it is built with.
+#: A piece: a built-in's name, "package.module:Class", a connector class, or a table with one of
+#: these as "use", perhaps a "name", and the options that it is built with.
 PieceLike: TypeAlias = "str | type[Any] | Mapping[str, Any] | Piece"
-#: How a piece of a pipeline is found: by its name, or by its class.
+#: How to find a piece of a pipeline: by its name or its class.
 Where: TypeAlias = "str | type[Any]"
 
 
@@ -22,8 +22,8 @@ class Piece:
 
     Attributes:
         use: a built-in's name, or package.module:Class.
-        name: its own in the pipeline.
-        options: what it is built with.
+        name: its name in the pipeline.
+        options: its options.
     """
 
     use: str
@@ -32,7 +32,8 @@ class Piece:
 
     @classmethod
     def of(cls, given: PieceLike) -> Piece:
-        """
+        """A piece from any of the forms in which it may be written.
+
         Raises:
             ValueError: it names no connector, or a built-in has no such option.
         """
@@ -59,7 +60,7 @@ class Piece:
 
     @property
     def path(self) -> str:
-        """package.module:Class"""
+        """The connector's class, as package.module:Class."""
         return BUILT_IN[self.use].path if self.use in BUILT_IN else self.use
 
 
@@ -68,11 +69,11 @@ class Pipeline:
 
         Pipeline(["mean_std_filter", "frame_stack"]).insert_before("frame_stack", MyConnector)
 
-    Every method that changes it returns it.
+    Every method that changes the pipeline returns it.
 
     Raises:
-        ValueError: in every method: a piece is none, its name is taken, or there is no piece where
-            one was said to be.
+        ValueError: in every method: the argument is not a piece, its name is taken, or the piece
+            that was referred to does not exist.
     """
 
     def __init__(self, pieces: Iterable[PieceLike] = ()) -> None:
@@ -90,23 +91,23 @@ class Pipeline:
         return f"Pipeline({[piece.name for piece in self]})"
 
     def prepend(self, piece: PieceLike) -> Pipeline:
-        """Put it first."""
+        """Add a piece at the start."""
         return self._insert(0, piece)
 
     def append(self, piece: PieceLike) -> Pipeline:
-        """Put it last."""
+        """Add a piece at the end."""
         return self._insert(len(self), piece)
 
     def insert_before(self, where: Where, piece: PieceLike) -> Pipeline:
-        """Put it right before the piece of this name or class."""
+        """Add a piece right before the one with this name or class."""
         return self._insert(self._index(where), piece)
 
     def insert_after(self, where: Where, piece: PieceLike) -> Pipeline:
-        """Put it right after the piece of this name or class."""
+        """Add a piece right after the one with this name or class."""
         return self._insert(self._index(where) + 1, piece)
 
     def remove(self, where: Where) -> Pipeline:
-        """Take out the piece of this name or class."""
+        """Remove the piece with this name or class."""
         del self._pieces[self._index(where)]
         return self
 
@@ -140,12 +141,12 @@ class Pipeline:
 
 
 def class_path(connector: type[Any]) -> str:
-    """package.module:Class"""
+    """A class as package.module:Class."""
     return f"{connector.__module__}:{connector.__qualname__}"
 
 
 def own_connectors(keys: dict[str, Any]) -> dict[str, type[Any]]:
-    """Connector classes among the keys by the names that are put in their place."""
+    """Replaces connector classes in `keys` by names, and returns the classes by these names."""
     own: dict[str, type[Any]] = {}
     if "connectors" in keys:
         keys["connectors"] = _with_names(keys["connectors"], own)
@@ -166,7 +167,7 @@ def _with_names(value: Any, own: dict[str, type[Any]]) -> Any:
 def check_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
     """
     Raises:
-        ValueError: an option that the connector of this name does not have.
+        ValueError: the connector of this name has no such option.
     """
     known = list(known)
     for option in options:

@@ -1,4 +1,4 @@
-"""previous_actions_and_rewards: what the policy did last, and what it got for it."""
+"""The connector previous_actions_and_rewards: the policy's last action and the reward for it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PREVIOUS_REWARD: Final = "previous_reward"
 
 
 class PreviousActionsAndRewards(ContextConnector):
-    """Observations with the keys "previous_action" and "previous_reward" beside them.
+    """Adds the keys "previous_action" and "previous_reward" to observations.
 
-    An observation that is not a Dict comes under the key "observation". At the start of an episode
-    both are 0; of Discrete and MultiDiscrete actions, the first there is. The action is the
+    An observation that is not a Dict gets the key "observation". At the start of an episode both
+    are 0; Discrete and MultiDiscrete actions are the first of their space. The action is the
     policy's own, as batches hold it, and the reward the environment's.
     """
 
@@ -106,13 +106,13 @@ class PreviousActionsAndRewards(ContextConnector):
 
 
 def _shifted(column: Tensor, before: Tensor, start: Tensor, first: Tensor) -> Tensor:
-    """What each step has of the step before it -> [N, T, ...].
+    """For each step, the value at the step before it -> [N, T, ...].
 
     Args:
         column: [N, T, ...]
-        before: [N, ...] what a row's first step has.
-        start: [1, ...] what the first step of an episode has.
-        first: [N, T] which those are.
+        before: [N, ...], the value for a row's first step.
+        start: [1, ...], the value for the first step of an episode.
+        first: [N, T], which steps are first in an episode.
     """
     shifted = torch.cat([before[:, None], column[:, :-1]], 1)  # [N, T, ...]
     return torch.where(per_step(first, column), start.to(column.device), shifted)
@@ -140,5 +140,5 @@ def _first_leaf(tree: Any) -> Any:
 
 
 def _own(values: Any, dtype: Any) -> Any:
-    """An array in a dtype and in memory of its own, or a tensor, which nobody changes."""
+    """An array with a dtype, in newly allocated memory; or a tensor, which is never changed."""
     return in_dtype(values, dtype) if isinstance(values, Tensor) else np.array(values, dtype)

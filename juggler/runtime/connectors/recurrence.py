@@ -9,9 +9,9 @@ from torch import Tensor
 def linear_recurrence(a: Tensor, b: Tensor, x_last: Tensor) -> Tensor:
     """Solves x_t = b_t + a_t x_{t+1} for x_0 … x_{T-1}, where x_T is `x_last`.
 
-    A step of the recurrence is the map x -> b + a x. Two maps in a row are such a map again, and
-    composing each with the one 1, 2, 4, … places after it covers all of the rest of the row after
-    log2 T rounds.
+    One step of the recurrence is the map x -> b + a x. The composition of two such maps has the
+    same form. Composing each map with the one 1, 2, 4, … places after it covers the rest of the row
+    after log2 T rounds.
 
     Args:
         a: [..., T]
@@ -25,7 +25,7 @@ def linear_recurrence(a: Tensor, b: Tensor, x_last: Tensor) -> Tensor:
     b = torch.cat([b[..., :-1], (b[..., -1] + a[..., -1] * x_last).unsqueeze(-1)], -1)  # [..., T]
     reach = 1
     while reach < length:
-        # Maps within `reach` of the end already hold all of their rest, and need no partner.
+        # Maps within `reach` of the end already cover the rest of the row, and need no partner.
         b = torch.cat([b[..., :-reach] + a[..., :-reach] * b[..., reach:], b[..., -reach:]], -1)
         a = torch.cat([a[..., :-reach] * a[..., reach:], a[..., -reach:]], -1)  # [..., T]
         reach *= 2

@@ -1,4 +1,4 @@
-"""Rewards before anything is learned from them: clip_rewards, scale_rewards, normalize_rewards."""
+"""The connectors clip_rewards, scale_rewards and normalize_rewards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from juggler.runtime.connectors.rows import first_observations
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
-#: Under this name `NormalizeRewards` finds what `DiscountedReturns` keeps.
+#: The name under which `NormalizeRewards` finds the context of `DiscountedReturns`.
 DISCOUNTED_RETURNS = "discounted_returns"
 
 
 class ClipRewards(LearnerConnector):
-    """Rewards within [-limit, limit].
+    """Clips rewards to [-limit, limit].
 
     Mnih et al. 2015, "Human-level control through deep reinforcement learning", clip to [-1, 1].
     """
@@ -41,7 +41,7 @@ class ClipRewards(LearnerConnector):
 
 
 class ScaleRewards(LearnerConnector):
-    """Rewards times a factor."""
+    """Multiplies rewards by a factor."""
 
     def __init__(self, observation_space: Space, action_space: Space, factor: float) -> None:
         super().__init__(observation_space, action_space)
@@ -52,9 +52,9 @@ class ScaleRewards(LearnerConnector):
 
 
 class DiscountedReturns(ContextConnector):
-    """The runner's part of normalize_rewards: each row's discounted return so far.
+    """The EnvRunner's half of normalize_rewards: each row's discounted return so far.
 
-    Observations pass as they are. The context is R of the step before, 0 at an episode's start:
+    Observations pass unchanged. The context is R of the step before, 0 at an episode's start:
 
         R_t = gamma R_{t-1} + r_t
     """
@@ -83,14 +83,14 @@ class DiscountedReturns(ContextConnector):
 
 
 class NormalizeRewards(LearnerConnector):
-    """Rewards divided by the standard deviation of the discounted return so far, and clipped.
+    """Divides rewards by the standard deviation of the discounted return so far, and clips them.
 
-    That is the deviation of R_t = gamma R_{t-1} + r_t over the live steps of all batches up to and
+    It is the deviation of R_t = gamma R_{t-1} + r_t over the live steps of all batches up to and
     including this one. Rewards keep their sign.
 
     Args:
         gamma: the discount.
-        limit: results are kept within [-limit, limit].
+        limit: results are clipped to [-limit, limit].
         epsilon: added to the variance.
     """
 
@@ -127,12 +127,12 @@ class NormalizeRewards(LearnerConnector):
         """R of every step [N, T]."""
         before = columns[c.STATES][c.CONNECTOR_STATES][DISCOUNTED_RETURNS]  # [N]
         carried = self._gamma * ~first_observations(columns)  # [N, T]
-        # The recurrence of linear_recurrence runs backwards in time.
+        # linear_recurrence runs backwards in time.
         backwards = linear_recurrence(carried.flip(1), columns[c.REWARDS].flip(1), before)
         return backwards.flip(1)
 
     def _merge(self, returns: Tensor, live: Tensor) -> None:
-        """Add the live ones of returns [N, T] to the moments, as `Moments.merged` does."""
+        """Merge the live returns [N, T] into the moments, as `Moments.merged` does."""
         x = returns.double()  # [N, T]
         old = {key: value.to(x.device) for key, value in self._state.items()}  # [] each
         added = live.sum().double()  # []

@@ -1,4 +1,4 @@
-"""Where episodes begin within the rows of a batch, and what came before each step."""
+"""Finds where episodes begin within the rows of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from juggler.runtime.modules import columns as c
 def first_observations(columns: Columns) -> Tensor:
     """Which observations are the first of an episode that begins within its row -> [N, T] bool.
 
-    Never that of a row's first step: if an episode begins there, the row's context says so.
+    A row's first step is never marked: if an episode begins there, the row's context says so.
     """
     live = columns[c.LIVE]  # [N, T]
     done = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
@@ -22,5 +22,5 @@ def first_observations(columns: Columns) -> Tensor:
 
 
 def per_step(mask: Tensor, column: Tensor) -> Tensor:
-    """A mask [N, T] with the dimensions of a column [N, T, ...]."""
+    """A mask [N, T] with the number of dimensions of a column [N, T, ...]."""
     return mask.reshape(mask.shape + (1,) * (column.ndim - mask.ndim))

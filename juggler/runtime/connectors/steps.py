@@ -1,4 +1,4 @@
-"""Columns that are made of others in the learner: next_observations and returns_to_go."""
+"""The connectors next_observations and returns_to_go, which add columns in the learner."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ RETURNS_TO_GO: Final = "returns_to_go"
 
 
 class NextObservations(LearnerConnector):
-    """The column "next_observations" [N, T, ...]: what each step of an episode led to.
+    """Adds the column "next_observations" [N, T, ...]: the observation after each step.
 
-    That is the final observation where the episode was truncated. Where it terminated there is
-    none, and what the column holds has no meaning.
+    If the episode was truncated, it is the final observation. If it terminated, there is none, and
+    the value in the column has no meaning.
     """
 
     def __call__(self, columns: Columns) -> Columns:
         n, t = columns[c.LIVE].shape
         final_rows, final_steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K] both
-        # Of all observations one behind the other: those before each step, last and final ones.
+        # Indices into all observations in a row: those before each step, then last and final ones.
         index = torch.arange(1, n * t + 1, device=final_rows.device).view(n, t)  # [N, T]
         index[:, -1] = torch.arange(n * t, n * t + n, device=index.device)
         finals = torch.arange(len(final_rows), device=index.device) + n * t + n  # [K]
@@ -42,10 +42,10 @@ class NextObservations(LearnerConnector):
 
 
 class ReturnsToGo(LearnerConnector):
-    """The column "returns_to_go" [N, T]: discounted rewards from each step on.
+    """Adds the column "returns_to_go" [N, T]: discounted rewards from each step on.
 
-    They end where the episode does, or with the row: what would have come after is not in the
-    batch, and no value stands in for it. Steps that are not live have 0, as they have no reward.
+    The sum ends with the episode or with the row. Later rewards are not in the batch, and no value
+    estimate replaces them. Steps that are not live have 0.
 
     Args:
         gamma: the discount.
