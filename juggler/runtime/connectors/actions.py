@@ -1,4 +1,4 @@
-"""The connectors clip_actions and rescale_actions, from the policy's actions to the environment's."""
+"""The connectors clip_actions and rescale_actions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _ACTED: Final[dict[str, type[np.generic]]] = {
 
 
 def acted_dtype(space: Space[Any]) -> type[np.generic]:
-    """The dtype in which policies act for a leaf of an action space, which may have another dtype."""
+    """The dtype in which policies act for a leaf of an action space; the leaf's own may differ."""
     if isinstance(space, spaces.MultiBinary):
         return np.int8
     return _ACTED[np.dtype(space.dtype).kind]
@@ -97,7 +97,7 @@ def joined(parts: Sequence[Any], axis: int) -> Any:
 
 
 class LeafFunctions:
-    """Functions for single arrays of a tree, by path. Arrays without a function stay as they are."""
+    """Functions for single arrays of a tree, by path. Other arrays stay as they are."""
 
     def __init__(self, functions: Mapping[Path, Callable[[Any], Any]]) -> None:
         self.functions = dict(functions)

@@ -1,4 +1,4 @@
-"""The part of a module that acting needs: what a learner publishes, and a runner holds."""
+"""The part of a module that acting needs: what a learner publishes and an EnvRunner holds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from juggler.runtime.nearest import closest
 def acting_names(module: RLModule) -> list[str]:
     """Names of the parameters and buffers that acting needs: those not in `training_only`.
 
-    As `named_parameters` and `named_buffers` give them, which name what is shared once.
+    The names are those of `named_parameters` and `named_buffers`, which name a shared tensor once.
 
     Raises:
-        ValueError: `training_only` names something that is not there, or something that the
-            acting part shares and that therefore goes by its name.
+        ValueError: `training_only` names a part that does not exist, or one that the acting part
+            shares under a name that is training only.
     """
     _check_names(module)
     apart = module.training_only
@@ -39,7 +39,8 @@ def acting_names(module: RLModule) -> list[str]:
 
 
 def strip_to_acting(module: RLModule) -> None:
-    """Take out of a module what is `training_only`. A pass that uses it raises, and says why.
+    """Remove everything `training_only` from a module. A pass that uses it raises an error that
+    says so.
 
     Raises:
         ValueError: as `acting_names`.
@@ -53,7 +54,7 @@ def strip_to_acting(module: RLModule) -> None:
 
 
 class TrainingOnly(nn.Module):
-    """In the place of a submodule or parameter that a runner does without."""
+    """Takes the place of a submodule or parameter that an EnvRunner does not have."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The hyperbolic tangent, made fast where torch's is slow."""
+"""A hyperbolic tangent that is fast on the CPU, where torch's is slow."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Fewer numbers than this are done sooner in the one operation of torch.tanh.
+# Below this size, torch.tanh is faster.
 _WORTH_IT = 1 << 14
 
 
 class Tanh(nn.Module):
-    """tanh, by way of the sigmoid for large tensors on the CPU.
+    """tanh, computed from the sigmoid for large tensors on the CPU.
 
-    There torch computes tanh one careful number after the other, ten times slower than a sigmoid;
-    in an update of a small perceptron that was a third of all time. tanh(x) = 2 sigmoid(2x) - 1 is
-    within 2e-7 of it.
+    On the CPU, torch's tanh takes ten times as long as its sigmoid; in an update of a small
+    perceptron it took a third of the time. tanh(x) = 2 sigmoid(2x) - 1 differs from it by at most
+    2e-7.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # Who compiles or exports gets the operation as such, for every size.
+        # Compilation and export get the plain operation, for every size.
         if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() < _WORTH_IT:
             return torch.tanh(x)
         y: Tensor = _TanhBySigmoid.apply(x)  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class Tanh(nn.Module):
 
 
 class _TanhBySigmoid(torch.autograd.Function):
-    """Keeps its output alone for the backward pass, as torch.tanh does."""
+    """Stores only its output for the backward pass, as torch.tanh does."""
 
     generate_vmap_rule = True
 
@@ -48,5 +48,5 @@ class _TanhBySigmoid(torch.autograd.Function):
         return onward
 
 
-# torch asks for it in every call, and to make it takes longer than the rest of the call.
+# torch asks for the signature in every call, and making it takes longer than the rest of the call.
 _TanhBySigmoid.forward.__signature__ = signature(_TanhBySigmoid.forward)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""From a module's name, class or factory and two spaces to a module."""
+"""Builds a module from its name, class or factory and two spaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from juggler.runtime.modules.catalog import Catalog
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.rl_module import RLModule
 
-#: Makes a module, or a catalog of its parts, of observation space, action space and model_config.
+#: Makes a module, or a catalog of its parts, from observation space, action space and model_config.
 #: RLModule and Catalog classes are such factories, and so is an `RLModuleSpec`.
 ModuleFactory = Callable[
     [gymnasium.Space[Any], gymnasium.Space[Any], Mapping[str, Any]],
@@ -29,23 +29,24 @@ def build_module(
     distribution: str | Callable[..., Any] | None = None,
     check_specs: bool = False,
 ) -> RLModule:
-    """A new module with freshly drawn parameters.
+    """A new module with randomly initialized parameters.
 
     Args:
         module: "package.module:Class", imported here; an RLModule class, a Catalog class, or
             another callable of (observation_space, action_space, model_config); or None: the
             default module.
-        observation_space: of one environment, not of a vector of them.
-        action_space: the same.
-        model_config: what the module makes of it; the default one takes `ModelConfig`'s fields.
+        observation_space: of one environment, not of a vector.
+        action_space: likewise.
+        model_config: the module's options; the default module takes the fields of `ModelConfig`.
         distribution: "package.module:function" or a callable of (action_space, **options) that
-            makes a DistributionSpec; the module gets it in its model_config. None: what that says.
-        check_specs: compare inputs and outputs with the module's specs in every call.
+            makes a DistributionSpec; it is passed to the module in model_config. None: the one in
+            model_config, if any.
+        check_specs: check inputs and outputs against the module's specs in every call.
 
     Raises:
-        UnsupportedSpace: nothing serves one of the spaces.
-        ValueError: a name leads nowhere, or model_config has a wrong key or value.
-        TypeError: what the callable returned is not an RLModule.
+        UnsupportedSpace: one of the spaces is not supported.
+        ValueError: a name cannot be imported, or model_config has a wrong key or value.
+        TypeError: the callable did not return an RLModule.
     """
     factory = found(module, "module") if isinstance(module, str) else module or ActorCritic
     if distribution is not None:

@@ -1,4 +1,4 @@
-"""Custom parts by name: what "package.module:Class" leads to. No torch here."""
+"""Imports custom parts by name, as in "package.module:Class". No torch here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final
 
 from juggler.runtime.nearest import closest
 
-#: How names begin of what stands in a script or a notebook, where no import leads to.
+#: Prefix of the names of things in a script or a notebook, which cannot be imported.
 SCRIPT: Final = "__main__:"
 
 
 def found(name: str, what: str) -> Callable[..., Any]:
-    """What a name leads to, imported here.
+    """The object with this name, imported here.
 
     Args:
-        name: "package.module:Class", or a function's name in place of the class's.
-        what: it is to be, for the error: "module", "encoder", …
+        name: "package.module:Class", or with a function in place of the class.
+        what: the kind of object, for the error: "module", "encoder", …
 
     Raises:
-        ValueError: the name leads nowhere, or to something that cannot be called.
+        ValueError: the name cannot be imported, or is not callable.
     """
     package, colon, attribute = name.partition(":")
     if not (package and colon and attribute):
@@ -31,7 +31,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
         imported = importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or not (package + ".").startswith(error.name + "."):
-            raise  # The package is there; something that it imports is not.
+            raise  # the package exists, but something that it imports does not
         raise ValueError(no_module(name, what, error.name)) from error
     called = getattr(imported, attribute, None)
     if called is None:
@@ -45,16 +45,17 @@ def found(name: str, what: str) -> Callable[..., Any]:
 
 
 def is_there(module: str) -> bool:
-    """Whether there is a Python module, or the package that it is to be in. Nothing is imported."""
+    """Whether a Python module, or its outermost package, can be found. Nothing is imported."""
     outermost = module.partition(".")[0]
     return outermost in sys.modules or importlib.util.find_spec(outermost) is not None
 
 
 def check_there(name: str, what: str) -> None:
-    """
+    """Check that the package in a name can be found.
+
     Args:
         name: "package.module:Class".
-        what: it is to be, for the error.
+        what: the kind of object, for the error.
 
     Raises:
         ValueError: there is no such package.
@@ -65,7 +66,7 @@ def check_there(name: str, what: str) -> None:
 
 
 def no_module(name: str, what: str, module: str) -> str:
-    """For people: a name leads to a module that is not here."""
+    """The message for a name whose Python module cannot be found."""
     return (
         f"{what} {name!r} cannot be imported: there is no Python module {module!r} here; "
         "install it, or put its directory on PYTHONPATH, wherever this run has workers"
@@ -73,14 +74,15 @@ def no_module(name: str, what: str, module: str) -> str:
 
 
 def must_be_given_again(key: str, name: str | None, given: object) -> None:
-    """
+    """Check that an object of a script is available in this process.
+
     Args:
-        key: of the configuration.
-        name: what it says.
-        given: what it stands for, where that is here.
+        key: a key of the configuration.
+        name: its value.
+        given: the object that the name stands for, if it was passed again.
 
     Raises:
-        ValueError: it is something of a script, to which no name leads.
+        ValueError: the name belongs to a script, and its object was not passed again.
     """
     if name is not None and name.startswith(SCRIPT) and not callable(given):
         mine = name.removeprefix(SCRIPT)

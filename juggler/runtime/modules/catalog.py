@@ -1,4 +1,4 @@
-"""Catalog: what the default module is made of, part by part."""
+"""Catalog: a factory for the parts of the default module."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Catalog:
             def build_encoder(self):
                 return MyEncoder(self.observation_space)  # has a `size`
 
-    A run takes the name of a catalog where it takes that of a module.
+    A run accepts the name of a catalog in place of a module's.
 
     Attributes:
-        config_class: what `model_config` must be; a subclass may add keys in one of its own.
-        observation_space: of the environment, or behind the connectors.
-        action_space: the same.
-        config: the model_config, of `config_class`.
+        config_class: the class of `model_config`; a subclass may use its own, with more keys.
+        observation_space: of the environment, or after the connectors.
+        action_space: likewise.
+        config: the model_config, as a `config_class`.
     """
 
     config_class: type[ModelConfig] = ModelConfig
@@ -48,24 +48,24 @@ class Catalog:
         self.config = self.config_class.parse(model_config)
 
     def build_encoder(self) -> nn.Module:
-        """Observations [B, ...], a tree of them if the space is one -> features [B, size]."""
+        """Maps observations [B, ...], or a tree of them, to features [B, size]."""
         return build_encoder(self.observation_space, self.config)
 
     def build_core(self, features: int) -> nn.Module | None:
-        """Features [B, T, F] and states -> features [B, T, size] and states, as `RecurrentCore`;
-        none: the module has no state."""
+        """Maps features [B, T, F] and states to features [B, T, size] and states, like
+        `RecurrentCore`. None: the module has no state."""
         return None if self.config.recurrent == "none" else RecurrentCore(features, self.config)
 
     def build_policy_head(self, features: int, distribution: DistributionSpec) -> nn.Module:
-        """Features [..., F] -> "action_dist_inputs" [..., D]."""
+        """Maps features [..., F] to "action_dist_inputs" [..., D]."""
         return policy_head(features, distribution, self.config)
 
     def build_value_head(self, features: int) -> nn.Module:
-        """Features [..., F] -> values [..., 1]."""
+        """Maps features [..., F] to values [..., 1]."""
         return initialized(nn.Linear(features, 1), self.config.initializer, gain=1.0)
 
     def shares_encoder(self, encoder: nn.Module, core: nn.Module | None) -> bool:
-        """Whether the value function uses the policy's encoder, and has none of its own."""
+        """Whether the value function uses the policy's encoder instead of one of its own."""
         if self.config.shared_value_layers is not None:
             return self.config.shared_value_layers
         small = isinstance(encoder, MLP) or (

@@ -1,10 +1,10 @@
-"""Names of columns, in batches of episodes and in what modules take and return."""
+"""Names of columns, in batches of episodes and in the inputs and outputs of modules."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# What an envrunner samples; named as in `EpisodeBatch`.
+# Columns that an EnvRunner samples, with the names of `EpisodeBatch`.
 OBSERVATIONS: Final = "observations"
 ACTIONS: Final = "actions"
 REWARDS: Final = "rewards"
@@ -22,17 +22,17 @@ SEGMENT_STARTS: Final = "segment_starts"
 SEGMENT_LENGTHS: Final = "segment_lengths"
 SEGMENT_OFFSETS: Final = "segment_offsets"
 
-# Those that go together: one entry for each truncated episode, and for each segment of one.
+# Columns with one entry for each truncated episode, and for each segment of an episode.
 FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS)
 SEGMENTS: Final = (SEGMENT_ROWS, SEGMENT_STARTS, SEGMENT_LENGTHS, SEGMENT_OFFSETS)
 
-# Branches of "states": what is known at the start of each row, beside its first observation.
+# Keys of "states": what is known at the start of each row besides its first observation.
 MODULE_STATE: Final = "module"  # of a recurrent module
 CONNECTOR_STATES: Final = "connectors"  # by the connectors' names
 
-# The key of an observation that says which actions are legal.
+# The key of an observation that holds its action mask.
 ACTION_MASK: Final = "action_mask"
 
-# What a module returns beside actions.
+# What a module returns besides actions.
 ACTION_DIST_INPUTS: Final = "action_dist_inputs"
 VALUES: Final = "values"

@@ -1,4 +1,4 @@
-"""Cores: layers with a memory, between encoder and heads."""
+"""Recurrent cores, between encoder and heads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RecurrentCore(nn.Module):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.zeros_(parameter)
-        # The second gate of each: the LSTM's forget gate, and the GRU's update gate, both of which
-        # keep what is remembered where they are open.
+        # The second gate of each: the LSTM's forget gate and the GRU's update gate, both of which
+        # keep the memory while they are open.
         with torch.no_grad():
             dict(self.layer.named_parameters())["bias_ih_l0"][size : 2 * size] += config.memory_bias
 
@@ -37,7 +37,8 @@ class RecurrentCore(nn.Module):
         return {name: torch.zeros(self.size) for name in names}  # [H] each
 
     def forward(self, features: Tensor, states: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Features [B, T, F], state [B, ...] before them -> [B, T, H], state behind."""
+        """Maps features [B, T, F] and the state [B, ...] before them to [B, T, H] and the state
+        after them."""
         hidden = states["hidden"].unsqueeze(0)  # [1, B, H]
         if isinstance(self.layer, nn.GRU):
             outputs, hidden = self.layer(features, hidden)  # [B, T, H] and [1, B, H]

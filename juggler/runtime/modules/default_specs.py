@@ -1,4 +1,4 @@
-"""What a module's passes take and return unless it says otherwise."""
+"""The default specs of a module's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def output_spec(
     action_distribution: Callable[[], DistributionSpec],
     state: Mapping[str, Any],
 ) -> Spec:
-    """Who acts needs actions, or what they are distributed like; and the state after them."""
+    """Acting needs actions or inputs of their distribution, and the state after the step."""
     return [AnyOf(_acting(action_space, action_distribution, state)), _states(state)]
 
 
@@ -47,7 +47,7 @@ def training_output_spec(
     action_distribution: Callable[[], DistributionSpec],
     state: Mapping[str, Any],
 ) -> Spec:
-    """What a loss needs is the algorithm's to say; these are right where they are there."""
+    """The algorithm decides what it needs; this describes the outputs that are present."""
     outputs = _acting(action_space, action_distribution, state)
     outputs[VALUES] = _spec("b, t" if state else "b", (), "floating")
     return {**{name: Maybe(spec) for name, spec in outputs.items()}, **_states(state)}
@@ -66,7 +66,7 @@ def _acting(
     try:
         size = action_distribution().inputs_size
     except UnsupportedSpace:
-        return specs  # a module for such actions chooses them itself
+        return specs  # a module for this space has to choose actions itself
     return {ACTION_DIST_INPUTS: _spec(leading, (size,), "floating"), **specs}
 
 

@@ -1,4 +1,4 @@
-"""Encoders: observations of a space to features [B, size]."""
+"""Encoders, which map observations of a space to features [B, size]."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _CONVOLUTIONS: dict[object, type[NatureCNN | ImpalaResNet]] = {
     "impala_resnet": ImpalaResNet,
 }
 
-# Matrices of other numbers than bytes are taken for images from this size on.
+# Matrices of other dtypes than uint8 count as images if two sides have at least this size.
 _IMAGE_SIDE = 16
 
 
 class Numbers(nn.Module):
-    """Numbers as they are, in one row: Box and MultiBinary. Bytes are scaled to [0, 1]."""
+    """Flattens the numbers of a Box or MultiBinary; bytes are scaled to [0, 1]."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class Numbers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.reshape(-1, self.size).float()  # [B, F]
-        return x if self.scale is None else x.mul_(self.scale)  # [B, F] of what were bytes
+        return x if self.scale is None else x.mul_(self.scale)  # [B, F] if they were bytes
 
 
 class OneHot(nn.Module):
-    """Choices as a number for each alternative, 1 if it is chosen: Discrete, MultiDiscrete."""
+    """One-hot encoding of Discrete and MultiDiscrete."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class OneHot(nn.Module):
         starts = np.ravel(space.start)  # [k]
         self.size, self.choices, self.space = int(sizes.sum()), len(sizes), space
         self.first: Tensor
-        places = np.cumsum(sizes) - sizes - starts  # [k] what takes choices to where their 1 is
+        places = np.cumsum(sizes) - sizes - starts  # [k] offsets of the choices
         self.register_buffer("first", torch.from_numpy(places.astype(np.int64)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,16 +69,17 @@ class OneHot(nn.Module):
 class TreeEncoder(nn.Module):
     """An encoder for each leaf of the observations, and hidden layers on all of their features.
 
-    The hidden layers are left out where there is nothing but one image.
+    A single image has no hidden layers.
     """
 
     def __init__(
         self, paths: Sequence[Path], encoders: Sequence[nn.Module], config: ModelConfig
     ) -> None:
-        """Args:
-        paths: of the leaves.
-        encoders: of the leaves, each with a `size`.
-        config: of the hidden layers.
+        """
+        Args:
+            paths: of the leaves.
+            encoders: of the leaves, each with a `size`.
+            config: of the hidden layers.
         """
         super().__init__()
         self.paths = list(paths)
@@ -103,15 +104,15 @@ class TreeEncoder(nn.Module):
 
 
 def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module:
-    """The encoder that a config says, with its features' number as `size`.
+    """The encoder that a config describes, with the number of its features as `size`.
 
     Args:
-        space: of one observation. Its "action_mask", if it is a Dict with one, is not encoded.
-        config: for `encoder` and, where that is not one of your own, the hidden layers.
+        space: of one observation. The "action_mask" of a Dict is not encoded.
+        config: for `encoder` and, unless that is an encoder of your own, the hidden layers.
 
     Raises:
-        UnsupportedSpace: the space, or one within it, is nothing that can be encoded.
-        ValueError: the encoder's name leads nowhere, or it does not go with this space.
+        UnsupportedSpace: the space, or one within it, cannot be encoded.
+        ValueError: the encoder's name cannot be imported, or it does not fit this space.
     """
     space = without_mask(space)
     choice = config.encoder
@@ -136,8 +137,10 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
 
 
 def feature_size(encoder: nn.Module) -> int:
-    """Raises:
-    ValueError: the encoder does not say.
+    """The number of an encoder's features.
+
+    Raises:
+        ValueError: the encoder does not say.
     """
     size = getattr(encoder, "size", None)
     if type(size) is not int:
@@ -149,7 +152,7 @@ def feature_size(encoder: nn.Module) -> int:
 
 
 def without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """The space without its "action_mask", if it is a Dict with one: what is to be encoded."""
+    """The space without its "action_mask", if it is a Dict with one."""
     if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
         return space
     rest = {key: each for key, each in space.spaces.items() if key != ACTION_MASK}
@@ -188,7 +191,7 @@ def _is_image(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
 
 
 def _is_plain(space: gymnasium.Space[Any], config: ModelConfig) -> bool:
-    """Whether it is numbers that go into hidden layers as they are."""
+    """Whether the space has numbers that go into hidden layers unchanged."""
     numbers = isinstance(space, spaces.Box) and not _is_image(space, config)
     return numbers and space.dtype != np.uint8
 

@@ -1,4 +1,4 @@
-"""The one error of this room that is more than a wrong value."""
+"""The error about spaces, under a name in this room."""
 
 from juggler.runtime.wire.errors import UnsupportedSpace
 

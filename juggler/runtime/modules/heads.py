@@ -1,4 +1,4 @@
-"""The policy's head: features to what an action distribution is made from."""
+"""The policy's head, which maps features to the inputs of an action distribution."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from juggler.runtime.modules.model_config import ModelConfig
 
 
 def policy_head(features: int, distribution: DistributionSpec, config: ModelConfig) -> nn.Module:
-    """Features [..., F] -> "action_dist_inputs" [..., D], small ones at first.
+    """Maps features [..., F] to "action_dist_inputs" [..., D], which are small at first.
 
     Args:
         features: F.
-        distribution: for D, and for which of them are log standard deviations.
+        distribution: determines D, and which inputs are log standard deviations.
         config: for free_log_std and initializer.
     """
     free = distribution.log_std_inputs if config.free_log_std else []
@@ -27,12 +27,14 @@ def policy_head(features: int, distribution: DistributionSpec, config: ModelConf
 
 
 class FreeLogStd(nn.Module):
-    """A head for all but the log standard deviations, which are the same in every state."""
+    """A head for all inputs but the log standard deviations, which are parameters: the same in
+    every state."""
 
     def __init__(self, others: nn.Linear, log_std_at: Sequence[int]) -> None:
-        """Args:
-        others: the head of the other outputs.
-        log_std_at: where the log standard deviations are among all of them.
+        """
+        Args:
+            others: the head of the other inputs.
+            log_std_at: positions of the log standard deviations among all inputs.
         """
         super().__init__()
         self.others = others

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from juggler.runtime.modules.layers import initialized
 
-_NATURE_SIDE = 36  # the least that its three convolutions leave something of
+_NATURE_SIDE = 36  # the smallest side that its three convolutions can process
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """How the dimensions of one observation make an image [C, H, W].
+    """How the dimensions of one observation form an image [C, H, W].
 
-    Two dimensions are [H, W], three [H, W, C] or [C, H, W], and four a stack of such, whose
-    channels are put side by side. Channels are the odd one out where the two others are equal and
-    neighbours, else the smaller of the first and the last, else the last.
+    Two dimensions are [H, W], three [H, W, C] or [C, H, W], and four a stack of images, whose
+    channels are put side by side. The channels are the odd dimension if the two others are equal
+    and adjacent, else the smaller of the first and the last, else the last.
     """
 
     channels: int
     height: int
     width: int
-    stacked: bool  # there is a stack in front
+    stacked: bool  # the first dimension is a stack
     channels_last: bool
 
     @classmethod
@@ -41,7 +41,7 @@ class ImageLayout:
         return cls(stack * channels, height, width, len(shape) == 4, last)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Observations [B, ...] -> [B, C, H, W], without a copy where there is no stack."""
+        """Maps observations [B, ...] to [B, C, H, W], without a copy unless there is a stack."""
         if x.ndim == 3:
             return x.unsqueeze(1)  # [B, 1, H, W]
         if self.channels_last:
@@ -50,9 +50,9 @@ class ImageLayout:
 
 
 class ImageEncoder(nn.Module):
-    """Images of one layout, and of any dtype, to features [B, size].
+    """Maps images of one layout, and of any dtype, to features [B, size].
 
-    Bytes are scaled to [0, 1] here, on the device: they travel as bytes.
+    Bytes are scaled to [0, 1] here, on the device, because they travel as bytes.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class ImageEncoder(nn.Module):
 
 
 def byte_scale(space: gymnasium.spaces.Box) -> float | None:
-    """What takes the bytes of a space to [0, 1]; none: they are no bytes, and stay as they are."""
+    """The factor that scales a space's bytes to [0, 1]; None if they are not bytes."""
     return 1 / max(1, int(space.high.max())) if space.dtype == np.uint8 else None
 
 
 class NatureCNN(ImageEncoder):
-    """Mnih et al. 2015, "Human-level control through deep reinforcement learning".
+    """The network of Mnih et al. 2015, "Human-level control through deep reinforcement learning".
 
     Its first convolutions are too large for an image with a side below 36. Such an image gets three
-    convolutions of 3 × 3 and 128 features, which halve it while it has a side above 8.
+    3 × 3 convolutions, which halve it while it has a side above 8, and 128 features.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, initializer: str = "orthogonal") -> None:
@@ -147,7 +147,7 @@ class ImpalaResNet(ImageEncoder):
 class _Residual(nn.Module):
     def __init__(self, channels: int, initializer: str) -> None:
         super().__init__()
-        # What a block adds is at first a part of what goes past it: six in a row do not explode.
+        # At first, a block adds only a fraction of its input, so that six in a row do not explode.
         self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), initializer)
         self.second = initialized(
             nn.Conv2d(channels, channels, 3, padding=1), initializer, gain=0.5

@@ -1,4 +1,4 @@
-"""Layers that the default modules are made of."""
+"""Layers of the default modules."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ L = TypeVar("L", nn.Linear, nn.Conv2d)
 
 
 def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
-    """The layer with weights as `ModelConfig.initializer` says.
+    """The layer with its weights initialized according to `ModelConfig.initializer`.
 
-    Orthogonal ones are Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of learning in
-    deep linear neural networks".
+    Orthogonal weights are those of Saxe et al. 2013, "Exact solutions to the nonlinear dynamics of
+    learning in deep linear neural networks".
     """
     if initializer == "orthogonal":
         nn.init.orthogonal_(layer.weight, gain)
@@ -30,12 +30,13 @@ def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
 
 
 class MLP(nn.Sequential):
-    """Hidden layers on numbers [B, ...] of any shape and dtype -> [B, size]."""
+    """Hidden layers, which map numbers [B, ...] of any shape and dtype to [B, size]."""
 
     def __init__(self, inputs: int, config: ModelConfig) -> None:
-        """Args:
-        inputs: F, numbers in one observation.
-        config: for hidden_sizes, activation and initializer.
+        """
+        Args:
+            inputs: F, the numbers in one observation.
+            config: for hidden_sizes, activation and initializer.
         """
         layers: list[nn.Module] = []
         size = inputs

@@ -1,4 +1,4 @@
-"""The default module: an actor-critic of an encoder and two heads."""
+"""The default module: an actor-critic with an encoder and two heads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from juggler.runtime.wire.structures import tree_map
 class ActorCritic(RLModule):
     """Policy and value function for every space that can be encoded and acted in.
 
-    encoder, then a core if it is to remember, then a head each for the policy and the value
-    function, which may have an encoder of its own. What they are is the catalog's to say, from the
-    spaces and from `ModelConfig`'s keys.
+    It has an encoder, then a recurrent core if it has a state, then a head each for the policy and
+    the value function, which may have its own encoder. The catalog builds these parts from the
+    spaces and the keys of `ModelConfig`.
 
     Attributes:
-        catalog_class: what builds the parts unless a catalog is given.
+        catalog_class: builds the parts unless a catalog is given.
     """
 
     catalog_class: type[Catalog] = Catalog
@@ -73,7 +73,8 @@ class ActorCritic(RLModule):
         return outputs
 
     def _remember(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, T, H] of each step and those before, and the state [B, ...] behind them."""
+        """Features [B, T, H] of each step and the steps before it, and the state [B, ...] after
+        them."""
         observations = leaf = batch[OBSERVATIONS]  # [B, T, ...]
         while isinstance(leaf, Mapping):
             leaf = next(iter(leaf.values()))

@@ -1,4 +1,4 @@
-"""RLModuleSpec: how a module is built, as far as it is known."""
+"""RLModuleSpec: how to build a module, as far as it is known."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Space = gymnasium.Space[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RLModuleSpec:
-    """What a module is built from. What is left out comes from the environment and the config.
+    """How to build a module. What is left out comes from the environment and the config.
 
-    It is a `ModuleFactory` itself: a run takes one in place of a module's class.
+    A spec is a `ModuleFactory`, so a run accepts it in place of a module's class.
     """
 
     module: str | ModuleFactory | None = None
-    """As `build_module` takes it; none: the default module."""
+    """As for `build_module`; None: the default module."""
 
     observation_space: Space | None = None
-    """None: the environment's, behind its connectors."""
+    """None: the environment's, after its connectors."""
 
     action_space: Space | None = None
-    """The same."""
+    """None: the environment's, likewise."""
 
     model_config: Mapping[str, Any] | None = None
-    """The keys given here go before those of the run's config."""
+    """Keys given here override those of the run's config."""
 
     def completed(
         self,
@@ -39,7 +39,7 @@ class RLModuleSpec:
         action_space: Space | None = None,
         model_config: Mapping[str, Any] | None = None,
     ) -> RLModuleSpec:
-        """This spec with what it leaves out filled in."""
+        """This spec, with what it leaves out filled in."""
         return RLModuleSpec(
             module=self.module,
             observation_space=_first(self.observation_space, observation_space),
@@ -51,7 +51,7 @@ class RLModuleSpec:
         """A new module.
 
         Raises:
-            ValueError: a space is missing, and whatever `build_module` raises.
+            ValueError: a space is missing; also what `build_module` raises.
         """
         for name in ("observation_space", "action_space"):
             if getattr(self, name) is None:

@@ -19,10 +19,10 @@ Space = gymnasium.Space[Any]
 
 
 class MultiRLModule(nn.Module):
-    """RLModules by id, each with its own spaces and config; a mapping of them.
+    """RLModules by id, each with its own spaces and config.
 
-    As it is, its modules are independent. Where they are to share a part, a subclass overrides
-    `build`, makes the part once and hands it to each of them:
+    By default its modules are independent. To share a part, a subclass overrides `build`, makes the
+    part once and passes it to each of them:
 
         class SharedEncoder(MultiRLModule):
             def build(self, specs):
@@ -36,12 +36,13 @@ class MultiRLModule(nn.Module):
     """
 
     def __init__(self, modules: Mapping[str, RLModule | RLModuleSpec]) -> None:
-        """Args:
-        modules: by id; or complete specs of them, for `build`.
+        """
+        Args:
+            modules: modules by id, or complete specs of them, which `build` turns into modules.
         """
         super().__init__()
         self._held = nn.ModuleDict()
-        self._keys: dict[str, str] = {}  # of `_held`, by id
+        self._keys: dict[str, str] = {}  # keys of `_held`, by id
         specs = {
             module_id: each.completed()
             for module_id, each in modules.items()
@@ -52,45 +53,46 @@ class MultiRLModule(nn.Module):
             self._hold(module_id, built[module_id] if module_id in specs else module)
 
     def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
-        """The modules that specs describe, by id; those of one call may share parts.
+        """The modules that specs describe, by id. Modules of one call may share parts.
 
-        A part that modules added later are to share as well is kept as an attribute.
+        To share a part with modules that are added later, keep it as an attribute.
         """
         return {module_id: spec.build() for module_id, spec in specs.items()}
 
     def add(self, module_id: str, module: RLModule | RLModuleSpec) -> None:
-        """One more module, under an id that is free; a spec of it is for `build`."""
+        """Add a module under a free id; a spec goes through `build`."""
         if isinstance(module, RLModuleSpec):
             module = self.build({module_id: module.completed()})[module_id]
         self._hold(module_id, module)
 
     def remove(self, module_id: str) -> RLModule:
-        """Let go of a module -> that module. What it shares with others stays with them."""
+        """Remove and return a module. Other modules keep what they share with it."""
         module = self[module_id]
         del self._held[self._keys.pop(module_id)]
         return module
 
     def forward_inference(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
-        """The pass of each module that there is a batch for, by id."""
+        """`forward_inference` of each module in the batch, by id."""
         return {key: self[key].forward_inference(part) for key, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
-        """The pass of each module that there is a batch for, by id."""
+        """`forward_exploration` of each module in the batch, by id."""
         return {key: self[key].forward_exploration(part) for key, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
-        """The pass of each module that there is a batch for, by id."""
+        """`forward_train` of each module in the batch, by id."""
         return {key: self[key].forward_train(part) for key, part in batch.items()}
 
     def forward(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
         return self.forward_train(batch)
 
     def shared_groups(self) -> list[tuple[str, ...]]:
-        """All ids, in groups of modules that share parameters or buffers, be it by way of others.
+        """All ids, in groups of modules that share parameters or buffers, directly or through
+        others.
 
-        Most groups have one id. Groups are in the order of their first ids, and ids in that of all.
+        Most groups have one id. Groups and their ids are in the order in which modules were added.
         """
-        groups: list[tuple[set[int], list[str]]] = []  # tensors, and who has them
+        groups: list[tuple[set[int], list[str]]] = []  # tensors, and ids with them
         for module_id, module in self.items():
             tensors = {id(each) for each in chain(module.parameters(), module.buffers())}
             sharing = [group for group in groups if group[0] & tensors]
@@ -133,7 +135,7 @@ class MultiRLModule(nn.Module):
             raise ValueError(f"there is a module {module_id!r} already: remove it first")
         if not isinstance(module, RLModule):
             raise TypeError(f"module {module_id!r} is a {type(module).__name__}, not an RLModule")
-        # Torch allows no dot in a name, nor one that is an attribute's.
+        # Torch allows neither a dot in a name nor the name of an attribute.
         key = f"id_{module_id.replace('%', '%25').replace('.', '%2E')}"
         self._held[key] = module
         self._keys[module_id] = key
@@ -141,10 +143,10 @@ class MultiRLModule(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiRLModuleSpec:
-    """What a MultiRLModule is built from: a spec for each module, complete or not."""
+    """How to build a MultiRLModule: a spec for each module, complete or not."""
 
     modules: Mapping[str, RLModuleSpec]
-    """By module id."""
+    """Specs by module id."""
 
     multi_module: str | type[MultiRLModule] = MultiRLModule
     """The class, or its name as package.module:Class."""
@@ -155,12 +157,12 @@ class MultiRLModuleSpec:
         action_space: Space | Mapping[str, Space] | None = None,
         model_config: Mapping[str, Any] | None = None,
     ) -> MultiRLModuleSpec:
-        """This spec with what its modules' specs leave out filled in.
+        """This spec, with what its modules' specs leave out filled in.
 
         Args:
             observation_space: one for all modules, or by module id.
-            action_space: the same.
-            model_config: for all modules; keys that a module's spec gives go before.
+            action_space: likewise.
+            model_config: for all modules; keys of a module's spec override it.
         """
         modules = {
             module_id: spec.completed(
@@ -174,8 +176,8 @@ class MultiRLModuleSpec:
         """New modules.
 
         Raises:
-            ValueError: a spec is not complete, and whatever `build_module` raises.
-            TypeError: the class is not one of MultiRLModules.
+            ValueError: a spec is not complete; also what `build_module` raises.
+            TypeError: the class is not a MultiRLModule.
         """
         named = self.multi_module
         make: Any = found(named, "multi_module") if isinstance(named, str) else named

@@ -1,4 +1,4 @@
-"""RLModule: what a policy (and its value function) must be able to do."""
+"""RLModule: the interface of a policy and its value function."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from juggler.runtime.modules.default_specs import input_spec, output_spec, train
 from juggler.runtime.modules.distributions import DistributionSpec, distribution_for
 from juggler.runtime.modules.specs import Sizes, Spec, check
 
-#: Columns by name (see `columns`): tensors, or trees of them.
+#: Columns by name (see `columns`): tensors, or trees of tensors.
 Batch = Mapping[str, Any]
 
 
 class RLModule(torch.nn.Module):
     """A policy as a torch module, with one forward pass for each of its three uses.
 
-    Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space
-    (a module casts by itself: bytes travel smaller than floats; of a Dict or Tuple space it is a
-    map, with the keys "0", "1", … for a Tuple) and returns "action_dist_inputs" [B, D], "actions"
-    [B, ...], or both. A subclass overrides `_forward`, or those of the three passes that differ
-    from it:
+    Every pass takes a batch with "observations" [B, ...] in the dtype of the observation space. For
+    a Dict or Tuple space they are a map, with the keys "0", "1", … for a Tuple. The module casts
+    them itself, because bytes travel smaller than floats. A pass returns "action_dist_inputs" [B,
+    D], "actions" [B, ...], or both. A subclass overrides `_forward`, or those of the three passes
+    that differ from it:
 
         class Linear(RLModule):
             def __init__(self, observation_space, action_space, model_config):
@@ -42,23 +42,22 @@ class RLModule(torch.nn.Module):
                     "values": self.value(observations).squeeze(-1),
                 }
 
-    A module with a state (`get_initial_state`) gets and returns another dimension, time, behind
-    the first, in every pass: "observations" [B, T, ...], of one unbroken stretch of an episode in
-    each row; and in "states" the state [B, ...] before the first step, of which it returns the one
-    after the last step.
+    A module with a state (`get_initial_state`) gets and returns a second dimension, time, in every
+    pass: "observations" [B, T, ...], with one unbroken stretch of an episode in each row. It also
+    gets "states" [B, ...] from before the first step, and returns those from after the last step.
 
-    Where the observation space is a Dict with the key "action_mask" (1: legal), illegal actions get
-    no probability: "action_dist_inputs" are masked behind `_forward`, in all passes.
+    If the observation space is a Dict with the key "action_mask" (1: legal), illegal actions get no
+    probability: "action_dist_inputs" are masked after `_forward`, in all passes.
 
-    What the passes take and return is described by six specs, which may be overridden. They are
-    checked in the first call of each pass, and in every call when `check_specs` is true.
+    Six specs describe what the passes take and return, and may be overridden. They are checked in
+    the first call of each pass, and in every call if `check_specs` is true.
 
-    Two keys of `model_config` are understood by every module: "distribution", what makes its
-    `DistributionSpec` of the action space, and "squash", which that is given when true.
+    Two keys of `model_config` apply to every module: "distribution", which makes the
+    `DistributionSpec` for the action space, and "squash", which is passed to it if true.
 
     Attributes:
-        training_only: names of submodules and parameters that only `forward_train` needs: they
-            are not sent to who acts.
+        training_only: names of submodules and parameters that only `forward_train` needs. They are
+            not sent to EnvRunners.
     """
 
     training_only: tuple[str, ...] = ()
@@ -77,12 +76,12 @@ class RLModule(torch.nn.Module):
         self._masked = isinstance(spaces, Mapping) and ACTION_MASK in spaces
         self._check_specs = False
         self._checked: set[str] = set()
-        # The passes with nothing around them: their specs are checked, and nothing is masked.
+        # Passes that need no wrapper: their specs were checked, and nothing is masked.
         self._bare: set[str] = set()
 
     @property
     def check_specs(self) -> bool:
-        """Whether specs are checked in every call, and not in the first ones alone."""
+        """Whether specs are checked in every call, not only in the first one."""
         return self._check_specs
 
     @check_specs.setter
@@ -91,34 +90,34 @@ class RLModule(torch.nn.Module):
         self._bare.clear()
 
     def action_distribution(self) -> DistributionSpec:
-        """What "action_dist_inputs" mean; by default what the action space says."""
+        """The meaning of "action_dist_inputs"; by default the action space decides."""
         return self._action_distribution
 
     def get_initial_state(self) -> dict[str, Any]:
-        """What the module remembers when an episode starts: a tree of tensors [...] without
-        a batch dimension. Empty: nothing, the module has no state."""
+        """The state at the start of an episode: a tree of tensors [...] without a batch dimension.
+        Empty: the module has no state."""
         return {}
 
     def forward_inference(self, batch: Batch) -> dict[str, Any]:
-        """To act as well as it can: in evaluation and in production."""
+        """Acts as well as the policy can, in evaluation and in production."""
         if "inference" in self._bare:
             return self._forward_inference(batch)
         return self._guarded("inference", batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Any]:
-        """To act in training, where actions are also there to learn from."""
+        """Acts in training, where actions also serve to learn from."""
         if "exploration" in self._bare:
             return self._forward_exploration(batch)
         return self._guarded("exploration", batch)
 
     def forward_train(self, batch: Batch) -> dict[str, Any]:
-        """To compute losses. An actor-critic adds "values" [B]."""
+        """Computes what the loss needs. An actor-critic adds "values" [B]."""
         if "train" in self._bare:
             return self._forward_train(batch)
         return self._guarded("train", batch)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        """`forward_train`, under the name that `torch.func.functional_call` calls."""
+        """The same as `forward_train`, under the name that `torch.func.functional_call` calls."""
         return self.forward_train(batch)
 
     def input_specs_inference(self) -> Spec:
@@ -142,7 +141,7 @@ class RLModule(torch.nn.Module):
         return input_spec(self.observation_space, self.get_initial_state())
 
     def output_specs_train(self) -> Spec:
-        """What `forward_train` returns. An algorithm that needs more says so itself."""
+        """What `forward_train` returns. An algorithm that needs more checks that itself."""
         return training_output_spec(
             self.action_space, self.action_distribution, self.get_initial_state()
         )
@@ -163,10 +162,10 @@ class RLModule(torch.nn.Module):
         )
 
     def _guarded(self, use: str, batch: Batch) -> dict[str, Any]:
-        """A pass with its specs checked, if it is time to, and its actions masked, if they are."""
+        """A pass with its specs checked and its actions masked, if either is needed."""
         checking = self._check_specs or use not in self._checked
         name = f"forward_{use}"
-        sizes: Sizes = {}  # output is as long as input
+        sizes: Sizes = {}  # shared between input and output
         if checking:
             spec = getattr(self, f"input_specs_{use}")()
             check(batch, spec, f"the input of {type(self).__name__}.{name}", sizes)

@@ -1,4 +1,4 @@
-"""Specs: what a module's passes take and return, by key."""
+"""Specs, which describe by key what a module's passes take and return."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KINDS = {
     "integer": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 }
 
-#: Sizes of named dimensions, as one check has found them so far, and where.
+#: Sizes of named dimensions that one check has found so far, and where it found them.
 Sizes: TypeAlias = "dict[str, tuple[int, str]]"
 
 
 class SpecError(ValueError):
-    """Something is not as its spec says: which key, what was expected and what came."""
+    """A value does not match its spec; says at which key, what was expected and what came."""
 
 
 class TensorSpec:
@@ -28,9 +28,9 @@ class TensorSpec:
 
         TensorSpec("b, t, h", h=64)
 
-    has three dimensions; the last is 64 long, and b and t are as long as every other b and t in
-    the same check, which covers the input and the output of one call. A fixed size can stand for
-    itself, as in "b, 64"; "" is the shape of a single number.
+    has three dimensions. The last has size 64; b and t have the same size as every other b and t in
+    the same check, which covers the input and the output of one call. A dimension may also be a
+    number, as in "b, 64"; "" is the shape of a single number.
     """
 
     def __init__(
@@ -41,14 +41,16 @@ class TensorSpec:
         framework: Literal["torch", "numpy"] = "torch",
         **sizes: int,
     ) -> None:
-        """Args:
-        shape: names or sizes of the dimensions, with commas between them.
-        dtype: of torch or NumPy, or its name; or "floating" or "integer" for any such; none: any.
-        framework: whether it is torch's or NumPy's.
-        sizes: of the names that stand for one size.
+        """
+        Args:
+            shape: names or sizes of the dimensions, separated by commas.
+            dtype: a torch or NumPy dtype, or its name; or "floating" or "integer" for any such
+                dtype; None: any.
+            framework: whether it is a torch tensor or a NumPy array.
+            sizes: sizes of named dimensions.
 
         Raises:
-            ValueError: the shape is not written like that, or has no dimension of that name.
+            ValueError: the shape is malformed, or has no dimension with that name.
         """
         self.names = tuple(name.strip() for name in shape.split(",")) if shape.strip() else ()
         for name in self.names:
@@ -61,14 +63,16 @@ class TensorSpec:
         self.framework = framework
 
     def check(self, value: object, where: str, sizes: Sizes) -> None:
-        """Raises:
-        SpecError: the value is something else.
+        """Check a value.
+
+        Raises:
+            SpecError: the value does not match.
         """
         if not isinstance(value, torch.Tensor if self.framework == "torch" else np.ndarray):
             raise SpecError(f"{where} must be {self}, but is {_described(value)}")
         dtype = str(value.dtype).removeprefix("torch.")
         right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
-        # Under autocast what is said to be float32 may be less.
+        # Under autocast, a tensor that should be float32 may be bfloat16.
         if isinstance(value, torch.Tensor) and (dtype, self.dtype) == ("bfloat16", "float32"):
             right = torch.is_autocast_enabled(value.device.type)
         if not right or value.ndim != len(self.names):
@@ -93,38 +97,38 @@ class TensorSpec:
 
 
 class AnyOf:
-    """Some of these keys, at least one; each as its spec says where it is there."""
+    """At least one of these keys must be there; each that is there must match its spec."""
 
     def __init__(self, specs: Mapping[str, Spec]) -> None:
         self.specs = dict(specs)
 
 
 class Maybe:
-    """A key that may be missing; as its spec says where it is there."""
+    """A key that may be missing; if it is there, it must match its spec."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
 
-#: What a value must be: a tensor, an instance of a class, a map with at least these keys, or
-#: anything (None). A list holds what must all be so: specs, and keys (or paths of keys through
-#: maps within maps) that must be there. `Maybe` stands behind keys of maps alone.
+#: The form of a value: a tensor, an instance of a class, a map with at least these keys, or
+#: anything (None). A list holds specs that must all match, and required keys (or paths of keys
+#: through nested maps). `Maybe` may only be the value of a key.
 Spec: TypeAlias = (
     "TensorSpec | type | Mapping[str, Spec | Maybe] | AnyOf | list[Spec | str | Path] | None"
 )
 
 
 def check(value: object, spec: Spec, what: str, sizes: Sizes | None = None) -> None:
-    """Whether a value is as its spec says. Keys that the spec does not name may be there.
+    """Check that a value matches its spec. Keys that the spec does not name are allowed.
 
     Args:
-        value: a map of maps, tensors and other things.
-        spec: what it must be.
-        what: for the error, what the value is: "the output of Mine.forward_train".
-        sizes: of named dimensions that are known before; those found here are added.
+        value: nested maps with tensors and other things.
+        spec: what it must match.
+        what: name of the value for the error: "the output of Mine.forward_train".
+        sizes: sizes of named dimensions that are already known; those found here are added.
 
     Raises:
-        SpecError: it is not so.
+        SpecError: the value does not match.
     """
     _check(value, spec, what, (), {} if sizes is None else sizes)
 
@@ -160,7 +164,7 @@ def _check(value: object, spec: Any, what: str, path: Path, sizes: Sizes) -> Non
 
 
 def _with_key(key: str | Path) -> Spec:
-    """The spec of a map in which there is something under this key, or path of keys."""
+    """The spec of a map that has something under this key, or path of keys."""
     spec: Spec = None
     for each in reversed((key,) if isinstance(key, str) else key):
         spec = {each: spec}

@@ -1,4 +1,4 @@
-"""One step of acting, by any module: with a memory or without, with a distribution or without."""
+"""One step of acting with any module, with or without a state, with or without a distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Forward = Callable[[Any], dict[str, Any]]
 
 
 def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
-    """One step of a module with a memory, which takes and returns sequences [N, T = 1, ...].
+    """One step of a module with a state, which takes and returns sequences [N, T = 1, ...].
 
     Args:
         forward: one of its passes.
@@ -27,8 +27,8 @@ def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str
         states: before the step, [N, ...].
 
     Returns:
-        "actions" and "action_dist_inputs" [N, ...], where the module gives them, and the states
-        behind the step.
+        "actions" and "action_dist_inputs" [N, ...], as far as the module returns them, and the
+            states after the step.
     """
     sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
     outputs = forward({OBSERVATIONS: sequences, STATES: states})
@@ -41,19 +41,19 @@ def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str
 
 
 def initial_states(module: RLModule, rows: int) -> Any:
-    """What a module remembers where episodes start, [N, ...]; {}: nothing, it has no memory."""
+    """A module's states at the start of episodes, [N, ...]; {} if it has none."""
     return tree_map(
         lambda state: state.detach().expand(rows, *state.shape).clone(), module.get_initial_state()
     )
 
 
 def restarted(states: Any, initial: Any, first: Tensor) -> Any:
-    """States [N, ...] with the initial ones where an episode starts.
+    """States [N, ...], replaced by the initial ones where an episode starts.
 
     Args:
         states: a tree of tensors.
-        initial: the same.
-        first: [N] bool, where one starts.
+        initial: likewise.
+        first: [N] bool, where an episode starts.
     """
     return tree_map(
         lambda start, state: torch.where(first.view(-1, *[1] * (state.ndim - 1)), start, state),
@@ -63,14 +63,14 @@ def restarted(states: Any, initial: Any, first: Tensor) -> Any:
 
 
 def best_actions(module: RLModule, outputs: Mapping[str, Any]) -> Any:
-    """What a module thinks best, of what its pass returned -> a tree of tensors [N, ...]."""
+    """The most likely actions, given what a pass returned -> a tree of tensors [N, ...]."""
     if ACTIONS in outputs:
         return outputs[ACTIONS]
     return module.action_distribution()(outputs[ACTION_DIST_INPUTS]).mode()
 
 
 def weights_of(module: RLModule) -> dict[str, Tensor]:
-    """A module's own memory, under the names that a learner gives: shared ones once."""
+    """A module's own parameters and buffers, under the names that a learner uses."""
     return {
         name: tensor.detach()
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -78,10 +78,10 @@ def weights_of(module: RLModule) -> dict[str, Tensor]:
 
 
 def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
-    """Copy arrays into tensors of the same names, which keep dtypes of their own.
+    """Copy arrays into tensors of the same names, which keep their dtypes.
 
     Raises:
-        ValueError: they are another module's.
+        ValueError: the weights belong to another module.
     """
     if not isinstance(weights, Mapping):
         raise ValueError("weights are one array, not arrays by name")
@@ -98,6 +98,6 @@ def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
 
 
 def _tensor(array: Any) -> Tensor:
-    if array.dtype == ml_dtypes.bfloat16:  # which torch does not take from NumPy
+    if array.dtype == ml_dtypes.bfloat16:  # torch does not take it from NumPy
         return torch.tensor(array.view(np.int16)).view(torch.bfloat16)  # [...]
     return torch.tensor(array)  # [...]

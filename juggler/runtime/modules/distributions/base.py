@@ -1,4 +1,4 @@
-"""What every action distribution can do, and what its action space's part in it is."""
+"""The interfaces of action distributions and their specs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-#: A tensor of actions; for Dict and Tuple spaces a map of such by key ("0", "1", … for a Tuple).
+#: A tensor of actions; for Dict and Tuple spaces a map of tensors by key ("0", "1", … for a Tuple).
 Actions: TypeAlias = Any
 
 D = TypeVar("D", bound="ActionDistribution")
 
 
 class ActionDistribution(ABC):
-    """A distribution over actions for each of the leading dimensions of a policy's outputs.
+    """A distribution over actions, for each element of the leading dimensions of a policy's
+    outputs.
 
-    The leading dimensions (written [...] here) are any: [B], [N, T] or none.
+    The leading dimensions, written [...] here, may be any: [B], [N, T] or none.
     """
 
     @abstractmethod
@@ -37,21 +38,21 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self) -> Actions:
-        """What to do where nothing is to be tried: the likeliest actions -> [..., *action shape].
+        """The most likely actions -> [..., *action shape], for acting without exploration.
 
-        Where those are hard to find, the centre of the distribution.
+        If they are hard to compute, the centre of the distribution.
         """
 
     @abstractmethod
     def sample(self, noise: Tensor) -> Actions:
-        """Actions as a function of noise [..., M] from the spec's `draw_noise`."""
+        """Draws actions as a function of noise [..., M] from the spec's `draw_noise`."""
 
 
 class DistributionSpec(ABC):
     """How a policy's outputs become actions of one space.
 
-    A distribution of your own is a subclass of each of the two classes here. For a Box without
-    bounds, with tails heavier than a Gaussian's:
+    To make your own distribution, derive from the two classes in this file. This one is for a Box
+    without bounds, with heavier tails than a Gaussian's:
 
         class Laplace(ActionDistribution):
             def __init__(self, inputs):
@@ -89,8 +90,8 @@ class DistributionSpec(ABC):
     A run takes it as distribution = "package.module:laplace".
 
     Args:
-        inputs_size: D, numbers that a policy puts out for one observation.
-        noise_size: M, numbers of noise that one action takes.
+        inputs_size: D, the number of a policy's outputs for one observation.
+        noise_size: M, the number of random numbers that one action takes.
     """
 
     def __init__(self, inputs_size: int, noise_size: int) -> None:
@@ -99,32 +100,32 @@ class DistributionSpec(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor) -> ActionDistribution:
-        """The distribution that outputs [..., D] stand for."""
+        """The distribution with these inputs [..., D]."""
 
     @abstractmethod
     def zeros(self, leading_shape: Sequence[int]) -> Actions:
-        """Zeros [*leading_shape, *action shape] in the shapes and dtypes of sampled actions.
+        """Zeros [*leading_shape, *action shape] with the shapes and dtypes of sampled actions.
 
-        Memory to write actions into: 0 need not be an action of the space.
+        They are memory to write actions into; 0 need not be an action of the space.
         """
 
     def draw_noise(
         self, leading_shape: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
-        """Noise [*leading_shape, M] for `sample`, on the generator's device (none: the CPU).
+        """Noise [*leading_shape, M] for `sample`, on the generator's device (None: the CPU).
 
-        Uniform between 0 and 1, both excluded, unless a subclass says otherwise.
+        Uniform between 0 and 1, both excluded, unless a subclass overrides this.
         """
         return uniform_noise(leading_shape, self.noise_size, generator)  # [..., M]
 
     def noise_from(self, uniform: Tensor) -> Tensor:
-        """The same noise of somebody else's random numbers, in operations that can be exported.
+        """The same noise from given random numbers, with operations that can be exported.
 
         Args:
-            uniform: [..., 2, M] between 0 and 1; a subclass uses one or both of each two.
+            uniform: [..., 2, M] between 0 and 1; a subclass uses one or both of each pair.
 
         Raises:
-            NotImplementedError: the subclass draws noise of its own and has no other way.
+            NotImplementedError: the subclass overrides `draw_noise`, but not this method.
         """
         if type(self).draw_noise is not DistributionSpec.draw_noise:
             raise NotImplementedError(
@@ -137,36 +138,36 @@ class DistributionSpec(ABC):
 
         Args:
             inputs: a policy's outputs [..., D].
-            mask: 1 (or true) where an action is legal, in this space's layout.
+            mask: 1 (or true) for legal actions, in this space's layout.
 
         Raises:
-            ValueError: the mask is not laid out as it must be.
+            ValueError: the mask has another layout.
         """
         raise ValueError(f"{type(self).__name__} takes no action mask: leave it out")
 
     @property
     def log_std_inputs(self) -> list[int]:
-        """Which of the D outputs are log standard deviations: a policy may learn those as
+        """Positions of the log standard deviations among the D outputs. A policy may learn them as
         parameters, the same in every state."""
         return []
 
     def why_not_finite(self, inputs: Tensor) -> str:
-        """For people: which of the outputs [D] for one observation makes log-probabilities that
-        are not finite. Empty: none does by itself."""
+        """Explains which of the outputs [D] for one observation makes log-probabilities that are
+        not finite. Empty: none does by itself."""
         bad = [(i, x) for i, x in enumerate(inputs.tolist()) if not math.isfinite(x)]
         return f"output {bad[0][0]} of the policy is {bad[0][1]:g}" if bad else ""
 
 
-#: The smallest normal number of float32.
+#: The smallest normal number in float32.
 _TINY = torch.finfo(torch.float32).tiny
-#: The largest below 1.
+#: The largest number below 1 in float32.
 _BELOW_ONE = 1 - 2.0**-24
 
 
 def empty_noise(
     leading_shape: Sequence[int], size: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Memory for noise [*leading_shape, size] on the generator's device."""
+    """Uninitialized memory for noise [*leading_shape, size] on the generator's device."""
     device = generator.device if generator is not None else torch.device("cpu")
     return torch.empty((*leading_shape, size), dtype=torch.float32, device=device)
 
@@ -174,41 +175,42 @@ def empty_noise(
 def uniform_noise(
     leading_shape: Sequence[int], size: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Numbers [*leading_shape, size] between 0 and 1, both excluded."""
+    """Uniform numbers [*leading_shape, size] between 0 and 1, both excluded."""
     noise = empty_noise(leading_shape, size, generator)  # [..., size]
-    # Bounds of 0 and 1 would include 0, once in 16 million.
+    # With bounds of 0 and 1, one number in 16 million would be 0.
     return noise.uniform_(_TINY, 1, generator=generator)  # [..., size]
 
 
 def one_uniform(uniform: Tensor) -> Tensor:
-    """The first of each two numbers [..., 2, M] between 0 and 1, which are excluded -> [..., M]."""
+    """The first of each pair of numbers [..., 2, M], clamped to exclude 0 and 1 -> [..., M]."""
     return uniform[..., 0, :].clamp(_TINY, _BELOW_ONE)  # [..., M]
 
 
 def at_least_float32(inputs: Tensor) -> Tensor:
-    """Half precision is enough for a policy's outputs, and too little for sums of logarithms."""
+    """The inputs in float32 or better. Half precision is enough for a policy's outputs, but not for
+    sums of logarithms."""
     return inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
 
 
 def illegal_logit(dtype: torch.dtype) -> float:
-    """A logit beside which any other leaves no probability, in float32 not even the smallest.
+    """A logit so small that its option gets no probability at all in float32.
 
-    It is finite, and in float32 far enough from the largest number that a product with a gradient
-    is finite too: 0 · ∞ would be NaN in entropies and gradients.
+    It is finite, and so far from the largest float32 that its product with a gradient is finite
+    too. With infinity, 0 · ∞ would be NaN in entropies and gradients.
     """
     return max(-1e18, torch.finfo(dtype).min)
 
 
 def mask_logits(inputs: Tensor, mask: Any, options: str) -> Tensor:
-    """Logits [..., D] with those for which the mask [..., D] is 0 made `illegal_logit`s.
+    """Logits [..., D], replaced by `illegal_logit` where the mask [..., D] is 0.
 
     Args:
         inputs: logits.
         mask: of any dtype.
-        options: what there is one number for, for the error.
+        options: what the logits are for, for the error.
 
     Raises:
-        ValueError: the mask is no tensor, or has another shape.
+        ValueError: the mask is not a tensor, or has another shape.
     """
     if not isinstance(mask, Tensor) or mask.shape != inputs.shape:
         what = list(mask.shape) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
@@ -221,10 +223,10 @@ def mask_logits(inputs: Tensor, mask: Any, options: str) -> Tensor:
 
 
 def same_kind(one: D, other: ActionDistribution) -> D:
-    """`other`, if a KL divergence from one to the other is defined.
+    """`other`, if the KL divergence from one to the other is defined.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it is not defined.
     """
     if type(other) is not type(one):
         raise TypeError(f"KL of a {type(one).__name__} to a {type(other).__name__} is not defined")
@@ -232,7 +234,7 @@ def same_kind(one: D, other: ActionDistribution) -> D:
 
 
 class Constants:
-    """Arrays that belong to a spec, as tensors on every device that asked for them."""
+    """Arrays of a spec, as tensors on every device that has asked for them."""
 
     def __init__(self, *arrays: NDArray[Any]) -> None:
         self._arrays = arrays
@@ -241,8 +243,8 @@ class Constants:
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """The tensors, copied there once."""
         if device not in self._on:
-            # Who asks first may be acting, and who asks next training, where a tensor that was
-            # made in inference mode could not be used.
+            # The first call may be made while acting, in inference mode, and tensors made in that
+            # mode cannot be used for training.
             with torch.inference_mode(False):
                 tensors = tuple(torch.from_numpy(array).to(device) for array in self._arrays)
             self._on[device] = tensors

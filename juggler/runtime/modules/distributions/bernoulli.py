@@ -1,4 +1,4 @@
-"""Several switches, each on or off."""
+"""The distribution for MultiBinary: independent bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from juggler.runtime.modules.distributions.base import (
 
 
 class Bernoulli(ActionDistribution):
-    """Independent bits, each 1 with the probability sigmoid(logit), by logits [..., k]."""
+    """Independent bits, each 1 with probability sigmoid(logit), for logits [..., k]."""
 
     def __init__(self, logits: Tensor, action_shape: tuple[int, ...]) -> None:
         self.logits = at_least_float32(logits)  # [..., k]
@@ -64,7 +64,7 @@ class Bernoulli(ActionDistribution):
 class BernoulliSpec(DistributionSpec):
     """For `MultiBinary` of any shape: k logits; uniform noise.
 
-    A mask [..., k] says which bits may be 1: the others stay 0.
+    A mask [..., k] says which bits may be 1; the others stay 0.
     """
 
     def __init__(self, action_shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""One action of several."""
+"""The distribution for Discrete: one of several actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from juggler.runtime.modules.distributions.base import (
 
 
 class Categorical(ActionDistribution):
-    """One of n actions `start`, …, `start + n - 1`, by unnormalised log probabilities [..., n]."""
+    """One of the n actions `start`, …, `start + n - 1`, for unnormalised log-probabilities [...,
+    n]."""
 
     def __init__(self, logits: Tensor, start: int = 0) -> None:
         self.logits = logits  # [..., n]
@@ -29,7 +30,7 @@ class Categorical(ActionDistribution):
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """Of every action, normalised -> [..., n]."""
+        """Normalised log-probabilities of every action -> [..., n]."""
         return at_least_float32(self.logits).log_softmax(-1)  # [..., n]
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -81,15 +82,17 @@ class CategoricalSpec(DistributionSpec):
 def gumbel_noise(
     leading_shape: Sequence[int], size: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Noise [*leading_shape, size] of which the sum with logits is largest as their softmax says.
+    """Gumbel noise [*leading_shape, size]: the argmax of logits plus noise is distributed as their
+    softmax.
 
-    It is finite, between -4.5 and 17.
+    The noise is finite, between -4.5 and 17.
     """
-    # -log(-log(u)) is Gumbel where u is uniform. (From torch's exponential_, four times slower.)
+    # -log(-log(u)) is Gumbel noise if u is uniform. (torch's exponential_ takes four times as
+    # long.)
     noise = uniform_noise(leading_shape, size, generator)  # [..., size]
     return noise.log_().neg_().log_().neg_()  # [..., size]
 
 
 def gumbel_from(uniform: Tensor) -> Tensor:
-    """The same of uniform numbers [..., 2, size] -> [..., size]."""
+    """The same noise from uniform numbers [..., 2, size] -> [..., size]."""
     return -(-one_uniform(uniform).log()).log()  # [..., size]

@@ -1,4 +1,4 @@
-"""Actions of several parts."""
+"""The distribution for Dict and Tuple: independent parts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from juggler.runtime.nearest import nearest
 
 
 class Composite(ActionDistribution):
-    """Independent distributions by key; each acts in one branch of the action.
+    """Independent distributions by key, each for one branch of the action.
 
     Args:
         parts: the distributions.
-        noise_sizes: how much of the noise each of them takes, in their order.
+        noise_sizes: how many random numbers each of them takes, in order.
     """
 
     def __init__(self, parts: Mapping[str, ActionDistribution], noise_sizes: list[int]) -> None:
@@ -59,7 +59,7 @@ class CompositeSpec(DistributionSpec):
     A mask is a map of the parts' masks by key; parts that it leaves out are not masked.
 
     Args:
-        parts: by key; "0", "1", … for a Tuple. At least one.
+        parts: at least one part by key; "0", "1", … for a Tuple.
     """
 
     def __init__(self, parts: Mapping[str, DistributionSpec]) -> None:

@@ -1,4 +1,4 @@
-"""From an action space to its distribution."""
+"""Finds the distribution for an action space."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from juggler.runtime.wire.trees import path_name
 
 
 def distribution_for(space: gymnasium.Space[Any], squash: bool = False) -> DistributionSpec:
-    """How a policy acts in an action space, which may be nested to any depth.
+    """The distribution spec for an action space, which may be nested to any depth.
 
     Args:
         space: Discrete, MultiDiscrete, MultiBinary, Box of a float dtype, or a Dict or Tuple.
-        squash: keep Box actions between their bounds, where these are finite, by a tanh. Without
-            it they are not bounded, and who steps the environment fits them to its bounds.
+        squash: use tanh to keep Box actions between finite bounds. Otherwise actions are not
+            bounded, and a connector fits them to the environment's bounds.
 
     Raises:
-        UnsupportedSpace: nobody acts in this space, or in one within it.
+        UnsupportedSpace: the space, or one within it, has no distribution.
     """
     for path, leaf in space_leaves(space):
         at = f" at {path_name(path)}" if path else ""

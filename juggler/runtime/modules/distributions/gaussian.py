@@ -1,4 +1,4 @@
-"""Real numbers."""
+"""The distribution for Box: real numbers without bounds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from juggler.runtime.modules.distributions.base import (
 )
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
-# The exponential of a little more is infinite in float32, that of its negative all but 0.
+# The exponential of slightly more is infinite in float32, and that of its negative nearly 0.
 _LARGEST_LOG_STD = 88.0
 
 
 class DiagGaussian(ActionDistribution):
     """Independent normals: means and log standard deviations in one tensor [..., 2 M].
 
-    Where a log standard deviation is NaN or infinite, log-probabilities are not finite either.
+    If a log standard deviation is NaN or infinite, log-probabilities are not finite either.
     """
 
     def __init__(self, inputs: Tensor, action_shape: tuple[int, ...]) -> None:
@@ -58,9 +58,9 @@ class DiagGaussian(ActionDistribution):
 
 
 class GaussianSpec(DistributionSpec):
-    """For float `Box` of any shape: M means, then M log standard deviations; normal noise.
+    """For a float `Box` of any shape: M means, then M log standard deviations; normal noise.
 
-    Actions are float32 and not bounded: who steps the environment fits them to its bounds.
+    Actions are float32 and not bounded; a connector fits them to the environment's bounds.
     """
 
     def __init__(self, action_shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Several actions at once, each one of several."""
+"""The distribution for MultiDiscrete: several independent choices."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class MultiCategorical(ActionDistribution):
     """k independent categoricals.
 
     Args:
-        logits: [..., k, n], n options for each of the k; those that one has not are illegal.
-        start: [k], the first option of each; None: 0.
-        action_shape: whose product is k.
+        logits: [..., k, n], n options for each choice; options that a choice does not have are
+            illegal.
+        start: [k], the first option of each choice; None: 0.
+        action_shape: its product is k.
     """
 
     def __init__(self, logits: Tensor, start: Tensor | None, action_shape: tuple[int, ...]) -> None:
@@ -65,10 +66,10 @@ class MultiCategorical(ActionDistribution):
 class MultiCategoricalSpec(DistributionSpec):
     """For `MultiDiscrete(nvec, start)`: the logits of one choice after the other; Gumbel noise.
 
-    A mask is laid out as the logits are: [..., sum of nvec].
+    A mask has the layout of the logits: [..., sum of nvec].
 
     Args:
-        nvec: how many options each of the k choices has, in any shape.
+        nvec: the number of options of each of the k choices, in any shape.
         start: the first option of each, in the same shape; None: 0.
     """
 
@@ -81,8 +82,8 @@ class MultiCategoricalSpec(DistributionSpec):
         self._table = k, n
         first = np.zeros(k, np.int64) if start is None else np.asarray(start).reshape(-1)  # [k]
         self._has_start = bool(first.any())
-        # A table of the options, as wide as the choice with the most of them: which of its entries
-        # exist, and where their logits are among the outputs.
+        # A table of the options, as wide as the largest choice: which of its entries exist, and the
+        # positions of their logits among the outputs.
         exists = np.arange(n) < sizes[:, None]  # [k, n]
         places = np.where(exists, np.arange(n) + (np.cumsum(sizes) - sizes)[:, None], 0)  # [k, n]
         self._is_full = bool(exists.all())

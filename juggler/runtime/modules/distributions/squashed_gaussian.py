@@ -1,4 +1,4 @@
-"""Real numbers between bounds."""
+"""The distribution for Box with `squash`: real numbers between bounds."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torch import Tensor
 from juggler.runtime.modules.distributions.base import Constants
 from juggler.runtime.modules.distributions.gaussian import DiagGaussian, GaussianSpec
 
-# log(2 cosh u) = E|u + L| for a logistic L of scale 1/2. These weights and deviations make a
-# mixture of three normals that can stand for L: E|u + mixture| is within 4e-5 of it for every u.
+# log(2 cosh u) = E|u + L| for a logistic L of scale 1/2. With these weights and deviations, a
+# mixture of three normals approximates L: E|u + mixture| is within 4e-5 of it for every u.
 _LOGISTIC = ((0.566071, 0.920594), (0.110642, 1.458137), (0.323287, 0.576346))
 
 
 class Bounds(NamedTuple):
-    """Of the M elements of an action, [M] each. For those without bounds, -1 and 1 stand here."""
+    """Bounds of the M elements of an action, [M] each. Elements without bounds have -1 and 1."""
 
     bounded: Tensor  # bool
     low: Tensor
     width: Tensor
-    lowest: Tensor  # what actions keep to: float32 resolves the distance to the bounds there
+    lowest: Tensor  # actions stay above: float32 resolves the distance to the bounds there
     highest: Tensor
 
 
 class SquashedGaussian(DiagGaussian):
     """Independent normals u, squashed: an action is low + (high - low) · (1 + tanh u) / 2.
 
-    Log-probabilities are those of actions, not of u. Very close to its bounds an action no longer
-    says which u it came from: actions stay a few roundings away from them, and log-probabilities
-    beyond are those at that distance, so that they are always finite.
+    Log-probabilities are those of actions, not of u. Very close to a bound, an action no longer
+    determines its u. Actions therefore stay a few roundings away from the bounds, and
+    log-probabilities beyond that distance are those at it, so they are always finite.
 
-    `kl` is exact: squashing both alike changes nothing. `mode` is the squashed mean, which is the
-    median. `entropy` has no closed form; its estimate here is off by no more than 1e-4 nats for an
-    element of the action, whatever the mean and deviation, and has no noise.
+    `kl` is exact, because squashing both distributions alike changes nothing. `mode` is the
+    squashed mean, which is the median. `entropy` has no closed form; the estimate is off by at most
+    1e-4 nats per element of the action, for any mean and deviation, and has no noise.
     """
 
     def __init__(self, inputs: Tensor, action_shape: tuple[int, ...], bounds: Bounds) -> None:
@@ -48,7 +48,8 @@ class SquashedGaussian(DiagGaussian):
         bounded, low, width, lowest, highest = self.bounds
         flat = actions.reshape(self.mean.shape).to(self.mean.dtype)  # [..., M]
         inside = flat.clamp(lowest, highest)  # [..., M]
-        # From the distances to both bounds, atanh and log(1 - tanh²) lose nothing near either.
+        # Computed from the distances to both bounds, atanh and log(1 - tanh²) stay accurate near
+        # them.
         above_low = (inside - low).log()  # [..., M]
         below_high = (low + width - inside).log()  # [..., M]
         u = torch.where(bounded, 0.5 * (above_low - below_high), flat)  # [..., M]
@@ -58,7 +59,7 @@ class SquashedGaussian(DiagGaussian):
     def entropy(self) -> Tensor:
         bounded, _, width, _, _ = self.bounds
         std = self.log_std.exp()  # [..., M]
-        log_2_cosh = torch.zeros_like(std)  # [..., M] its mean over u
+        log_2_cosh = torch.zeros_like(std)  # [..., M] the mean over u
         for weight, deviation in _LOGISTIC:
             spread = torch.hypot(std, torch.full_like(std, deviation))  # [..., M]
             log_2_cosh = log_2_cosh + weight * _mean_absolute(self.mean, spread)  # [..., M]
@@ -80,20 +81,20 @@ class SquashedGaussian(DiagGaussian):
 
 
 class SquashedGaussianSpec(GaussianSpec):
-    """For float `Box` with bounds, as Haarnoja et al. 2018, "Soft Actor-Critic", appendix C.
+    """For a float `Box` with bounds, as in Haarnoja et al. 2018, "Soft Actor-Critic", appendix C.
 
-    As `GaussianSpec`, but actions stay between those of their bounds that are finite. An element
-    is not squashed where a bound is infinite, or where they are so close that float32 hardly
-    tells actions between them apart.
+    Like `GaussianSpec`, but actions stay between their finite bounds. An element is not squashed if
+    a bound is infinite, or if the bounds are so close that float32 can hardly distinguish the
+    actions between them.
 
     Args:
-        low: bounds in the shape of an action.
-        high: the same.
+        low: lower bounds, in the shape of an action.
+        high: upper bounds, likewise.
     """
 
     def __init__(self, low: ArrayLike, high: ArrayLike) -> None:
         super().__init__(np.shape(low))
-        with np.errstate(over="ignore", invalid="ignore"):  # infinities are sorted out below
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities are handled below
             lows = np.asarray(low, np.float32).reshape(-1)  # [M]
             highs = np.asarray(high, np.float32).reshape(-1)  # [M]
             width = highs - lows  # [M]
@@ -111,7 +112,7 @@ class SquashedGaussianSpec(GaussianSpec):
 
 
 def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:
-    """E|x| of normal x, elementwise."""
+    """E|x| for normal x, elementwise."""
     z = mean / std
     peak = math.sqrt(2 / math.pi) * std * torch.exp(-0.5 * z.square())
     return peak + mean * torch.erf(z * math.sqrt(0.5))
