@@ -1,4 +1,4 @@
-"""A simulator's end: let a policy that is being trained act in environments of your own.
+"""A simulator's end of a gateway: a policy in training acts in your environments.
 
     from juggler.client import box, connect, discrete
 
@@ -11,8 +11,8 @@
             else:
                 observation, reward, terminated, truncated = simulator.step(action)
 
-It needs grpcio, protobuf and NumPy alone. With `mode="local"` this process acts by itself, and
-needs onnxruntime for that. Spaces of Gymnasium are taken as well.
+It needs only grpcio, protobuf and NumPy. With `mode="local"` this process acts by itself, and
+needs onnxruntime for that. Gymnasium spaces are accepted as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What sessions of every mode have."""
+"""What the sessions of all modes have in common."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from juggler.client.spaces import Values
 
 
 class AnySession:
-    """A session with a gateway; a context. Where the connection breaks, it goes on over another
-    one, if there is one within `welcome.resume_seconds`.
+    """A session with a gateway, as a context manager. If the connection breaks, the session
+    continues over another one, provided that it is made within `welcome.resume_seconds`.
 
     Args:
-        connection: of the session.
-        observations: of the simulator.
-        actions: of the simulator.
-        environments: N; None: one, without a dimension for it.
+        connection: the session's connection.
+        observations: values of the simulator's observations.
+        actions: values of its actions.
+        environments: N; None: one environment, without a dimension for it.
 
     Attributes:
-        welcome: what the gateway said at the beginning, a `Welcome` of simulator.proto.
+        welcome: the gateway's first message, a `Welcome` of simulator.proto.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AnySession:
         self.welcome = connection.welcome
 
     def close(self) -> None:
-        """Say goodbye. Episodes that are running end as truncated."""
+        """Say goodbye. Running episodes end as truncated."""
         self._connection.close()
 
     def __enter__(self) -> Self:

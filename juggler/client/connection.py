@@ -1,4 +1,4 @@
-"""A session's stream, which is opened again where it breaks."""
+"""The stream of a session, which is opened again when it breaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A cut network shows itself within 30 s.
+    # A cut network is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -30,14 +30,14 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Sessions of one process have a connection each.
+    # Each session of a process has a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _RETRY_SECONDS = 0.2
-_GOODBYE_SECONDS = 5.0  # for the gateway to take note
+_GOODBYE_SECONDS = 5.0  # time for the gateway to take note
 _LINE_SECONDS = 10.0
 _LOG = logging.getLogger(__name__)
-#: What another attempt may get over.
+#: Statuses that another attempt may get past.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
 
@@ -46,7 +46,7 @@ class GatewayError(RuntimeError):
 
     Attributes:
         code: the name of an `Error.Code` of simulator.proto, or of a gRPC status.
-        retryable: another session may fare better, later.
+        retryable: whether another session may succeed later.
     """
 
     def __init__(self, code: str, text: str, retryable: bool = False) -> None:
@@ -55,17 +55,19 @@ class GatewayError(RuntimeError):
 
 
 class Connection:
-    """
+    """A connection to a gateway.
+
     Args:
         address: "host:port" of the gateway.
-        hello: what the simulator says of itself.
-        token: that the gateway wants to see; None: that of JUGGLER_TOKEN, if there is one.
-        tls: a directory with ca.pem, cert.pem and key.pem; None: that of JUGGLER_TLS, else plain.
-        timeout: seconds to wait for the gateway to answer for the first time.
+        hello: the simulator's description of itself.
+        token: the token of the run; None: the one in JUGGLER_TOKEN, if there is one.
+        tls: a directory with ca.pem, cert.pem and key.pem; None: the one in JUGGLER_TLS, else no
+            TLS.
+        timeout: how many seconds to wait for the gateway's first answer.
 
     Raises:
-        GatewayError: it does not answer, or does not take this simulator.
-        ValueError: the address is none.
+        GatewayError: the gateway does not answer, or refuses this simulator.
+        ValueError: the address is malformed.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Connection:
         """Wait for the next message.
 
         Args:
-            unanswered: what is sent again where the connection breaks.
+            unanswered: messages to send again if the connection breaks.
 
         Raises:
             GatewayError: the session is over.
@@ -121,7 +123,7 @@ class Connection:
                 self.send(message)
 
     def break_off(self) -> None:
-        """Lose the connection, as a cut network would."""
+        """Lose the connection, as if the network were cut."""
         self._channel.close()
 
     def close(self) -> None:
@@ -133,7 +135,7 @@ class Connection:
                 for _ in self._answers:
                     pass
         except (grpc.RpcError, ValueError):
-            pass  # it is gone already, or hangs
+            pass  # the gateway is gone already, or hangs
         self._hang_up()
 
     def _next(self) -> pb.ToSimulator:
@@ -156,7 +158,7 @@ class Connection:
         self.welcome = self._dial(time.monotonic() + self.welcome.resume_seconds)
 
     def _dial(self, deadline: float) -> pb.Welcome:
-        """Open a stream, as often as it takes."""
+        """Open a stream, with as many attempts as it takes."""
         told, said = None, time.monotonic()
         try:
             while True:
@@ -164,7 +166,7 @@ class Connection:
                     return self._open(deadline)
                 except grpc.RpcError as error:
                     broken = isinstance(error, _Ended) or _code(error) in _BROKEN
-                    # An attempt that was cut off says less than the one before it.
+                    # An attempt that was cut off tells less than the one before it.
                     if told is None or _code(error) is not grpc.StatusCode.CANCELLED:
                         told = _told(error, self._address)
                     now = time.monotonic()
@@ -180,7 +182,7 @@ class Connection:
 
     def _hang_up(self) -> None:
         if self._channel is not None:
-            self._outgoing.put(None)  # a thread of gRPC's would wait for more
+            self._outgoing.put(None)  # else a thread of gRPC waits for more
             self._channel.close()
 
     def _open(self, deadline: float) -> pb.Welcome:
@@ -203,12 +205,12 @@ class Connection:
 
 
 class _Ended(grpc.RpcError):
-    """The gateway ended the stream without a word."""
+    """The gateway ended the stream without a message."""
 
 
 @contextmanager
 def _within(seconds: float, call: Any) -> Iterator[None]:
-    """A call that takes longer is cancelled."""
+    """Cancels a call that takes longer."""
     overdue = threading.Timer(max(0.0, seconds), call.cancel)
     overdue.daemon = True
     overdue.start()

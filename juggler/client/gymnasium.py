@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium as a simulator. Gymnasium is imported when it is needed."""
+"""Any Gymnasium environment as a simulator. Gymnasium is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def play(
     mode: Literal["remote", "local"] = "remote",
     **options: Any,
 ) -> list[float]:
-    """Play an environment against a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
+    """Play an environment at a gateway: `play("CartPole-v1", "127.0.0.1:5005")`.
 
-    Where the gateway dies, and another one takes its place within a minute, it goes on with that
-    one and a new episode.
+    If the gateway dies and another one takes its place within a minute, playing continues there
+    with a new episode.
 
     Args:
         env: a Gymnasium id, or an environment.
-        address: of the gateway.
-        episodes: how many; None: until the gateway leaves.
-        seed: of the environment.
-        env_kwargs: what an environment that is named is made with.
+        address: address of the gateway.
+        episodes: how many to play; None: until the run ends.
+        seed: seed of the environment.
+        env_kwargs: keyword arguments for making an environment by its id.
         mode: who acts, as in `connect`.
-        options: of `connect`.
+        options: options of `connect`.
 
     Returns:
         The undiscounted return of each episode.
 
     Raises:
-        GatewayError: the session failed; not where the run has ended.
-        ModuleNotFoundError: the environment is named, and Gymnasium is not installed.
+        GatewayError: the session failed. The end of the run is not an error.
+        ModuleNotFoundError: `env` is an id, and Gymnasium is not installed.
     """
     made = isinstance(env, str)
     if made:
@@ -57,7 +57,7 @@ def play(
                     break
                 if error.code != "UNKNOWN_SESSION":
                     raise
-                seed = None  # another gateway has taken the place of one that died
+                seed = None  # another gateway took the place of a dead one
     finally:
         if made:
             env.close()
@@ -71,7 +71,7 @@ def _play(
     seed: int | None,
     returns: list[float],
 ) -> None:
-    """Add to the returns until there are as many as episodes, in one session."""
+    """Play in one session until there are as many returns as episodes."""
     observation, _ = env.reset(seed=seed)
     action, total = session.step(observation), 0.0
     while True:

@@ -1,4 +1,4 @@
-"""A session that acts by itself, with policies that it gets from the gateway."""
+"""A session that acts by itself, with policies from the gateway."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Row = tuple[_Arrays, int]  # one of them
 
 @dataclass(slots=True)
 class _Steps:
-    """Of one environment and episode, that have not been sent; all by one version of the weights.
-    The reward of the last one may not be known."""
+    """Steps of one environment and episode that were not sent yet, all by one version of the
+    weights. The reward of the last one may be unknown."""
 
     starts: bool
     version: tuple[int, int]
@@ -33,18 +33,18 @@ class _Steps:
 
 
 class LocalSession(RecordingSession):
-    """Acts without a round trip for each step; in all else as `Session`.
+    """Acts without a round trip for each step; otherwise like `Session`.
 
-    What happens is handed in whenever every environment may have had `welcome.fragment_steps`
-    steps. Newer weights are fetched then, if there are any.
+    Steps are sent whenever every environment may have made `welcome.fragment_steps` of them. Newer
+    weights are fetched at the same time, if there are any.
 
     Args:
-        connection: of the session.
-        observations: of the simulator.
-        actions: of the simulator.
-        environments: N; None: one, without a dimension for it.
-        pull: fetch newer weights; else `pull` is called by whoever wants them.
-        seed: of what actions are drawn with; None: any.
+        connection: the session's connection.
+        observations: values of the simulator's observations.
+        actions: values of its actions.
+        environments: N; None: one environment, without a dimension for it.
+        pull: whether to fetch newer weights; otherwise call `pull` yourself.
+        seed: seed for drawing actions; None: random.
 
     Attributes:
         version: generation and update of the weights that act.
@@ -63,7 +63,7 @@ class LocalSession(RecordingSession):
         count = environments or 1
         self._pulls = pull
         self._generator = np.random.default_rng(seed)
-        self._steps: list[_Steps | None] = [None] * count  # None: in no episode
+        self._steps: list[_Steps | None] = [None] * count  # None: not in an episode
         self._rewards = np.zeros(count, np.float32)  # [N] of the last actions
         self._states: dict[str, NDArray[Any]] = {}  # [N, ...] by name
         self._finished: list[pb.Recording] = []
@@ -72,7 +72,7 @@ class LocalSession(RecordingSession):
         self.pull()
 
     def pull(self) -> tuple[int, int]:
-        """Act with the newest weights from now on -> their version.
+        """Act with the newest weights from now on, and return their version.
 
         Raises:
             GatewayError: the session is over.
@@ -96,8 +96,8 @@ class LocalSession(RecordingSession):
         final_observation: Any = None,
         environments: Sequence[int] | None = None,
     ) -> Any:
-        """Say what the last action led to, and what is seen now, and get the next action, as
-        `Session.step`."""
+        """Report what the last action led to and the current observation, and get the next action,
+        as `Session.step` does."""
         self._calls += 1
         if self._count is None:
             seen = _copies(self._observations.arrays(as_first(observation)))  # [1, ...]
@@ -122,14 +122,14 @@ class LocalSession(RecordingSession):
         return self._act(places, seen)
 
     def flush(self) -> None:
-        """Hand in all steps, those of running episodes too, and wait until they are taken."""
+        """Send all steps, including those of running episodes, and wait until the gateway has them."""
         self._hand_in()
         super().flush()
 
-    # -- what happens ---------------------------------------------------------------------------
+    # -- acting ---------------------------------------------------------------------------------
 
     def _next_fragment(self, places: list[int], seen: _Arrays) -> None:
-        """Where one is over: wait until the one before it is taken, and hand it in."""
+        """At the end of a fragment, wait until the one before it has been accepted, and send it."""
         if self._calls <= self.welcome.fragment_steps:
             return
         self._calls = 1
@@ -145,7 +145,7 @@ class LocalSession(RecordingSession):
     def _take(
         self, places: list[int], rewards: Any, terminated: Any, truncated: Any, last: _Arrays
     ) -> None:
-        """What the last actions have led to, where there were any."""
+        """Record what the last actions led to, if there were any."""
         for row, place in enumerate(places):
             steps = self._steps[place]
             if steps is None:
@@ -159,7 +159,7 @@ class LocalSession(RecordingSession):
                 self._steps[place] = None
 
     def _act(self, places: NDArray[np.intp], seen: _Arrays) -> Any:
-        """Choose [R, ...], and remember it."""
+        """Choose actions [R, ...], and remember them."""
         first = np.array([self._steps[place] is None for place in places])  # [R]
         states = {name: kept[places] for name, kept in self._states.items()}  # [R, ...]
         out = self._model.act(seen, first, self._rewards[places], states, self._generator)
@@ -183,17 +183,17 @@ class LocalSession(RecordingSession):
         return self._actions.from_arrays(actions)
 
     def _finals(self, seen: _Arrays, finals: Any, ended: Any) -> _Arrays:
-        """The last observations [R, ...] of episodes that ended, those seen now elsewhere."""
+        """The last observations [R, ...] of episodes that ended, and the current ones elsewhere."""
         arrays = _copies(seen)
         for row in np.flatnonzero(np.broadcast_to(ended, len(next(iter(arrays.values()))))):
             for path, array in self._observations.arrays(as_first(rows_of(finals, row))).items():
                 arrays[path][row] = array[0]
         return arrays
 
-    # -- what is handed in ----------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------
 
     def _hand_in(self) -> None:
-        """All that is finished, and what came before steps that are under way."""
+        """Send all finished recordings, and the completed steps of running ones."""
         for place, steps in enumerate(self._steps):
             if steps is not None and 0 < len(steps.rewards) < len(steps.actions):
                 self._finish(place, steps.observations[len(steps.rewards)])
@@ -204,8 +204,8 @@ class LocalSession(RecordingSession):
     def _finish(
         self, place: int, last: _Row, terminated: bool = False, truncated: bool = False
     ) -> None:
-        """The steps of an environment, and what was seen after them, as a recording. A step that
-        is under way stays."""
+        """Turn the completed steps of an environment, and the observation after them, into a
+        recording. A step without a reward stays."""
         steps = self._steps[place]
         assert steps is not None
         count = len(steps.rewards)
@@ -247,5 +247,5 @@ def _stacked(rows: list[_Row]) -> list[pb.NamedTensor]:
 
 
 def _copies(arrays: _Arrays) -> _Arrays:
-    """Simulators may write the next observation into the same memory."""
+    """Copies, because simulators may write the next observation into the same memory."""
     return {path: array.copy() for path, array in arrays.items()}

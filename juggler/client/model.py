@@ -1,4 +1,4 @@
-"""A policy as an ONNX model that acts here. onnxruntime is imported when there is one."""
+"""A policy as an ONNX model. onnxruntime is imported only when there is a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Path = tuple[str, ...]
 
 
 class Model:
-    """
+    """Runs a policy.
+
     Args:
-        data: the model; its inputs and outputs are those of `PolicyChunk` of simulator.proto.
+        data: the model; its inputs and outputs are those of `PolicyChunk` in simulator.proto.
 
     Attributes:
-        states: names of what it remembers, with zeros [1, ...] of each.
+        states: names of the recurrent states, with zeros [1, ...] for each.
 
     Raises:
         ModuleNotFoundError: onnxruntime is missing.
@@ -54,18 +55,18 @@ class Model:
         states: Mapping[str, NDArray[Any]],
         generator: np.random.Generator,
     ) -> dict[Path, NDArray[Any]]:
-        """Choose.
+        """Choose actions.
 
         Args:
             observations: [R, ...] by path.
-            first: [R] which begin an episode.
+            first: [R], which of them begin an episode.
             rewards: [R] of the last actions.
             states: [R, ...] by name.
-            generator: of the noise.
+            generator: generator of the noise.
 
         Returns:
             Outputs [R, ...] by path: ("action", ...), ("chosen", ...), ("action_logp",) and
-            ("next_state", ...).
+                ("next_state", ...).
         """
         given = {"/".join(("observation", *path)): each for path, each in observations.items()}
         given |= {"first": first, "reward": rewards, **states}

@@ -1,4 +1,4 @@
-"""Sessions of those who bring what was done, rather than ask what to do."""
+"""Sessions that report what was done, rather than ask what to do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ Version = tuple[int, int]
 
 
 class RecordingSession(AnySession):
-    """Hands in episodes; as a context, it waits at its end until all of them are taken.
+    """Sends episodes. As a context manager, it waits at its end until the gateway has accepted them
+    all.
 
     Attributes:
-        newest: generation and update of the newest weights that the gateway has told of.
-        steps_recorded: steps that were taken.
-        steps_stale: steps of recordings that were, wholly or from some step on, too old.
+        newest: generation and update of the newest weights that the gateway has announced.
+        steps_recorded: number of accepted steps.
+        steps_stale: number of steps in recordings that were too old, completely or from some step
+            on.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class RecordingSession(AnySession):
         super().__init__(connection, observations, actions, environments)
         self._unanswered: dict[int, pb.FromSimulator] = {}  # recordings, by seq
         self._request: pb.FromSimulator | None = None  # for a policy
-        self._policy = bytearray()  # what of it has come
+        self._policy = bytearray()  # the part of it that has arrived
         self.newest: Version = (0, 0)
         self.steps_recorded = self.steps_stale = 0
 
@@ -52,7 +54,7 @@ class RecordingSession(AnySession):
         environment: int = 0,
         version: Version | None = None,
     ) -> None:
-        """Hand in an episode, or a part of one; wait where many are under way.
+        """Send an episode, or a part of one. Waits if many are under way.
 
         Args:
             observations: [L + 1, ...] before each step and after the last one.
@@ -60,10 +62,10 @@ class RecordingSession(AnySession):
             rewards: [L]
             action_logp: [L] log-probabilities of the actions, under the policy that chose them.
             terminated: the last step ended the episode.
-            truncated: it cut the episode off, as a time limit does.
-            starts: the first step begins an episode; else it goes on with the last one.
-            environment: that it happened in.
-            version: of the gateway's weights that acted, if such did.
+            truncated: the last step cut the episode off, as a time limit does.
+            starts: the first step begins an episode; otherwise it continues the last one.
+            environment: number of the environment.
+            version: of the gateway's weights that acted, if it was such weights.
 
         Raises:
             GatewayError: the session is over.
@@ -90,7 +92,7 @@ class RecordingSession(AnySession):
             )
 
     def flush(self) -> None:
-        """Wait until all that was handed in is taken."""
+        """Wait until the gateway has accepted everything that was sent."""
         while self._unanswered:
             self._hear()
 
@@ -111,7 +113,7 @@ class RecordingSession(AnySession):
         self._connection.send(message)
 
     def _hear(self) -> bytes | None:
-        """The next message -> a policy, where it completes one."""
+        """Handle the next message; returns a policy if the message completes one."""
         unanswered: Sequence[pb.FromSimulator] = [*self._unanswered.values()]
         if self._request is not None:
             unanswered = [*unanswered, self._request]
@@ -137,7 +139,7 @@ class RecordingSession(AnySession):
         self.newest = max(self.newest, (version.generation, version.update))
 
     def _piece(self, chunk: pb.PolicyChunk) -> bytes | None:
-        if chunk.offset == 0:  # of another one, where a connection broke
+        if chunk.offset == 0:  # of another policy, after a connection broke
             self._policy.clear()
         self._policy += chunk.data
         if len(self._policy) < chunk.size:

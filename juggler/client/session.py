@@ -84,25 +84,25 @@ def connect(
     """Begin a session.
 
     Args:
-        address: of the gateway, "host:port".
-        observation_space: of one environment: of `juggler.client`, or of Gymnasium.
-        action_space: the same.
+        address: address of the gateway, "host:port".
+        observation_space: of one environment; from `juggler.client` or Gymnasium.
+        action_space: likewise.
         mode: who acts: "remote", the gateway; "local", this process, with onnxruntime and policies
-            that it gets; "logged", somebody else has.
-        environments: N, that are stepped together; None: one, without a dimension for it.
-        real_time: the simulator cannot wait. Where nobody asks for samples, actions come all the
-            same, and nothing is learned from what they lead to.
-        pull: with "local", newer policies are fetched as soon as it suits; else `pull` does it.
-        seed: with "local", of what actions are drawn with.
-        token: of the run; None: that of the variable JUGGLER_TOKEN, if there is one.
-        tls: a directory with ca.pem, cert.pem and key.pem; None: that of JUGGLER_TLS, if there is
-            one.
-        timeout: seconds to wait for the gateway.
-        name: of the simulator, for people.
+            from the gateway; "logged", another policy has acted before.
+        environments: N, stepped together; None: one environment, without a dimension for it.
+        real_time: the simulator cannot wait. While no samples are requested, it gets actions all
+            the same, and their steps are not trained on.
+        pull: with "local", fetch newer policies between fragments; otherwise call `pull` yourself.
+        seed: with "local", the seed for drawing actions.
+        token: token of the run; None: the one in JUGGLER_TOKEN, if there is one.
+        tls: a directory with ca.pem, cert.pem and key.pem; None: the one in JUGGLER_TLS, if there
+            is one.
+        timeout: how many seconds to wait for the gateway.
+        name: name of the simulator, for people.
 
     Raises:
-        GatewayError: nobody is there, or the simulator is not taken.
-        ValueError: there is no such mode, address or number of environments.
+        GatewayError: the gateway does not answer, or refuses the simulator.
+        ValueError: the mode, the address or the number of environments is not valid.
     """
     if mode not in _MODES:
         raise ValueError(f"mode = {mode!r}: must be one of {', '.join(_MODES)}")
@@ -131,7 +131,7 @@ def connect(
 
 
 class Session(AnySession):
-    """Ask for actions, step by step.
+    """Asks for actions, step by step.
 
     Attributes:
         version: generation and update of the weights that acted last.
@@ -148,24 +148,25 @@ class Session(AnySession):
         final_observation: Any = None,
         environments: Sequence[int] | None = None,
     ) -> Any:
-        """Say what the last action led to, and what is seen now; wait for the next action.
+        """Report what the last action led to and the current observation, and wait for the next
+        action.
 
-        One environment: at the end of an episode, give its last observation, and get None; then
-        give the first one of the next. Or save that round trip: give the first observation of the
-        next episode at once, and the last one as `final_observation`.
+        With one environment: at the end of an episode, give its last observation, and get None;
+        then give the first one of the next episode. Or save that round trip: give the first
+        observation of the next episode at once, and the last one as `final_observation`.
 
-        N environments: all are arrays over them, [N, ...]. After an end, a row shows the next
-        episode's first observation, and `final_observation` the last one of the episode that ended
-        (Gymnasium's "same step" autoreset).
+        With N environments: all arguments are arrays [N, ...]. After the end of an episode, a row
+        has the next episode's first observation, and `final_observation` has the last one of the
+        episode that ended (Gymnasium's "same step" autoreset).
 
         Args:
             observation: of the space that the session began with.
-            reward: of the last action; that of an environment's first step is ignored.
-            terminated: the episode ended.
-            truncated: it was cut off, as by a time limit.
-            final_observation: see above; of rows without an end it is ignored.
-            environments: R numbers of environments, if it is not all N that have something to say;
-                everything is [R, ...] then.
+            reward: of the last action; ignored for an environment's first step.
+            terminated: whether the episode ended.
+            truncated: whether it was cut off, as by a time limit.
+            final_observation: see above; ignored in rows without an end.
+            environments: numbers of R environments, if only some of the N report; everything is [R,
+                ...] then.
 
         Returns:
             The action, or actions [N, ...].
@@ -222,7 +223,7 @@ class Session(AnySession):
 
 
 def _dense(values: Any) -> Any:
-    """Gymnasium's final observations are an array of arrays."""
+    """Gymnasium's final observations are an array of arrays; stack them."""
     if isinstance(values, np.ndarray) and values.dtype == object:
         return np.stack(list(values))
     return values

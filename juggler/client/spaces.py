@@ -1,4 +1,4 @@
-"""Spaces as messages, and values of theirs as arrays, without Gymnasium."""
+"""Spaces as messages, and their values as arrays, without Gymnasium."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def box(
     """Arrays of a shape and dtype.
 
     Args:
-        shape: of one observation or action.
-        low: the least values, one or as many as `shape` has. Of integers it must be finite.
-        high: the greatest.
-        dtype: of NumPy.
+        shape: shape of one observation or action.
+        low: smallest values, one or as many as `shape` has; finite for integers.
+        high: largest values, likewise.
+        dtype: NumPy dtype.
 
     Raises:
-        ValueError: there are no such arrays.
+        ValueError: no such arrays are possible.
     """
     if np.ndim(shape) != 1 or any(length < 0 for length in shape):
         raise ValueError(f"shape = {shape!r}: must be a list of lengths, as in [4] or [84, 84, 3]")
@@ -69,7 +69,7 @@ def discrete(n: int, start: int = 0) -> Space:
 
 
 def multi_discrete(nvec: Sequence[int]) -> Space:
-    """Several integers, each below its number."""
+    """Several integers, each from 0 to below its number in `nvec`."""
     space = Space()
     space.multi_discrete.nvec.extend(nvec)
     space.multi_discrete.start.extend([0] * len(nvec))
@@ -86,8 +86,8 @@ def multi_binary(n: int) -> Space:
 
 
 def dict_of(spaces: Mapping[str, Space]) -> Space:
-    """Values by key. One that has an "action_mask", `multi_binary(n)`, says which actions of n are
-    allowed."""
+    """Values by key. The key "action_mask", with `multi_binary(n)`, says which of n actions are
+    legal."""
     space = Space()
     space.dict.SetInParent()
     for key in sorted(spaces):
@@ -106,7 +106,7 @@ def tuple_of(spaces: Sequence[Space]) -> Space:
 
 
 def as_message(space: Any) -> Space:
-    """A space of this module, or one of Gymnasium.
+    """A space of this module, or a Gymnasium space, as a message.
 
     Raises:
         TypeError: it is neither.
@@ -119,17 +119,17 @@ def as_message(space: Any) -> Space:
             f"{space!r} is no space: make one with juggler.client.box, discrete, …, or give one "
             "of Gymnasium"
         )
-    # Whoever has such a space has Gymnasium.
+    # A process with such a space has Gymnasium.
     from juggler.runtime.wire.spaces import space_to_message
 
     return space_to_message(space)
 
 
 class Values:
-    """From values of a space to arrays on the wire, and back.
+    """Converts values of a space to arrays on the wire, and back.
 
     Args:
-        space: of one value.
+        space: space of one value.
     """
 
     def __init__(self, space: Space) -> None:
@@ -137,14 +137,14 @@ class Values:
         self.leaves = list(_leaves(space, ()))
 
     def tensors(self, values: Any) -> list[pb.NamedTensor]:
-        """Values [R, ...], in dicts and tuples where the space is one."""
+        """Values [R, ...] as tensors; they are dicts and tuples where the space is."""
         return [tensor_of(path, array) for path, array in self.arrays(values).items()]
 
     def arrays(self, values: Any) -> dict[tuple[str, ...], NDArray[Any]]:
-        """Values [R, ...] by path, in the dtypes of the space.
+        """Values [R, ...] as arrays by path, in the dtypes of the space.
 
         Raises:
-            ValueError: they do not fit it.
+            ValueError: they do not fit the space.
         """
         return {
             path: _fitted(path, dtype, np.asarray(_at(values, path)), shape)
@@ -152,7 +152,7 @@ class Values:
         }
 
     def from_tensors(self, tensors: Sequence[pb.NamedTensor]) -> Any:
-        """Values [R, ...] in memory of their own."""
+        """Values [R, ...] of tensors, in newly allocated memory."""
         arrays = {
             tuple(tensor.path): np.frombuffer(
                 bytearray(tensor.data), _DTYPES[tensor.dtype]
@@ -167,16 +167,16 @@ class Values:
 
 
 def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
-    """What is given for each of R environments, or for all of them -> [R].
+    """One value for each of R environments -> [R].
 
     Args:
-        name: of it, for people.
-        given: [R], or one.
+        name: name of the argument, for errors.
+        given: [R], or one value for all.
         count: R.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Raises:
-        ValueError: it is of another shape.
+        ValueError: `given` has another shape.
     """
     values = np.asarray(given, dtype)
     if values.shape not in ((), (count,)):
@@ -186,7 +186,7 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
 
 
 def one_of(values: Any) -> Any:
-    """The first of values [1, ...]; of Discrete spaces an int."""
+    """The first of values [1, ...]; an int for Discrete spaces."""
     if isinstance(values, dict):
         return {key: one_of(value) for key, value in values.items()}
     if isinstance(values, tuple):
@@ -196,7 +196,7 @@ def one_of(values: Any) -> Any:
 
 
 def as_first(value: Any) -> Any:
-    """A value as values [1, ...]."""
+    """A single value as values [1, ...]."""
     if isinstance(value, Mapping):
         return {key: as_first(each) for key, each in value.items()}
     if isinstance(value, tuple):
@@ -205,7 +205,7 @@ def as_first(value: Any) -> Any:
 
 
 def rows_of(values: Any, rows: Any) -> Any:
-    """Some of values [R, ...]."""
+    """Some rows of values [R, ...]."""
     if isinstance(values, Mapping):
         return {key: rows_of(each, rows) for key, each in values.items()}
     if isinstance(values, tuple):

@@ -1,1 +1,1 @@
-"""A trained policy as a thing to use elsewhere: no driver, no environment and no gRPC."""
+"""A trained policy for use elsewhere, without driver, environment or gRPC."""

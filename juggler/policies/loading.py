@@ -1,4 +1,4 @@
-"""From a checkpoint to a policy."""
+"""Loads a policy from a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from juggler.runtime.wire.v1 import spaces_pb2
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a policy is built from, beside spaces and a checkpoint.
+    """What a policy is built from, besides spaces and a checkpoint.
 
     Attributes:
-        module: as a run's configuration says.
-        connectors: the same.
-        factory: the module's class or another callable that makes it, where no name leads to it.
-        own: connector classes to which no name leads.
+        module: the configuration's module.
+        connectors: the configuration's connectors.
+        factory: the module's class, or another callable that makes it, if it cannot be imported by
+            name.
+        own: connector classes that cannot be imported by name.
     """
 
     module: ModuleConfig
@@ -53,18 +54,18 @@ def load_policy(
     connectors: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Policy:
-    """The policy in a checkpoint, with everything around it that made its actions.
+    """The policy in a checkpoint, including the connectors around it.
 
     Args:
-        checkpoint: a checkpoint, or a run directory: then its newest good one, with a warning if
-            that is not the newest.
-        module: the class that the run trained, where that has no name to import it by.
-        connectors: those of the run again, where classes among them have no such name.
-        seed: of exploration.
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
+            warning if it is not the newest.
+        module: the class that the run trained, if it cannot be imported by name.
+        connectors: the run's connectors again, if some of their classes cannot be imported by name.
+        seed: seed of exploration.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it is another module's.
-        ValueError: a part of the run cannot be built here; says which and what to do.
+        CheckpointError: there is no checkpoint, it is damaged, or it belongs to another module.
+        ValueError: a part of the run cannot be built here; says which one and what to do.
     """
     saved = read(Path(checkpoint))
     for problem in saved.problems:
@@ -105,8 +106,8 @@ def restored(
         action_space: the environment's.
 
     Raises:
-        CheckpointError: the checkpoint is another module's.
-        ValueError: a part cannot be built; says which.
+        CheckpointError: the checkpoint belongs to another module.
+        ValueError: a part cannot be built; says which one.
     """
     where = saved.path or Path("in memory")
     config = recipe.module

@@ -1,4 +1,4 @@
-"""What people give a policy to see, as a checked batch."""
+"""Checks the observations that people pass to a policy, and makes a batch of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Space = gymnasium.Space[Any]
 
 
 class Observed:
-    """Reads observations of a space, single ones or a batch of them.
+    """Reads observations of a space, single ones or a batch.
 
-    One is told from the other by the number of dimensions: an observation has those of its space,
-    a batch one more in front, in every part of it.
+    The number of dimensions tells them apart: an observation has those of its space, and every part
+    of a batch has one more in front.
 
     Args:
-        space: of one observation.
-        action_space: of one action of the environment.
+        space: space of one observation.
+        action_space: space of one action of the environment.
 
     Raises:
         ValueError: the space has action masks that do not fit the actions.
@@ -39,17 +39,18 @@ class Observed:
         self._legal = LegalActions.of(space, action_space, "")
 
     def __call__(self, observation: Any, mask: Any) -> tuple[Any, int | None]:
-        """
+        """Read an observation or a batch.
+
         Args:
             observation: a value of the space, or a batch as vectors of environments give it.
-            mask: what infos["action_mask"] says, where the observation does not have it; or None.
+            mask: infos["action_mask"], if the observation does not contain it; or None.
 
         Returns:
-            A tree of arrays [N, ...] of its own, in the dtypes of the space; and N, or None for a
-            single observation, of which the tree is a batch of one.
+            A tree of newly allocated arrays [N, ...] in the dtypes of the space; and N, or None for
+                a single observation, whose tree is a batch of one.
 
         Raises:
-            ValueError: the observation is none of the space; says what is expected.
+            ValueError: the observation is not in the space; says what is expected.
         """
         if mask is not None:
             observation = self._with_mask(observation, mask)
@@ -109,7 +110,7 @@ class Observed:
 def _require_rows(given: Any, rows: int, where: str = "") -> None:
     """
     Args:
-        given: masks of so many rows: a sequence of them, or by key.
+        given: masks that should have this many rows: a sequence of them, or by key.
     """
     if isinstance(given, Mapping):
         for key, masks in given.items():
@@ -130,7 +131,7 @@ def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
 
 
 def _read(space: Space, value: Any, path: Path, found: dict[Path, tuple[int, ...]]) -> Any:
-    """A value as a tree of arrays; puts each leaf's leading dimension into `found`."""
+    """A value as a tree of arrays; the leading dimension of each leaf goes into `found`."""
     where = f" at {path_name(path)}" if path else ""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
@@ -178,5 +179,5 @@ def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
         raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"the observation{where} has numbers that are not finite")
-    # Of its own: environments may write the next observation into the same memory.
+    # A copy, because environments may write the next observation into the same memory.
     return array.astype(dtype)

@@ -1,4 +1,4 @@
-"""Policy: from what an environment shows to what it gets, and nothing else."""
+"""Policy: maps an environment's observations to its actions."""
 
 from __future__ import annotations
 
@@ -25,38 +25,37 @@ from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyState:
-    """What a policy knows of the episodes that it is in the middle of; nobody changes it."""
+    """What a policy knows of running episodes. It is never changed."""
 
-    rows: int | None  # N of a batch; None: of a single episode
-    module: Any  # [N, ...] tensors; {}: the module has no memory
-    contexts: Contexts  # of the step that was acted in
-    chosen: Any  # [N, ...] arrays: what the module chose there
+    rows: int | None  # N for a batch; None for a single episode
+    module: Any  # [N, ...] tensors; {}: the module has no state
+    contexts: Contexts  # of the last step
+    chosen: Any  # [N, ...] arrays: what the module chose at the last step
 
 
 class Policy:
-    """A module and all that stands between it and an environment.
+    """A module and everything between it and an environment.
 
         policy = juggler.load_policy("runs/demo")
         action, state = policy.act(observation)  # an episode begins
         action, state = policy.act(observation, state)  # and goes on
 
-    Filters use what they had learned by the checkpoint and learn nothing here. Environments may be
-    anything: actions are what the environment takes that the policy was trained in, clipped,
-    rescaled and in its dtypes.
+    Filters use what they had learned at the checkpoint and learn nothing here. Actions are those of
+    the environment that the policy was trained in: clipped, rescaled and in its dtypes.
 
     Args:
-        module: is put into evaluation mode.
+        module: the module, which is put into evaluation mode.
         env_to_module: connectors, with what they have learned.
-        module_to_env: the same.
+        module_to_env: likewise.
         observation_space: of one environment.
         action_space: of one environment.
-        seed: of exploration.
+        seed: seed of exploration.
 
     Attributes:
         module: the module.
-        observation_space: of what `act` takes; with the action mask, where there is one.
-        action_space: of what `act` returns.
-        remembers: whether `state` makes a difference; where not, it is None.
+        observation_space: space of what `act` takes, including an action mask.
+        action_space: space of what `act` returns.
+        remembers: whether `state` makes a difference; otherwise it is None.
         uses_rewards: whether `act` needs the reward of the step before.
 
     Raises:
@@ -89,7 +88,7 @@ class Policy:
         return f"Policy({module}, {self.observation_space} -> {self.action_space})"
 
     def seed(self, seed: int) -> None:
-        """Start the noise of exploration anew."""
+        """Reset the noise of exploration."""
         self._generator.manual_seed(seed)
 
     def act(
@@ -102,26 +101,26 @@ class Policy:
         mask: Any = None,
         first: ArrayLike | None = None,
     ) -> tuple[Any, PolicyState | None]:
-        """The action for an observation, or those for a batch of them.
+        """The action for an observation, or the actions for a batch.
 
-        A batch is known by one more dimension in front, [N, ...], of every part of the observation,
-        as Gymnasium's vectors of environments give it; rows are environments.
+        A batch has one more dimension in front, [N, ...], in every part of the observation, as
+        Gymnasium's vectors of environments give it; rows are environments.
 
         Args:
             observation: a value of `observation_space`, or a batch.
             state: what the last call returned; None: an episode begins (in every row).
-            explore: draw the action as in training, in place of the best one.
-            reward: what the environment gave for the last action; [N] for a batch. Policies that do
-                not use it (see `uses_rewards`) do without.
-            mask: info["action_mask"], where the environment gives its masks there.
-            first: [N], in a batch, which rows begin another episode, with any `state`.
+            explore: draw the action as in training, instead of taking the most likely one.
+            reward: the environment's reward for the last action; [N] for a batch. Ignored by
+                policies that do not use it (see `uses_rewards`).
+            mask: info["action_mask"], if the environment gives its masks there.
+            first: [N], for a batch: which rows begin an episode, whatever their `state`.
 
         Returns:
             The action, as the environment takes it, or a batch of actions, as a vector of
-            environments takes them; and the state to give with the next observation.
+                environments takes them; and the state to pass with the next observation.
 
         Raises:
-            ValueError: an argument is not what it must be; says what is expected.
+            ValueError: an argument is invalid; says what is expected.
         """
         observations, batch = self._observed(observation, mask)  # [N, ...]
         rows = 1 if batch is None else batch
@@ -174,7 +173,7 @@ class Policy:
     def _begins(
         self, state: PolicyState | None, batch: int | None, first: ArrayLike | None
     ) -> NDArray[np.bool_]:
-        """Where episodes begin [N]."""
+        """Which rows begin an episode [N]."""
         rows = 1 if batch is None else batch
         if not isinstance(state, PolicyState | None):
             raise ValueError(f"state must be what the last `act` returned, or None: not {state!r}")
@@ -199,7 +198,7 @@ class Policy:
         reward: ArrayLike | None,
         begins: NDArray[np.bool_],
     ) -> Contexts:
-        """What connectors know before this step."""
+        """The contexts of connectors before this step."""
         if state is None:
             return Contexts(self.contexts)
         rewards = np.zeros(rows)  # [N]
@@ -224,7 +223,7 @@ class Policy:
         begins: NDArray[np.bool_],
         explore: bool,
     ) -> tuple[Any, Any]:
-        """What the module chooses [N, ...], and its memory behind that."""
+        """The module's choice [N, ...], and its state after it."""
         forward = self.module.forward_exploration if explore else self.module.forward_inference
         memory = initial_states(self.module, rows)  # [N, ...]
         if not memory:
@@ -240,7 +239,7 @@ class Policy:
         return distribution(outputs[ACTION_DIST_INPUTS]).sample(noise), memory
 
     def _only(self, actions: Any) -> Any:
-        """The one action of a batch of one."""
+        """The only action of a batch of one."""
         tree = to_tree(self.action_space, actions)
         return from_tree(self.action_space, tree_map(_first, tree))
 

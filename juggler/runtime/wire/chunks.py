@@ -1,7 +1,7 @@
-"""Chunks: the messages of a stream that frames travel in, written and read by hand.
+"""Chunks: the messages in which frames travel on a stream, written and read by hand.
 
-Every kind of chunk has the same fields (`tensors.proto`), so that one pair of functions serves
-them all. The classes that protobuf generates would copy the payload once or twice on each side.
+Every kind of chunk has the same fields (`tensors.proto`), so one pair of functions serves all of
+them. The classes that protobuf generates would copy the payload once or twice on each side.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
 
-#: The payload begins at a multiple of this within its message. CPython keeps the data of a bytes
-#: object at such an address too, so that arrays can be views of the message.
+#: The payload begins at a multiple of this within its message. CPython also aligns the data of a
+#: bytes object like this, so arrays can be views of the message.
 ALIGNMENT = 16
 
-# The bytes before a field: its number << 3 | its wire type.
+# The bytes before a field: field number << 3 | wire type.
 _HEADER = b"\x0a"
 _TREE = b"\x12"
 _OFFSET = b"\x18"
@@ -29,11 +29,11 @@ _PAYLOAD = b"\x7a"
 
 # Wire types of protobuf.
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
-_MAX_DEPTH = 100  # of groups within groups, as in protobuf's own readers
+_MAX_DEPTH = 100  # nested groups, as in protobuf's own readers
 
 _SINGLE_BYTES = [bytes([number]) for number in range(128)]
 
-# What fills up a number of bytes; a single one is too few for a field.
+# Fields that fill up a number of bytes; one byte alone is too few for a field.
 _PADDINGS = [
     _PADDING + bytes([size - 2]) + bytes(size - 2) if size else b""
     for size in (0, ALIGNMENT + 1, *range(2, ALIGNMENT))
@@ -44,23 +44,23 @@ Piece: TypeAlias = "memoryview | NDArray[Any]"
 
 
 class Chunk(NamedTuple):
-    """Where to find what in a message."""
+    """Positions of the parts of a chunk in its message."""
 
     header: bytes | None
     tree: bytes | None
-    offset: int  # of the chunk's share in the payload
+    offset: int  # offset of the chunk's share in the payload
     digest: int | None
-    start: int  # of the chunk's share in the message
-    size: int  # of the chunk's share
+    start: int  # start of the share in the message
+    size: int  # size of the share
 
 
 class Known(NamedTuple):
-    """What the chunks of whole frames have in common that have the same tree."""
+    """What the single chunks of frames with the same tree have in common."""
 
     tree: bytes  # serialized
     size: int  # of the payload
     tree_field: bytes
-    payload_tag: bytes  # and its length: what stands before the payload
+    payload_tag: bytes  # tag and length, which precede the payload
 
     @classmethod
     def of(cls, tree: bytes, size: int) -> Known:
@@ -68,7 +68,7 @@ class Known(NamedTuple):
 
 
 def digest_of(share: Iterable[Piece]) -> int:
-    """XXH3 with 64 bits of a chunk's payload: it finds damage, and proves no origin."""
+    """The 64-bit XXH3 digest of a chunk's payload. It finds damage, and proves no origin."""
     digest = xxhash.xxh3_64()
     piece: Any
     for piece in share:
@@ -89,9 +89,9 @@ def write_chunk(
 
     Args:
         share: pieces of the payload, `size` bytes in all; they are copied once.
-        offset: of the share in the payload.
-        header: serialized, on the first chunk of a frame, as is `tree`.
-        digest: whether the chunk says what `digest_of` gives for its share.
+        offset: offset of the share in the payload.
+        header: serialized header; only the first chunk of a frame has it, and `tree`.
+        digest: whether the chunk carries the digest of its share.
     """
     fields = b"" if header is None else _HEADER + _varint(len(header)) + header
     if digest:  # before the tree, as `read_known` expects it
@@ -102,7 +102,7 @@ def write_chunk(
 
 
 def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest: bool) -> bytes:
-    """What `write_chunk` makes of a frame that has one chunk alone; faster."""
+    """The same as `write_chunk` for a frame with a single chunk, but faster."""
     fields = _HEADER + _varint(len(header)) + header
     if digest:
         fields += _DIGEST + struct.pack("<Q", digest_of(payload))
@@ -110,14 +110,14 @@ def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest
 
 
 def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -> bytes:
-    """A message with these fields, and the payload where arrays can be views of it."""
+    """A message with these fields, and with the payload placed so that arrays can be views of it."""
     padding = _PADDINGS[-(len(fields) + len(payload_tag)) % ALIGNMENT]
     parts: list[Any] = [fields, padding, payload_tag, *payload]
     return b"".join(parts)
 
 
 def with_digest(message: bytes) -> bytes:
-    """The same chunk with a digest of its payload, in a copy."""
+    """A copy of the chunk with a digest of its payload."""
     chunk = read_chunk(message, len(message))
     share = memoryview(message)[chunk.start : chunk.start + chunk.size]
     return write_chunk(
@@ -126,17 +126,17 @@ def with_digest(message: bytes) -> bytes:
 
 
 def read_known(message: bytes, known: Known, header_bytes: int) -> Chunk | None:
-    """The chunk of a whole frame, if it is written as `write_chunk` does and has this tree.
+    """Reads the single chunk of a frame, if `write_chunk` wrote it and it has this tree.
 
-    Most frames of a stream differ from the one before in header, digest and payload alone; this
-    reads them in a third of `read_chunk`'s time.
+    Most frames of a stream differ from the one before only in header, digest and payload. Reading
+    them like this takes a third of the time of `read_chunk`.
 
     Args:
-        known: of the frame.
+        known: what the frames have in common.
         header_bytes: as for `read_chunk`.
 
     Returns:
-        What `read_chunk` would, or None for any other chunk.
+        The same as `read_chunk`, or None for any other chunk.
     """
     if message[:1] != _HEADER or len(message) < 2 or message[1] > min(header_bytes, 127):
         return None
@@ -155,21 +155,21 @@ def read_known(message: bytes, known: Known, header_bytes: int) -> Chunk | None:
 
 
 def read_chunk(message: bytes, header_bytes: int) -> Chunk:
-    """Finds the fields of a chunk, in whatever order they come; skips unknown ones.
+    """Finds the fields of a chunk in any order, and skips unknown ones.
 
-    As everywhere in protobuf, the pieces of an embedded message that comes in pieces are joined,
-    and of a number or `bytes` that comes twice the last one holds.
+    As everywhere in protobuf, an embedded message that comes in pieces is joined, and of a number
+    or `bytes` that comes twice the last one counts.
 
     Args:
-        header_bytes: the most that the header, and likewise the tree information, may take.
+        header_bytes: the largest header, and likewise the largest tree information.
 
     Raises:
-        WireError: the message is not protobuf, or the limit is exceeded.
+        WireError: the message is not protobuf, or exceeds the limit.
     """
     embedded: dict[int, bytearray] = {}
     offset = start = size = at = 0
     digest: int | None = None
-    groups: list[int] = []  # numbers of those that are open, innermost last; none is known
+    groups: list[int] = []  # numbers of open groups, innermost last; none is known
     while at < len(message):
         key, at = _read_varint(message, at)
         number, wire_type = key >> 3, key & 7
@@ -218,7 +218,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at a position, and the position after it."""
+    """The number at a position, and the position after it."""
     number = 0
     for i, byte in enumerate(message[at : at + 10]):
         number |= (byte & 127) << 7 * i

@@ -42,10 +42,10 @@ def dtype_to_number(dtype: np.dtype[Any]) -> DType:
 
 
 def dtype_from_number(number: DType) -> np.dtype[Any]:
-    """The little-endian dtype that a number on the wire stands for.
+    """The little-endian dtype with this number on the wire.
 
     Raises:
-        WireError: the number stands for none.
+        WireError: no dtype has this number.
     """
     dtype = _DTYPES.get(number)
     if dtype is None:

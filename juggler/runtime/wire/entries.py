@@ -1,4 +1,4 @@
-"""How many things a serialized message holds, counted before any of them is made."""
+"""Counts the entries of a serialized message before any of them is created."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from contextlib import suppress
 
 from juggler.runtime.wire.errors import WireError
 
-_SKIPPED = {0: 0, 1: 8, 2: 0, 5: 4}  # bytes behind a key, by protobuf's wire type
+_SKIPPED = {0: 0, 1: 8, 2: 0, 5: 4}  # bytes after a key, by protobuf's wire type
 
 
 def check_entries(message: bytes, most: int) -> None:
-    """How many fields a message has outermost: one for each value of a repeated field and for each
-    entry of a map, but one alone for numbers that are packed. Whatever is no message of protobuf is
-    counted up to where that shows, and left to its reader.
+    """Check how many outermost fields a message has: one for each value of a repeated field and
+    each entry of a map, but only one for packed numbers. Bytes that are not protobuf are counted up
+    to the first error, and left to their reader.
 
     Raises:
-        WireError: it has more than `most`, or groups, of which no message here has any.
+        WireError: there are more than `most`, or there are groups, which no message here has.
     """
-    if len(message) <= 2 * most:  # none takes less than two bytes
+    if len(message) <= 2 * most:  # every field takes at least two bytes
         return
     at = count = 0
-    with suppress(IndexError, KeyError):  # it is no message
+    with suppress(IndexError, KeyError):  # not a protobuf message
         while at < len(message):
             count += 1
             if count > most:
@@ -36,7 +36,7 @@ def check_entries(message: bytes, most: int) -> None:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """The number that starts at a position, and the position after it."""
+    """The number at a position, and the position after it."""
     byte = message[at]
     if byte < 128:
         return byte, at + 1

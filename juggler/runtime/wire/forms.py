@@ -1,4 +1,4 @@
-"""Forms: where each array goes in the payload, worked out once for trees that are alike."""
+"""Forms: the position of each array in the payload, computed once for trees that are alike."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 _ZEROS = memoryview(bytes(ALIGNMENT))
 _MOST_FORMS = 1024
 _forms: dict[tuple[Any, ...], Form] = {}  # by marks
-_ROOT, _BEGIN, _END = object(), object(), object()  # which no key of a tree equals
+_ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
 
 class Form(NamedTuple):
-    """What trees have in common whose arrays have the same paths, dtypes, shapes and orders."""
+    """What trees have in common whose arrays have the same paths, dtypes, shapes and memory orders."""
 
     known: Known
     gaps: list[memoryview]  # zeros before each array
-    converted: list[np.dtype[Any] | None]  # what an array has to be converted to
-    plain: list[bool]  # whether an array's memory can be read as it is
-    whole: bool  # whether the payload is nothing but the arrays, as they are
+    converted: list[np.dtype[Any] | None]  # dtype to convert an array to, if any
+    plain: list[bool]  # whether an array's memory can be read directly
+    whole: bool  # whether the payload is just the arrays, unchanged
 
 
 def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     """The form of a tree, and its payload in pieces: arrays and the zeros between them.
 
     Raises:
-        WireError: the tree holds what cannot be sent.
+        WireError: the tree has something that cannot be sent.
     """
     marks: list[Any] = []
     arrays: list[NDArray[Any]] = []
@@ -62,13 +62,13 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
 
 
 def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
-    """Add all that forms depend on, and the arrays. Marks of a tree that cannot be sent are none
-    that another tree has."""
+    """Collect the arrays, and everything that the form depends on. The marks of a tree that cannot
+    be sent differ from those of every tree that can."""
     for key, child in branch.items():
         if isinstance(child, np.ndarray):
             marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
             arrays.append(child)
-        elif isinstance(child, (dict, Mapping)):  # whether it is a dict can be told at once
+        elif isinstance(child, (dict, Mapping)):  # the check for a dict is faster
             marks += (key, _BEGIN)
             _look_at(child, marks, arrays)
             marks.append(_END)
@@ -98,7 +98,7 @@ def _form(tree: Tree) -> Form:
         info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
         little = dtype_from_number(number)
         converted.append(None if little == array.dtype else little)
-        plain.append(little.kind in "biuf")  # not bfloat16: Python does not know its kind
+        plain.append(little.kind in "biuf")  # not bfloat16, a kind that Python does not know
         contiguous &= array.flags.c_contiguous
         size += array.nbytes
     info.payload_size = size

@@ -1,7 +1,7 @@
 """Frames: a header message and a tree of arrays, as serialized chunks and back.
 
-`tensors.proto` defines the terms. An array is copied once on its way into a chunk, and not at all
-on its way out of a frame that has one chunk alone.
+`tensors.proto` defines the terms. An array is copied once on its way into a chunk. If a frame has a
+single chunk, arrays are not copied on their way out of it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from juggler.runtime.wire.forms import bytes_of, lay_out
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
 
-#: Payload bytes in one chunk: enough to make the cost of a message small, few enough that memory
-#: for messages stays small.
+#: Payload bytes in one chunk: enough to make the cost per message small, and few enough to keep the
+#: memory for messages small.
 DEFAULT_CHUNK_BYTES = 4 << 20
 
-#: What to set as gRPC's limit on a message: a chunk of 4 MiB, header and tree information fit.
+#: The limit on a gRPC message: a chunk of 4 MiB with its header and tree information fits.
 MAX_MESSAGE_BYTES = 8 << 20
 
 H = TypeVar("H", bound=Message)
@@ -44,19 +44,19 @@ H = TypeVar("H", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a reader accepts of one frame, whatever the sender says.
+    """The largest frame that a reader accepts, whatever the sender says.
 
-    A frame of one chunk takes no memory beside its message, one of several chunks that of its
-    payload, which the system gives out as the bytes come; arrays that the sender did not align
-    are copied, which takes their size once more. Parsing header and tree information takes up
-    to some thirty times their size for a moment.
+    A frame with one chunk takes no memory besides its message. A frame with several takes the
+    memory of its payload, which the system provides as the bytes arrive. Arrays that the sender did
+    not align are copied, which takes their size again. Parsing header and tree information briefly
+    takes up to some thirty times their size.
     """
 
     payload_bytes: int = 1 << 30
-    arrays: int = 4096  # with the empty branches
+    arrays: int = 4096  # including empty branches
     depth: int = 16  # keys of a path
     rank: int = 16  # dimensions of an array
-    header_bytes: int = 1 << 20  # of the header, and as many of the tree information
+    header_bytes: int = 1 << 20  # for the header, and as many for the tree information
 
 
 _DEFAULT_LIMITS = Limits()
@@ -73,23 +73,24 @@ class Frame(Generic[H]):
 def encode_frame(
     header: Message, tree: Tree, *, digest: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """The serialized chunks of a frame, in the order to send them in.
+    """The serialized chunks of a frame, in the order in which to send them.
 
-    The arrays are read as the chunks are taken: leave them unchanged until the last one.
+    The arrays are read while the chunks are taken, so do not change them until the last one.
 
     Args:
-        header: of the type that the chunk's field 1 has.
-        digest: whether every chunk carries one.
+        header: a message of the type of the chunk's field 1.
+        digest: whether every chunk carries a digest.
         chunk_bytes: payload bytes in each chunk but the last.
 
     Raises:
-        WireError: the tree holds what cannot be sent, or its information does not fit a message.
+        WireError: the tree has something that cannot be sent, or its information does not fit a
+            message.
     """
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     form, pieces = lay_out(tree)
     known, encoded = form.known, header.SerializeToString()
-    fields = len(encoded) + len(known.tree) + 64  # their tags and the padding included
+    fields = len(encoded) + len(known.tree) + 64  # including tags and padding
     if fields + min(chunk_bytes, known.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
@@ -121,13 +122,14 @@ def _chunks(
 
 
 class FrameReader(Generic[H]):
-    """Puts the chunks of one stream together again.
+    """Puts the chunks of a stream together into frames.
 
     Args:
-        header_type: of field 1 of the chunks.
-        limits: what to accept of one frame.
-        digests: whether a chunk without one is an error; those that are there are always checked.
-        check: raises a WireError where a header is none to accept, before memory is taken.
+        header_type: the type of field 1 of the chunks.
+        limits: the largest frame to accept.
+        digests: whether a chunk without a digest is an error. Digests that are there are always
+            checked.
+        check: raises a WireError for a header that is not acceptable, before memory is taken.
     """
 
     def __init__(
@@ -142,22 +144,22 @@ class FrameReader(Generic[H]):
         self._limits = limits
         self._digests = digests
         self._check = check
-        self._last: tuple[Known, _Layout] | None = None  # many frames look like the one before
+        self._last: tuple[Known, _Layout] | None = None  # most frames have the same tree
         self._partial: _Partial[H] | None = None
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of the payload of a frame that is not complete; 0 where there is none."""
+        """Payload bytes of an incomplete frame that have arrived; 0 if there is none."""
         return 0 if self._partial is None else self._partial.received
 
     def feed(self, message: bytes) -> Frame[H] | None:
-        """The frame that this chunk completes, or None when more chunks are to come.
+        """The frame that this chunk completes, or None if more chunks must follow.
 
-        The arrays of a frame of one chunk are views of `message`.
+        The arrays of a frame with one chunk are views of `message`.
 
         Raises:
-            WireError: the chunk is not what should come next, or its frame is over a limit. The
-                frame is dropped; the next chunk must be the first of another.
+            WireError: the chunk is not the expected one, or its frame is over a limit. The frame is
+                dropped; the next chunk must be the first of another one.
         """
         partial, self._partial = self._partial, None
         chunk = None
@@ -210,26 +212,26 @@ class FrameReader(Generic[H]):
 
 
 class _Spec(NamedTuple):
-    """One array of a frame, known to lie within the payload."""
+    """One array of a frame, which is known to lie within the payload."""
 
     path: Path
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    offset: int  # 0 where the array is empty
+    offset: int  # 0 if the array is empty
     size: int  # bytes
 
 
 class _Layout(NamedTuple):
-    """Tree information that has been checked."""
+    """Checked tree information."""
 
     specs: list[_Spec]
-    bools: list[int]  # which of them have bools
+    bools: list[int]  # indices of the arrays of bools
     skeleton: Skeleton
     payload_size: int
 
 
 class _Partial(Generic[H]):
-    """A frame of which some chunks have come."""
+    """A frame whose first chunks have arrived."""
 
     def __init__(self, header: H, layout: _Layout) -> None:
         self.header = header
@@ -241,7 +243,7 @@ class _Partial(Generic[H]):
             raise WireError(f"no memory for a payload of {layout.payload_size} bytes") from error
 
     def add(self, message: bytes, chunk: Chunk) -> bool:
-        """Takes over the chunk's payload; true when it was the last."""
+        """Copies the chunk's payload; returns whether it was the last one."""
         end = chunk.offset + chunk.size
         if chunk.offset != self.received:
             raise WireError(f"a chunk has the wrong offset {chunk.offset}, {self}")
@@ -257,7 +259,7 @@ class _Partial(Generic[H]):
 
 
 def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
-    """Checks all that a frame says about its tree, before memory is taken for it."""
+    """Checks everything that a frame says about its tree, before memory is taken for it."""
     try:
         info = TreeInfo.FromString(encoded)
     except DecodeError as error:
@@ -292,14 +294,14 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
     if end > payload_size:
         name = path_name(path)
         raise WireError(f"{name} ends at byte {end} of a payload of {payload_size} bytes")
-    # NumPy cannot make an array whose other dimensions are huge, though it has no elements.
+    # NumPy cannot make an array with huge dimensions, even if it has no elements.
     if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
         raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
     return _Spec(path, dtype, shape, array.offset if size else 0, size)
 
 
 def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
-    """The tree that the payload, which is read-only, holds: as views of it where it is aligned."""
+    """The tree in a read-only payload, with views of the payload for aligned arrays."""
     arrays: list[NDArray[Any]] = []
     for _, dtype, shape, offset, _ in layout.specs:
         array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
@@ -308,7 +310,7 @@ def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
             array.flags.writeable = False
         arrays.append(array)
     for number in layout.bools:
-        # What NumPy does with a bool of another value is undefined.
+        # NumPy's behaviour is undefined for bools with other values.
         if arrays[number].view(np.uint8).max() > 1:
             name = path_name(layout.specs[number].path)
             raise WireError(f"{name} is bool but has bytes other than 0 and 1")

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as messages and back."""
+"""Gymnasium spaces as messages and back."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import spaces_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
-#: How deep spaces may lie within spaces, the outermost included.
+#: The deepest nesting of spaces, including the outermost one.
 MAX_DEPTH = 16
 
-#: Dimensions of a space.
+#: The most dimensions of a space.
 MAX_RANK = 16
 
-#: How many spaces may lie within one, itself included.
+#: The most spaces within one, including itself.
 MAX_SPACES = 4096
 
-#: Elements of a space and all spaces within it. Gymnasium keeps about ten bytes for each.
+#: The most elements of a space and all spaces within it. Gymnasium keeps about ten bytes for each.
 MAX_ELEMENTS = 1 << 25
 
 
 def space_to_message(space: Space[Any]) -> pb.Space:
-    """A space as a message. Its random state stays behind.
+    """A space as a message, without its random state.
 
     Raises:
-        WireError: the space is of a kind that has no message, or exceeds a limit above.
+        WireError: there is no message for this kind of space, or it exceeds a limit above.
     """
     try:
         message = _write(space)
@@ -46,7 +46,7 @@ def space_from_message(message: pb.Space) -> Space[Any]:
     """The space that a message describes.
 
     Raises:
-        WireError: no space is like that, or it exceeds a limit above.
+        WireError: no such space is possible, or it exceeds a limit above.
     """
     check_limits(message)
     try:
@@ -62,8 +62,9 @@ def _invalid(what: str, error: Exception) -> WireError:
 
 
 def check_limits(message: pb.Space) -> None:
-    """Raises:
-    WireError: it exceeds a limit above.
+    """
+    Raises:
+        WireError: the space exceeds a limit above.
     """
     elements = 0
     for count, inner in enumerate(_walk(message, 1), start=1):
@@ -75,7 +76,7 @@ def check_limits(message: pb.Space) -> None:
 
 
 def _walk(message: pb.Space, depth: int) -> Iterator[pb.Space]:
-    """The space and all within it."""
+    """The space and all spaces within it."""
     if depth > MAX_DEPTH:
         raise WireError(f"a space of spaces more than {MAX_DEPTH} deep is over the limit")
     yield message
@@ -131,7 +132,7 @@ def _write_box(space: spaces.Box) -> pb.Space:
 def _write_bounds(
     box: pb.BoxSpace, side: str, bounds: NDArray[Any], infinite: NDArray[np.bool_]
 ) -> None:
-    """Sets low or high, or int_low or int_high where integers can say it."""
+    """Sets low or high, or int_low or int_high if integers suffice."""
     values, infinities = bounds.reshape(-1), infinite.reshape(-1)
     if values.size and (values == values[0]).all() and (infinities == infinities[0]).all():
         values, infinities = values[:1], infinities[:1]
@@ -156,7 +157,7 @@ def _read_box(box: pb.BoxSpace) -> spaces.Box:
     if (low > high).any():
         raise WireError("a Box has a low bound above its high one")
     space = spaces.Box(low, high, tuple(box.shape), dtype.type)
-    # Gymnasium keeps no infinity in an array of integers, but these flags.
+    # An array of integers has no infinity, so Gymnasium keeps these flags.
     space.bounded_below, space.bounded_above = bounded_below.copy(), bounded_above.copy()
     return space
 
@@ -164,7 +165,7 @@ def _read_box(box: pb.BoxSpace) -> spaces.Box:
 def _read_bounds(
     box: pb.BoxSpace, side: str, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The bounds on one side, and where they are finite; both [*shape] and not to be written."""
+    """The bounds on one side, and where they are finite; both [*shape] and read-only."""
     floats, integers = getattr(box, side), getattr(box, f"int_{side}")
     numbers: list[float] = [*floats, *integers]
     shape = tuple(box.shape)
@@ -203,7 +204,7 @@ def _read_discrete(discrete: pb.DiscreteSpace) -> spaces.Discrete[Any]:
     if n <= 0:
         raise WireError(f"a Discrete space of {n} elements must have at least one")
     _check_range("Discrete", [n, start, start + n - 1], dtype)
-    if dtype == np.int64:  # the only one that Gymnasium 1.1 knows
+    if dtype == np.int64:  # the only dtype in Gymnasium 1.1
         return spaces.Discrete(n, start=start)
     return spaces.Discrete(n, start=start, dtype=dtype)
 
@@ -235,7 +236,7 @@ def _write_multi_binary(space: spaces.MultiBinary) -> pb.Space:
 
 
 def _read_multi_binary(multi: pb.MultiBinarySpace) -> spaces.MultiBinary:
-    # Gymnasium tells MultiBinary(5) from MultiBinary([5]); the first is the usual one.
+    # Gymnasium distinguishes MultiBinary(5) from MultiBinary([5]); the first form is more common.
     return spaces.MultiBinary(multi.shape[0] if len(multi.shape) == 1 else tuple(multi.shape))
 
 
@@ -300,7 +301,7 @@ def _dtype(number: DType, kinds: str, space: str) -> np.dtype[Any]:
 
 
 def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and greatest number of an integer dtype or bool."""
+    """The smallest and largest number of an integer dtype or bool."""
     if dtype.kind == "b":
         return 0, 1
     info = np.iinfo(dtype)
@@ -314,7 +315,7 @@ def _check_range(space: str, numbers: Sequence[int], dtype: np.dtype[Any]) -> No
 
 
 def _whole(number: float, dtype: np.dtype[Any]) -> int:
-    """The integer that a bound sent as a double stands for.
+    """The integer for a bound that was sent as a double.
 
     2^64 - 1 has no double of its own; the next one, 2^64, stands for it.
     """

@@ -1,7 +1,7 @@
-"""Gymnasium's spaces as trees: what a value of a space looks like in batches and on the wire.
+"""Values of Gymnasium spaces as trees, in batches and on the wire.
 
-A Dict space is a map by its keys, a Tuple space a map with the keys "0", "1", …, and every other
-space is one array.
+The values of a Dict space are a map by its keys, those of a Tuple space a map with the keys "0",
+"1", …, and those of every other space one array.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _REASONS: list[tuple[type[Space[Any]], str]] = [
 
 
 def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
-    """The spaces within a space that are one array each, with their paths in its trees.
+    """The spaces within a space whose values are one array each, with their paths in its trees.
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary, which have one entry with the path ();
             or a Dict or Tuple of such spaces, nested to any depth.
 
     Raises:
-        UnsupportedSpace: nobody encodes this space, or one within it.
+        UnsupportedSpace: there is no encoding for this space, or for one within it.
     """
     return _leaves(space, ())
 
@@ -55,8 +55,8 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
 
 
 def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
-    """A tree [*leading_shape, ...] in the shapes and dtypes of a space: of zeros, but for Discrete
-    and MultiDiscrete spaces that count from another number, which is there in their place.
+    """A tree [*leading_shape, ...] with the shapes and dtypes of a space. Its values are 0, or the
+    start of Discrete and MultiDiscrete spaces that count from another number.
 
     Raises:
         UnsupportedSpace: as `space_leaves`.
@@ -73,7 +73,7 @@ def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
 
 
 def to_tree(space: Space[Any], value: Any) -> Tree:
-    """A value of a space, or a batch of values as Gymnasium makes it, as a tree. Copies nothing."""
+    """A value of a space, or a batch of values as Gymnasium makes it, as a tree. Nothing is copied."""
     if isinstance(space, spaces.Dict):
         return {key: to_tree(child, value[key]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -83,7 +83,7 @@ def to_tree(space: Space[Any], value: Any) -> Tree:
 
 
 def from_tree(space: Space[Any], tree: Any) -> Any:
-    """A tree as the value of a space that Gymnasium expects. Copies nothing."""
+    """A tree as a value of a space, as Gymnasium expects it. Nothing is copied."""
     if isinstance(space, spaces.Dict):
         return {key: from_tree(child, tree[key]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -92,12 +92,12 @@ def from_tree(space: Space[Any], tree: Any) -> Any:
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
-    """A tree of what a function makes of the leaves (arrays or tensors) of one or more trees.
+    """Applies a function to the leaves (arrays or tensors) of one or more trees.
 
     Args:
-        function: called with the leaves that have the same path, one of each tree.
-        tree: whose branches and keys the result has.
-        trees: have those at least.
+        function: called with the leaves at the same path, one from each tree.
+        tree: the result has its branches and keys.
+        trees: have at least these branches and keys.
     """
     if isinstance(tree, Mapping):
         return {
@@ -108,7 +108,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
 
 
 def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """The spaces directly within one by their keys in its trees; None: it has none."""
+    """The spaces directly within one, by their keys in its trees; None if there are none."""
     if isinstance(space, spaces.Dict):
         return dict(space.spaces)
     if isinstance(space, spaces.Tuple):

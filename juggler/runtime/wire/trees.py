@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
 
-#: An array, or a branch. Branches that come from the wire are dicts.
+#: An array, or a branch. Branches from the wire are dicts.
 Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree]"
 
-#: The keys from the root of a tree down; empty at the root.
+#: The keys from the root of a tree down to a node; empty at the root.
 Path: TypeAlias = tuple[str, ...]
 
 
 def leaves(tree: object) -> list[tuple[Path, NDArray[Any] | None]]:
-    """Every array of a tree with its path, and None with the path of every branch without any.
+    """Every array of a tree with its path, and None with the path of every empty branch.
 
     Depth first, in the order of the branches' keys.
 
     Raises:
-        WireError: something in the tree is neither array nor branch, or a key is not a string.
+        WireError: something in the tree is neither an array nor a branch, or a key is not a string.
     """
     found: list[tuple[Path, NDArray[Any] | None]] = []
     _collect(tree, (), found)
@@ -33,7 +33,7 @@ def leaves(tree: object) -> list[tuple[Path, NDArray[Any] | None]]:
 def _collect(tree: object, path: Path, found: list[tuple[Path, NDArray[Any] | None]]) -> None:
     if isinstance(tree, np.ndarray):
         found.append((path, tree))
-    elif not isinstance(tree, (dict, Mapping)):  # whether it is a dict can be told at once
+    elif not isinstance(tree, (dict, Mapping)):  # the check for a dict is faster
         kind = type(tree).__name__
         raise WireError(f"a tree holds arrays and branches, but {path_name(path)} is a {kind}")
     elif not tree:
@@ -46,7 +46,7 @@ def _collect(tree: object, path: Path, found: list[tuple[Path, NDArray[Any] | No
 
 
 def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
-    """The arrays of a tree with their paths, as `leaves` orders them; no empty branches.
+    """The arrays of a tree with their paths, in the order of `leaves`, without empty branches.
 
     Raises:
         WireError: as `leaves`.
@@ -57,10 +57,10 @@ def flatten(tree: Tree) -> list[tuple[Path, NDArray[Any]]]:
 def unflatten(
     arrays: Iterable[tuple[Path, NDArray[Any]]], empty_branches: Iterable[Path] = ()
 ) -> Tree:
-    """The tree with these arrays and these branches that hold nothing.
+    """The tree with these arrays and these empty branches.
 
     Raises:
-        WireError: the paths are not those of one tree.
+        WireError: the paths do not belong to one tree.
     """
     paths: list[Path] = []
     values: list[NDArray[Any]] = []
@@ -71,21 +71,21 @@ def unflatten(
 
 
 class Skeleton:
-    """The branches of a tree, worked out once for many trees.
+    """The branches of a tree, computed once for many trees.
 
     Args:
-        paths: of the arrays.
-        empty_branches: paths of the branches that hold nothing.
+        paths: paths of the arrays.
+        empty_branches: paths of the empty branches.
 
     Raises:
-        WireError: the paths are not those of one tree.
+        WireError: the paths do not belong to one tree.
     """
 
     def __init__(self, paths: Sequence[Path], empty_branches: Iterable[Path] = ()) -> None:
         empty_branches = list(empty_branches)
         check_paths([*paths, *empty_branches])
         self._is_array = bool(paths) and not paths[0]
-        self._steps: list[tuple[int, str, bool]] = []  # number of the parent, key, whether an array
+        self._steps: list[tuple[int, str, bool]] = []  # index of the parent, key, whether an array
         numbers: dict[Path, int] = {(): 0}
         for path, is_array in [*((p, True) for p in paths), *((p, False) for p in empty_branches)]:
             for depth in range(len(path) - is_array):
@@ -111,7 +111,7 @@ class Skeleton:
 
 
 def check_paths(paths: Iterable[Path]) -> None:
-    """Whether the paths of arrays and empty branches are those of one tree.
+    """Check that the paths of arrays and empty branches belong to one tree.
 
     Raises:
         WireError: there is no path, one comes twice, or one leads through the end of another.
@@ -132,6 +132,6 @@ def check_paths(paths: Iterable[Path]) -> None:
 
 
 def path_name(path: Path) -> str:
-    """A path for people, on one line and of bounded length."""
+    """A path for messages, on one line and of bounded length."""
     name = repr("/".join(path)) if path else "the root"
     return name if len(name) <= 100 else f"{name[:90]}…{name[-9:]}"
