@@ -122,7 +122,7 @@ class LocalSession(RecordingSession):
         return self._act(places, seen)
 
     def flush(self) -> None:
-        """Send all steps, including those of running episodes, and wait until the gateway has them."""
+        """Send all steps, those of running episodes too, and wait until the gateway has them."""
         self._hand_in()
         super().flush()
 

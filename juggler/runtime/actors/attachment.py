@@ -31,15 +31,15 @@ from juggler.runtime.actors.processor_time import thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
-#: How the reason of a Detached begins where the stream broke and nobody ended it.
+#: Prefix of a Detached's reason if the stream broke.
 LOST_THE_DRIVER = "lost the driver"
-#: The same, where the driver ended it: in order, or because something was wrong with the worker.
+#: Prefixes if the driver ended the stream: in order, or because of a fault of the worker.
 ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
 
 
-_LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may come on top
-_LONG_TEXT = 1 << 16  # characters of a failure, so that it fits a message whatever was raised
-# The last one is of gRPC's core, where calls come faster than a server takes them.
+_LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may be added
+_LONG_TEXT = 1 << 16  # characters of a failure, to fit into a message
+# gRPC's core gives the last one if calls come faster than a server accepts them.
 _BUSY = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAVAILABLE,
@@ -49,11 +49,11 @@ _LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
 
 
 class AttachError(RuntimeError):
-    """The driver refused this worker or let go of it; the message says why."""
+    """The driver refused or disconnected this worker; the message says why."""
 
 
 class DriverBusy(AttachError):
-    """The driver has no room for this worker now, or went away just then. It may be tried again."""
+    """The driver has no room for this worker now, or just went away. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The stream is over, or something else without which nothing can be done. No more commands
-    come.
+    """The stream is over, or something else happened that ends all work. No more commands come.
 
     Attributes:
         reason: for people.
-        failure: what was raised, in whatever thread, where that is why.
+        failure: the exception behind it, in whatever thread, if there is one.
     """
 
     reason: str
@@ -85,10 +84,10 @@ def new_incarnation() -> str:
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether an exception says all that its reader needs, so that where it was raised does not.
+    """Whether an exception says all that its reader needs, so that a traceback adds nothing.
 
-    Such are a ValueError that Juggler itself raised about what it was given, and an exception that
-    stands for another one, whose traceback it has as `traceback`.
+    This holds for a ValueError that Juggler itself raised about its input, and for an exception
+    that stands for another one and has its text as `traceback`.
     """
     if isinstance(error, ValueError):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -97,7 +96,7 @@ def explains_itself(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> attach_pb2.Failure:
-    """An exception as a message: one line for people, and a traceback where that helps."""
+    """An exception as a message: one line for people, and a traceback where it helps."""
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
         rest = "".join(traceback.format_exception(error))
@@ -107,7 +106,7 @@ def describe(error: BaseException) -> attach_pb2.Failure:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised: the innermost line that is of no library, if there is one."""
+    """Where an exception was raised: the innermost line outside libraries, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames
     if not own:
@@ -118,20 +117,20 @@ def _place(error: BaseException) -> str:
 def _fitting(text: str) -> str:
     if len(text) > _LONG_TEXT:
         text = f"{text[: _LONG_TEXT // 2]} [...] {text[-_LONG_TEXT // 2 :]}"
-    # A file's name, for one, may hold what UTF-8 cannot.
+    # The name of a file, for example, may have characters that UTF-8 cannot encode.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Attachment:
     """Dial the driver, say hello, and exchange commands and replies until one side leaves.
 
-    Commands arrive in `inbox`, the last item of which is a Detached. Replies and reports may be
-    sent from any thread; what is sent in quick succession travels in one message.
+    Commands arrive in `inbox`; its last item is a Detached. Replies and reports may be sent from
+    any thread; those sent in quick succession travel in one message.
 
     Attributes:
-        device_bytes: says how much memory this process has of its device; heartbeats tell it.
-        held_up_by: says, in words, whose code a busy thread is in, from its frame; those of a
-            thread that makes no progress tell it.
+        device_bytes: returns this process's memory on its device, for heartbeats.
+        held_up_by: names, given a busy thread's frame, whose code it is in; used for a thread that
+            makes no progress.
     """
 
     def __init__(
@@ -151,10 +150,11 @@ class Attachment:
         local: bool = False,
         timeout: float = 20.0,
     ) -> None:
-        """Raises:
-        EndpointError: nobody answers at `address`.
-        DriverBusy: the driver could not let this worker in now.
-        AttachError: the driver refused this worker.
+        """
+        Raises:
+            EndpointError: nobody answers at `address`.
+            DriverBusy: the driver has no room for this worker now.
+            AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
         self.device_bytes: Callable[[], int] = int
@@ -162,10 +162,10 @@ class Attachment:
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
-        self._busy_since: dict[int, float] = {}  # by thread; on the clock of `_awake`
-        self._stood_still = 0.0  # seconds, with the whole process
+        self._busy_since: dict[int, float] = {}  # by thread, in time of `_awake`
+        self._stood_still = 0.0  # seconds for which the whole process stood still
         self._waited: dict[int, tuple[float, float]] = {}  # see `_stuck`
-        self._begun: set[int] = set()  # commands without their last answer
+        self._begun: set[int] = set()  # commands whose last answer is still due
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
@@ -194,7 +194,7 @@ class Attachment:
                 threading.Thread(target=self._or_end, args=(work,), name=name, daemon=True).start()
         except (AttachError, EndpointError):
             self.close()
-            raise  # after anything else, such as no more threads, this might hang
+            raise  # after other errors, such as no more threads, closing might hang
 
     @property
     def worker_id(self) -> str:
@@ -210,14 +210,14 @@ class Attachment:
         self.reply_packed(command_id, packed, last=last)
 
     def reply_packed(self, command_id: int, body: any_pb2.Any, *, last: bool = True) -> None:
-        """A reply whose message is serialized already."""
+        """Send a reply whose message is serialized already."""
         reply = attach_pb2.Reply(id=command_id, last=last, body=body)
         self._send(attach_pb2.FromWorker(replies=[reply]))
         if last:
             self._begun.discard(command_id)
 
     def fail(self, command_id: int, error: BaseException) -> None:
-        """Answer a command with a failure that carries the traceback."""
+        """Answer a command with a failure that has the traceback."""
         reply = attach_pb2.Reply(id=command_id, last=True, failure=describe(error))
         self._send(attach_pb2.FromWorker(replies=[reply]))
         self._begun.discard(command_id)
@@ -242,12 +242,12 @@ class Attachment:
         self.close()
 
     def begins(self, command_id: int) -> None:
-        """This worker carries out a command now, and is to answer it."""
+        """Note that this worker begins a command, which it has to answer."""
         self._begun.add(command_id)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """This thread is at work: heartbeats say for how long, and a hang shows itself."""
+        """Mark this thread as at work: heartbeats tell for how long, so that a hang is noticed."""
         thread = threading.get_ident()
         self._busy_since[thread] = self._awake()
         try:
@@ -256,7 +256,7 @@ class Attachment:
             del self._busy_since[thread]
 
     def progresses(self) -> None:
-        """What this thread is busy with goes on, however long it takes: it does not hang."""
+        """Note that this thread's work makes progress, however long it takes: it does not hang."""
         self._busy_since[threading.get_ident()] = self._awake()
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ class Attachment:
                         return
                     self._outgoing.wait()
                 message = self._outbox.popleft()
-                # What waits travels together, as long as the message stays small.
+                # Waiting messages travel together, as long as the result stays small.
                 size = message.ByteSize()
                 while self._outbox and size < _LARGE_MESSAGE:
                     more = self._outbox.popleft()
@@ -321,7 +321,7 @@ class Attachment:
         self._inbox.put(Detached(reason))
 
     def _awake(self) -> float:
-        """Seconds on a clock that stands still while this process does."""
+        """Seconds on a clock that stops while this process stands still."""
         return time.monotonic() - self._stood_still
 
     def _beat(self) -> None:
@@ -329,7 +329,8 @@ class Attachment:
         due = time.monotonic()
         while not self._over:
             now = time.monotonic()
-            # A heart that beats late was stopped with all the rest (after Ctrl-Z, say): no hang.
+            # If the heartbeat is late, the whole process was stopped (by Ctrl-Z, say); that is no
+            # hang.
             self._stood_still += max(0.0, now - due)
             due = now + interval
             stuck, thread = self._stuck()
@@ -345,9 +346,9 @@ class Attachment:
             time.sleep(interval)
 
     def _stuck(self) -> tuple[float, int]:
-        """Since the thread that is at something longest made progress, and which one that is. What
-        it waited for a processor since it was first seen at it does not count."""
-        busy = self._busy_since.copy()  # of one moment
+        """The time since the thread that has been busy longest made progress, and this thread. Time
+        for which it waited for a processor, since it was first seen busy, does not count."""
+        busy = self._busy_since.copy()  # a consistent copy
         native = {thread.ident: thread.native_id or 0 for thread in threading.enumerate()}
         before, self._waited = self._waited, {}
         longest = (0.0, 0)

@@ -1,4 +1,4 @@
-"""Trying again, with pauses that grow."""
+"""Repeated attempts, with growing pauses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LONGEST_DELAY_SECONDS = 15.0
 
 
 def attempts(patience: float) -> Iterator[None]:
-    """Once for each attempt, behind a pause, as long as `patience` seconds are not over. The pauses
-    grow and differ, so that not all who try come at once."""
+    """Yields once for each attempt, after a pause, until `patience` seconds are over. The pauses
+    grow and are random, so that not all processes try at the same time."""
     end = time.monotonic() + patience
     delay = _FIRST_DELAY_SECONDS
     while (left := end - time.monotonic()) > 0:

@@ -1,6 +1,6 @@
-"""An authority of one's own, and one certificate by it: enough for a cluster or a test.
+"""Makes an authority and one certificate that it signs: enough for a cluster or a test.
 
-Needs the package `cryptography`; nothing else does.
+Only this file needs the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
 
-#: Names of the host itself, which every certificate has.
+#: Names of the host itself, which are in every certificate.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _CLOCKS_DIFFER = timedelta(hours=1)
 
@@ -29,16 +29,16 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
     """Make ca.pem, cert.pem, key.pem and a token. The authority's own key is thrown away.
 
     Args:
-        directory: is made where it is not there.
+        directory: created if it does not exist.
         hosts: names and IP addresses by which hosts are dialed.
-        days: how long they are good.
+        days: how many days the certificates are valid.
 
     Returns:
         The files.
 
     Raises:
-        FileExistsError: one of the files is there already.
-        ValueError: what should be a host is none.
+        FileExistsError: one of the files exists already.
+        ValueError: a host is neither a name nor an IP address.
     """
     names = x509.SubjectAlternativeName(
         [_general_name(host) for host in dict.fromkeys([*hosts, *_LOOPBACK])]

@@ -9,19 +9,19 @@ from pathlib import Path
 from juggler.runtime.actors.tls import TOKEN, Tls
 
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"
-_LONGEST_TOKEN = 4096  # with the rest of a call's headers, which have 8 KiB
+_LONGEST_TOKEN = 4096  # must fit into a call's 8 KiB of headers
 _BEARER = "Bearer "
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 
 
 def read_token(path: str | None, tls: Tls | None = None) -> str:
-    """The run's secret: in the file given, else in that of JUGGLER_TOKEN_FILE, else in the variable
-    JUGGLER_TOKEN, else in the file `token` beside certificates, else "" (none). Never in an
-    argument, which other users of a host can see.
+    """The run's secret: from the given file, else from the file in JUGGLER_TOKEN_FILE, else from
+    the variable JUGGLER_TOKEN, else from the file `token` beside certificates, else "" (none). It
+    is never an argument, because other users of a host can see arguments.
 
     Raises:
-        ValueError: the file is empty or cannot be read, or the token is no word of ASCII.
+        ValueError: the file is empty or cannot be read, or the token is not a printable ASCII word.
     """
     path = path or os.environ.get(TOKEN_FILE_VARIABLE) or None
     if path is None and (token := os.environ.get(TOKEN_VARIABLE)):
@@ -40,7 +40,7 @@ def read_token(path: str | None, tls: Tls | None = None) -> str:
 
 
 def _word(token: str, where: str) -> str:
-    """What the header of a call can carry, however long it is."""
+    """The token, checked to fit into the header of a call."""
     if not (token.isascii() and token.isprintable()) or len(token) > _LONGEST_TOKEN:
         raise ValueError(
             f"{where} must hold one line of at most {_LONGEST_TOKEN} characters of ASCII, as "
@@ -50,12 +50,12 @@ def _word(token: str, where: str) -> str:
 
 
 def same_token(given: str, expected: str) -> bool:
-    """Compared in constant time. An empty expected token admits everybody."""
+    """Compares in constant time. An empty expected token admits everybody."""
     return not expected or hmac.compare_digest(given.encode(), expected.encode())
 
 
 def call_metadata(token: str, run_id: str, incarnation: str) -> CallMetadata:
-    """What a data stream shows when it opens."""
+    """The metadata that a data stream shows when it opens."""
     return (
         ("authorization", _BEARER + token),
         ("juggler-run", run_id),
@@ -64,7 +64,7 @@ def call_metadata(token: str, run_id: str, incarnation: str) -> CallMetadata:
 
 
 def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
-    """None where the call may go on, else the reason to refuse it, fit for its sender."""
+    """The reason to refuse a call, fit for its sender, or None if it is allowed."""
     if (reason := why_not_admitted(metadata, token)) is not None:
         return reason
     given = dict(metadata).get("juggler-run", "")
@@ -72,12 +72,12 @@ def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
 
 
 def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:
-    """The same for a call that is of no run: it has to show the token alone."""
+    """The same for a call that belongs to no run and has to show only the token."""
     given = dict(metadata).get("authorization", "")
     shown = given.removeprefix(_BEARER) if isinstance(given, str) else ""
     return None if same_token(shown, token) else "the token is missing or wrong"
 
 
 def bearer(token: str) -> CallMetadata:
-    """What such a call shows."""
+    """The metadata of such a call."""
     return (("authorization", _BEARER + token),)

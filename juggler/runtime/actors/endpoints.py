@@ -25,10 +25,10 @@ _SIZES = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 _KEEPALIVE = [
-    # A cut network shows itself within 30 s on an idle stream.
+    # On an idle stream, a cut network is noticed within 30 s.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # So does a peer that answers no more, behind something that still takes its bytes.
+    # So is a peer that no longer answers, behind something that still accepts its bytes.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -40,12 +40,12 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Of one connection; a worker has one or two on each of its own.
+    # For one connection; a worker has one or two streams on each of its connections.
     ("grpc.max_concurrent_streams", 16),
 ]
 CHANNEL_OPTIONS = [
     *_SIZES,
-    # One connection a channel: channels of one process must not share a socket's flow control.
+    # One connection per channel: channels of one process must not share a socket's flow control.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -57,14 +57,14 @@ class EndpointError(RuntimeError):
     """An address cannot be bound or reached; the message says which, why, and what to do.
 
     Attributes:
-        traceback: none: the message says it all.
+        traceback: empty, because the message says it all.
     """
 
     traceback = ""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port"; IPv6 hosts stand in brackets.
+    """("host", port) of "host:port"; IPv6 hosts are in brackets.
 
     Raises:
         EndpointError: the text is not such an address.
@@ -97,18 +97,19 @@ def bind(
     """Bind a gRPC server (sync or aio) to "host:port" or "unix:path".
 
     Args:
-        server: takes the connections.
-        address: "host:port" or "unix:path". A Unix socket is for its owner alone, and plain.
-        token: that calls will have to show; empty where they need none.
-        tls: of this host; None: connections are plain.
+        server: the server.
+        address: "host:port" or "unix:path". Only its owner may use a Unix socket, and it has no
+            TLS.
+        token: the token that calls must show; empty if they need none.
+        tls: of this host; None: connections have no TLS.
         insecure: listen beyond loopback even without TLS or without a token.
 
     Returns:
-        The address that was bound, with the port that was chosen where port 0 was asked for.
+        The bound address, with the chosen port if port 0 was requested.
 
     Raises:
-        EndpointError: the port is taken, the host is not of this machine, or the address is
-            reachable from other machines and nobody said `insecure`.
+        EndpointError: the port is taken, the host does not belong to this machine, or other
+            machines could reach the address and `insecure` is not set.
     """
     if address.startswith("unix:"):
         server.add_insecure_port(address)
@@ -156,25 +157,26 @@ def _why_not_bound(host: str, port: int) -> str:
 
 
 def make_server(max_streams: int, on_one_connection: int = 16) -> grpc.Server:
-    """A server for data streams. Each open stream holds one thread, made when it is needed; one
-    too many is told so, and does not wait. One too many on a connection waits."""
+    """A server for data streams. Each open stream holds one thread, created when it is needed. A
+    stream beyond `max_streams` is refused; one beyond the limit of its connection waits."""
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
     options = {**dict(SERVER_OPTIONS), "grpc.max_concurrent_streams": on_one_connection}
     return grpc.server(pool, options=[*options.items()], maximum_concurrent_rpcs=max_streams)
 
 
 def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> grpc.Channel:
-    """A channel to "host:port" or "unix:path". Connects when first used.
+    """A channel to "host:port" or "unix:path". It connects when it is first used.
 
     Args:
-        address: a Unix socket is dialed without TLS. A host must have a certificate of the name or
-            IP address that stands here.
-        tls: of this host; None: without.
-        one_thread: a server's stream is read in the thread that asks for its messages alone,
-            instead of being handed over by another; saves a third of the time for each.
+        address: a Unix socket is dialed without TLS. A host must have a certificate for this name
+            or IP address.
+        tls: of this host; None: no TLS.
+        one_thread: read a server's stream in the thread that asks for its messages, and not in
+            another thread that hands them over; this saves a third of the time per message.
     """
     own = ((grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),) if one_thread else ()
-    # On one host the kernel says when the other end is gone; one that only stands still comes back.
+    # On one host, the kernel reports when the other end is gone; one that only stands still comes
+    # back.
     keepalive = () if address.startswith("unix:") else _KEEPALIVE
     options = (*CHANNEL_OPTIONS, *keepalive, *own)
     if tls is None or address.startswith("unix:"):
@@ -185,8 +187,10 @@ def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> g
 def wait_until_ready(
     channel: grpc.Channel, address: str, who: str, timeout: float, tls: Tls | None = None
 ) -> None:
-    """Raises:
-    EndpointError: nobody answered within `timeout` seconds, or TLS keeps failing.
+    """Wait until a channel is connected.
+
+    Raises:
+        EndpointError: nobody answered within `timeout` seconds, or TLS keeps failing.
     """
     ready = grpc.channel_ready_future(channel)
     deadline = time.monotonic() + timeout
@@ -196,7 +200,7 @@ def wait_until_ready(
             return ready.result(timeout=min(left, _LOOK_SECONDS))
         except grpc.FutureTimeoutError:
             before, refused = refused, why_not_secure(address, who, tls)
-            if refused and refused == before:  # once may be a server that just went
+            if refused and refused == before:  # once may be a server that just went away
                 raise EndpointError(refused) from None
     raise EndpointError(
         refused
@@ -206,9 +210,9 @@ def wait_until_ready(
 
 
 def why_not_secure(address: str, who: str, tls: Tls | None) -> str:
-    """What is wrong with TLS between this host and that address; "" where that is not the reason.
+    """What is wrong with TLS between this host and that address; "" if TLS is not the problem.
 
-    Takes a few seconds at most.
+    Takes at most a few seconds.
     """
     if address.startswith("unix:"):
         return ""

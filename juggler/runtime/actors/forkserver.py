@@ -1,10 +1,10 @@
-"""Imported by the forkserver, first of all, for what that does: it ends with the driver, and what
-it forked, and whatever those started, ends with it.
+"""The forkserver imports this first, for its effect: the forkserver ends with the driver, and
+everything that it forked, and that those processes started, ends with it.
 
-multiprocessing's own way is a pipe whose other end the driver holds. But every worker inherits
-that end too, so that a forkserver with workers would outlive a driver that was killed, and the
-workers, which die with the forkserver, would outlive it too. The pipe does end a forkserver whose
-driver was gone before this was imported: there are no workers then.
+multiprocessing itself uses a pipe whose other end the driver holds. But every worker inherits that
+end too. So a forkserver with workers would outlive a killed driver, and so would the workers, which
+die with the forkserver. The pipe does end a forkserver whose driver is gone before this import,
+because there are no workers then.
 """
 
 import os
@@ -14,7 +14,7 @@ import warnings
 from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
 from juggler.runtime.actors.processes import END_SIGNAL, ignore_stop_signals, set_title
 
-#: Of the forkserver, in all that it forks.
+#: Process id of the forkserver, also in everything that it forks.
 PID = os.getpid()
 
 
@@ -26,8 +26,8 @@ def _end(*_: object) -> None:
 signal.signal(END_SIGNAL, _end)
 die_with_parent(END_SIGNAL)
 take_in_orphans()
-# Of the orphans that it takes in multiprocessing knows nothing.
+# multiprocessing does not know the orphans that the forkserver adopts.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 ignore_stop_signals()
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by who started it
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # whoever started it blocks it
 set_title("forkserver")

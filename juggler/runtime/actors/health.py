@@ -1,10 +1,10 @@
-"""grpc.health.v1: whether a process lives, and whether it is ready for work.
+"""grpc.health.v1: whether a process is alive, and whether it is ready for work.
 
-The service "" stands for the process: it serves as long as the process runs, whatever becomes of
-others. "readiness", and each of the process's services by its name, serve while it can do its work.
+The service "" is the process itself: it serves as long as the process runs, whatever happens to
+others. "readiness", and each of the process's services by name, serve while it can do its work.
 
-Whoever asks shows no token. All methods are served as streams, because gRPC would wait for the
-request of any other before this module could say how many may wait.
+Calls show no token. All methods are served as streams, because for others gRPC waits for the
+request before this module can limit the number of waiting calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
 READINESS = "readiness"
-#: Who may ask, or watch, at once.
+#: The most calls at the same time.
 MOST_ASKING = 64
 
 _Status = health_pb2.HealthCheckResponse
@@ -33,14 +33,14 @@ _CROWDED_OUT = f"over {MOST_ASKING} others ask for health"
 
 
 class _Statuses:
-    """What is said of each service."""
+    """The status of each service."""
 
     def __init__(self, services: tuple[str, ...] = ()) -> None:
         self._services = {"", READINESS, *services}
         self._ready = False
 
     def _status(self, request: bytes) -> Any:
-        """SERVICE_UNKNOWN for what is no request either."""
+        """The status for a request; SERVICE_UNKNOWN also for bytes that are not a request."""
         try:
             service = health_pb2.HealthCheckRequest.FromString(request).service
         except DecodeError:
@@ -51,7 +51,7 @@ class _Statuses:
 
 
 class Health(_Statuses):
-    """On servers that have threads. Not ready before somebody says so."""
+    """Health for servers with threads. It is not ready until `ready(True)`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,8 @@ class Health(_Statuses):
         self._server: grpc.Server | None = None
 
     def add_to(self, server: grpc.Server, *services: str) -> None:
-        """Before the server starts. It needs threads for `MOST_ASKING` calls, and some more.
+        """Call this before the server starts. It needs threads for `MOST_ASKING` calls, and some
+        more.
 
         Args:
             server: of this process.
@@ -70,11 +71,11 @@ class Health(_Statuses):
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def serve(self, address: str) -> None:
-        """On a server of its own, for probes that know no TLS. It says no more than whether a
-        process lives and is ready, and takes nothing, so that it may listen anywhere.
+        """Serve on a server of its own, for probes without TLS. It says only whether a process is
+        alive and ready, and accepts nothing else, so it may listen anywhere.
 
         Raises:
-            EndpointError: it cannot listen there.
+            EndpointError: the address cannot be listened on.
         """
         pool = futures.ThreadPoolExecutor(2 * MOST_ASKING, thread_name_prefix="health")
         self._server = grpc.server(pool, options=SERVER_OPTIONS)
@@ -88,7 +89,7 @@ class Health(_Statuses):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End its own server."""
+        """End the server of its own."""
         if self._server is not None:
             self._server.stop(grace=0)
 
@@ -119,7 +120,7 @@ class Health(_Statuses):
 
 
 class AsyncHealth(_Statuses):
-    """The same on a server of asyncio; `ready` may be called in any thread."""
+    """The same for an asyncio server; `ready` may be called in any thread."""
 
     def __init__(self, *services: str) -> None:
         super().__init__(services)
@@ -127,13 +128,13 @@ class AsyncHealth(_Statuses):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def add_to(self, server: Any) -> None:
-        """Before the server starts, in its loop."""
+        """Call this before the server starts, in its loop."""
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()  # and another one after each change
+        self._changed = asyncio.Event()  # replaced after each change
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def ready(self, is_ready: bool) -> None:
-        """Once it has a server."""
+        """Call this once there is a server."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._turn, is_ready)
 
@@ -155,7 +156,7 @@ class AsyncHealth(_Statuses):
                 request = await context.read()
                 if request is not grpc.aio.EOF:
                     await (self._tell if watches else self._say)(request, context)
-        except asyncio.CancelledError:  # which gRPC would tell nobody
+        except asyncio.CancelledError:  # gRPC would report it to nobody
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(_CROWDED_OUT)
 
@@ -189,16 +190,16 @@ def _response(status: Any) -> bytes:
 
 
 def check_health(address: str, service: str, tls: Tls | None, timeout: float) -> str:
-    """What a process says of one of its services.
+    """The health of one service of a process.
 
     Args:
         address: "host:port" or "unix:path".
         service: its name; "" for the process.
-        tls: of this host; None: without.
+        tls: of this host; None: no TLS.
         timeout: seconds.
 
     Returns:
-        "" where it serves, else why that is not so, for people.
+        "" if it serves, else the reason why not, for people.
     """
     with dial(address, tls) as channel:
         request = health_pb2.HealthCheckRequest(service=service)

@@ -1,4 +1,4 @@
-"""What comes up on an attach stream, held against what may, before anybody believes it."""
+"""Checks messages on an attach stream before anything uses them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _MOST_HELLO_BYTES = 1 << 16
 _MOST_INDEX = 4095
 _LONGEST_WORD = 64  # bytes of an incarnation
 _LONGEST_NAME = 255  # bytes of a host's name, of an address or a device
-_MOST_NAMES = 64  # of devices or addresses
+_MOST_NAMES = 64  # number of devices or addresses
 _LONGEST_LINE = 1000  # characters
 _LONGEST_TEXT = 1 << 17  # characters of a traceback
-_MOST_UNANSWERED = 1 << 16  # as many as a worker is ever asked at once
+_MOST_UNANSWERED = 1 << 16  # the most that a worker is ever asked at once
 #: Replies and reports of one worker, or entries of its reports. A healthy one has some hundreds.
 MOST_EVENTS_PER_SECOND = 20_000
 
 
 class Refused(ValueError):
-    """A worker said what it must not. The message says what, fit for the worker."""
+    """A worker broke the protocol. The message says how, and is fit for the worker."""
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Any message but the first. What it says for people in one line is in one line then.
+    """Reads any message but the first. Its texts for people are on one line afterwards.
 
     Raises:
-        Refused: it is none, or holds more than it may.
+        Refused: it is not a message, or holds more than it may.
     """
     message = _parsed(raw)
     if message.HasField("hello"):
@@ -56,7 +56,7 @@ def read_message(raw: bytes) -> attach_pb2.FromWorker:
 
 
 def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
-    """What a worker says for people, which must not look like lines of somebody else."""
+    """A worker's text for people on one line, so that it cannot imitate other messages."""
     return " ".join(text[:longest].split())
 
 
@@ -71,16 +71,16 @@ def _check_length(what: str, text: str, longest: int) -> None:
 
 
 def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> attach_pb2.Hello:
-    """The first message of a stream.
+    """Reads the first message of a stream.
 
     Args:
-        raw: serialized.
+        raw: serialized message.
         token: of the run; empty admits everybody.
         run_id: of the run.
         roles: that workers may have.
 
     Raises:
-        Refused: whoever sent it is not to be let in.
+        Refused: the sender must not be admitted.
     """
     if len(raw) > _MOST_HELLO_BYTES:
         raise Refused(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
@@ -129,7 +129,7 @@ def _parsed(raw: bytes) -> attach_pb2.FromWorker:
 
 
 class Rate:
-    """How much a worker says; a second that has too much of it ends its stream."""
+    """Limits a worker's messages: a second with too many ends its stream."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -138,7 +138,7 @@ class Rate:
     def count(self, events: int) -> None:
         """
         Raises:
-            Refused: that was too many.
+            Refused: there were too many in this second.
         """
         second = int(time.monotonic())
         if second != self._second:

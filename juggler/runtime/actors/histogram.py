@@ -1,4 +1,4 @@
-"""How a measured quantity is distributed."""
+"""The distribution of a measured quantity."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Histogram:
     """Counts of values in buckets, which only grow.
 
     Args:
-        bounds: upper ones of the buckets, in order, each included; one more bucket has the rest.
+        bounds: upper bounds of the buckets, inclusive and in order; one more bucket has the rest.
 
     Attributes:
-        counts: by bucket, those above all bounds last.
+        counts: by bucket; the last one is for values above all bounds.
         sum: of all values.
     """
 

@@ -29,15 +29,15 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 ATTACH_METHOD = "/juggler.v1.Driver/Attach"
 
-#: Of the metadata that come after the last message: why the stream ended.
+#: Key of the trailing metadata that say why the stream ended.
 REASON_KEY = "juggler-reason-bin"
-#: Reasons that are no fault of the worker's.
+#: Reasons that are not the worker's fault.
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
 _WELCOME_SECONDS = 5.0  # for a worker to take its first message
 _SILENCE_BEGINS = 3.0  # seconds
-_MOST_PATIENCE = 0.9  # of a silence: in the end even a worker that never gets to run is lost
-_MOST_STRANGERS = 1024  # streams at once that have shown no token and said no hello yet
+_MOST_PATIENCE = 0.9  # of a silence: finally, even a worker that never gets to run is lost
+_MOST_STRANGERS = 1024  # streams at once without a token or a hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class HubSettings:
     run_id: str
     roles: tuple[str, ...]
     token: str = field(default="", repr=False)
-    tls: Tls | None = None  # of this host; its Unix socket is plain all the same
+    tls: Tls | None = None  # of this host; the Unix socket never has TLS
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0  # without any message: the worker is lost
-    silence_of: Mapping[str, float] = field(default_factory=dict)  # the same, for some roles
-    hang_seconds: float = 120.0  # a main loop that makes no progress: the worker is lost
+    silence_of: Mapping[str, float] = field(default_factory=dict)  # overrides for some roles
+    hang_seconds: float = 120.0  # without progress of the main loop: the worker is lost
     max_workers: int = 4096
-    most_of: Mapping[str, int] = field(default_factory=dict)  # workers of a role; others: no limit
-    services: tuple[Service, ...] = ()  # that its server serves beside
+    most_of: Mapping[str, int] = field(default_factory=dict)  # workers by role; no entry: no limit
+    services: tuple[Service, ...] = ()  # further services of its server
 
 
 @dataclass(eq=False, slots=True)
@@ -63,18 +63,18 @@ class _Connection:
     outbox: list[attach_pb2.Command] = field(default_factory=list)
     wake_pending: bool = False
     last_seen: float = field(default_factory=time.monotonic)
-    waited: float | None = None  # seconds for a processor, when it fell silent
+    waited: float | None = None  # seconds it had waited for a processor when it fell silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
-    over: str = ""  # set: the stream is to end, and why
-    unheard: bool = False  # that is because nothing came from there; the worker may live
-    has_left: bool = False  # its Left event is told
+    over: str = ""  # if set, the stream shall end for this reason
+    unheard: bool = False  # the reason is silence; the worker may live
+    has_left: bool = False  # its Left event was put
 
 
 class Hub:
     """Accepts workers and carries commands, replies and reports. Runs a gRPC server in a thread.
 
-    One asyncio loop serves all streams, so that thousands of idle workers cost no threads.
-    Everything that happens is put into `events`; nothing here blocks the driver's loop.
+    One asyncio loop serves all streams, so thousands of idle workers cost no threads. Everything
+    that happens goes into `events`; nothing here blocks the driver's loop.
     """
 
     def __init__(self, settings: HubSettings, events: Mailbox[Any]) -> None:
@@ -90,7 +90,7 @@ class Hub:
         self._watchdog: asyncio.Task[None] | None = None
 
     def start(self, addresses: Sequence[str], *, insecure: bool = False) -> list[str]:
-        """Listen. Returns the addresses bound; see `endpoints.bind` for errors."""
+        """Listen, and return the bound addresses; see `endpoints.bind` for errors."""
         self._thread.start()
         try:
             return list(self._run(self._start(addresses, insecure)))
@@ -99,7 +99,7 @@ class Hub:
             raise
 
     def send(self, worker: Worker, command_id: int, body: Message) -> bool:
-        """Queue a command. False where this incarnation has left; then a Left event says so."""
+        """Queue a command. False if this incarnation has left; a Left event says so then."""
         connection = self._connections.get(worker.worker_id)
         if connection is None or connection.worker is not worker:
             return False
@@ -110,15 +110,15 @@ class Hub:
         return True
 
     def dismiss(self, worker: Worker, reason: str) -> None:
-        """End a worker's stream from this side; its Left event carries the reason."""
+        """End a worker's stream from this side; its Left event has the reason."""
         connection = self._connections.get(worker.worker_id)
         if connection is not None and connection.worker is worker:
             connection.over = reason
-            # Not through the writer: it may be stuck in a write that nobody reads.
+            # Not through the writer, which may be stuck in a write that nobody reads.
             self._loop.call_soon_threadsafe(connection.cancel)
 
     def vitals(self) -> dict[str, Vitals]:
-        """Of those who are attached, by worker id."""
+        """The vitals of attached workers, by worker id."""
         now = list(self._connections.items())
         return {worker_id: Vitals.of(each.last_seen, each.heartbeat) for worker_id, each in now}
 
@@ -141,7 +141,7 @@ class Hub:
             return
         connection.wake_pending = True
         self._to_wake.append(connection)
-        # Waking the loop is a system call: one for all commands until it has come round.
+        # Waking the loop is a system call, so one wake-up serves all commands until the loop runs.
         if not self._waking:
             self._waking = True
             self._loop.call_soon_threadsafe(self._wake_writers)
@@ -149,16 +149,16 @@ class Hub:
     # -- on the hub's loop ----------------------------------------------------------------------
 
     def _wake_writers(self) -> None:
-        self._waking = False  # before they are taken: a later one is never left behind
+        self._waking = False  # cleared first, so that a later one is never left behind
         while self._to_wake:
             self._to_wake.popleft().wake.set()
 
     async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
-        # No limit of calls in all: those that show no token would use it up.
+        # There is no limit on all calls, because calls without a token would use it up.
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(
             self._attach,
-            request_deserializer=None,  # what is no message must not end in gRPC's hands
+            request_deserializer=None,  # gRPC must not handle bytes that are not a message
             response_serializer=attach_pb2.ToWorker.SerializeToString,
         )
         service, method = ATTACH_METHOD.strip("/").split("/")
@@ -200,7 +200,7 @@ class Hub:
             reason = str(error) or f"no hello within {silence:.0f} s"
             await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason)))
             return
-        except asyncio.CancelledError:  # by a stranger that came later; its client tries again
+        except asyncio.CancelledError:  # by a later stranger; the client tries again
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(f"over {_MOST_STRANGERS} others came in before the hello")
             return
@@ -215,8 +215,8 @@ class Hub:
         left = Left(worker, "the connection broke")
         try:
             self._events.put(Joined(worker))
-            # To its end even if this stream shall end: one whose very first write is given up never
-            # does for its client.
+            # Finish this write even if the stream shall end: if the very first write is abandoned,
+            # the stream never ends for its client.
             await _whole(context.write(attach_pb2.ToWorker(welcome=welcome)))
             writer = asyncio.get_running_loop().create_task(self._write(connection, context))
             left = await self._read(connection, context)
@@ -229,12 +229,12 @@ class Hub:
                 writer.cancel()
             self._leave(connection, left)
             context.set_trailing_metadata(((REASON_KEY, left.reason[:_LONGEST_REASON].encode()),))
-            if connection.unheard:  # as for every network that fails: it is to come back
+            if connection.unheard:  # as for a failed network, so that the worker comes back
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
                 context.set_details(left.reason)
 
     def _is_known(self, context: Any) -> bool:
-        """Whether a stream showed the token as it opened, or comes from this user's processes."""
+        """Whether a stream showed the token when it opened, or comes from this user's processes."""
         if context.peer().startswith("unix:"):
             return True
         token, metadata = self._settings.token, context.invocation_metadata() or ()
@@ -279,7 +279,7 @@ class Hub:
         if hello.index >= 0:
             return hello.index
         for worker in (connection.worker for connection in self._connections.values()):
-            # It has lost this driver, which has not noticed yet.
+            # The worker has lost this driver, which has not noticed yet.
             if worker.incarnation == hello.predecessor and worker.role == hello.role:
                 return worker.index
         return self._free_index(hello.role)
@@ -296,7 +296,7 @@ class Hub:
             connection.wake.clear()
             connection.wake_pending = False
             commands, connection.outbox = connection.outbox, []
-            # Several commands to a message, but none so large that it nears the message limit.
+            # Several commands per message, but none near the message limit.
             size, start = 0, 0
             for end, command in enumerate(commands, start=1):
                 size += command.ByteSize()
@@ -339,8 +339,8 @@ class Hub:
         while True:
             await asyncio.sleep(interval)
             now = time.monotonic()
-            # While this process stood still itself (after Ctrl-Z, say) nobody was silent: what
-            # workers said meanwhile is still to be read.
+            # If this process itself stood still (after Ctrl-Z, say), nobody was silent: messages
+            # from that time are still to be read.
             late, looked = now - looked - interval, now
             for connection in list(self._connections.values()):
                 connection.last_seen = min(now, connection.last_seen + late)
@@ -353,7 +353,7 @@ class Hub:
 
 
 def _silent(connection: _Connection, now: float) -> float:
-    """For so many seconds, but for those in which a worker of this host waited for a processor."""
+    """Seconds of silence, without those for which a worker on this host waited for a processor."""
     silent = now - connection.last_seen
     if silent < _SILENCE_BEGINS or not connection.worker.local:
         connection.waited = None
@@ -365,7 +365,7 @@ def _silent(connection: _Connection, now: float) -> float:
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """All of it, and only then the cancellation that came meanwhile."""
+    """Finish the work, and only then raise a cancellation that came meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

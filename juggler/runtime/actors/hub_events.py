@@ -1,4 +1,4 @@
-"""What a hub tells of its workers."""
+"""The events that a hub reports about its workers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """One process's time as a worker. Two are the same only if they are the same object."""
+    """One incarnation of a worker. Two are equal only if they are the same object."""
 
-    worker_id: str  # role and index; a replacement gets the same
+    worker_id: str  # role and index; a replacement has the same
     incarnation: str
     role: str
     index: int
@@ -33,9 +33,9 @@ class Joined:
 class Left:
     """The worker's stream is over.
 
-    `farewell` where it said so itself: then its process ends by itself too, and of the commands
-    that have no answer it has begun those in `unanswered` and no other. `stack` where its main
-    loop hung; `unheard` where its heart did not beat either.
+    `farewell`: the worker said so itself. Then its process ends by itself, and of the commands
+    without an answer it has begun exactly those in `unanswered`. `stack`: where its main loop hung.
+    `unheard`: its heartbeats were missing too.
     """
 
     worker: Worker

@@ -1,4 +1,4 @@
-"""What a process writes about itself: one line each, for people or for a machine."""
+"""A process's messages about itself: one line each, for people or for a machine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LogFormat = Literal["text", "json"]
 
 
 def log_record(text: str, level: str, ids: Mapping[str, str]) -> dict[str, object]:
-    """A line for a machine, as JSON has it.
+    """A line for a machine, as JSON data.
 
     Args:
         text: what happened.
         level: info, warning or error.
-        ids: of the run, the worker and its incarnation, as far as there are any.
+        ids: of the run, the worker and its incarnation, as far as they are known.
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return {"time": now, "level": level, **ids, "pid": os.getpid(), "message": text}
 
 
 class WorkerLog:
-    """A worker's own lines, on stderr.
+    """A worker's own lines on stderr.
 
     Args:
-        role: what it is called before it has a worker id.
-        log_format: "text", or "json" for one object a line.
+        role: its name before it has a worker id.
+        log_format: "text", or "json" for one object per line.
     """
 
     def __init__(self, role: str, log_format: LogFormat = "text") -> None:
@@ -42,7 +42,7 @@ class WorkerLog:
         self._logger.addHandler(handler)
 
     def identify(self, run_id: str, worker_id: str, incarnation: str) -> None:
-        """Whose lines these are from now on."""
+        """Set whose lines these are from now on."""
         self._ids.update(run=run_id, worker=worker_id, incarnation=incarnation)
 
     def info(self, text: str) -> None:

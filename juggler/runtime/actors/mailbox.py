@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Any thread puts; one loop gathers whatever there is, and sleeps only when it wants to."""
+    """Any thread may put items; one loop gathers them, and sleeps only if it wants to."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -21,16 +21,16 @@ class Mailbox(Generic[T]):
         self._ready.set()
 
     def gather(self, timeout: float = 0.0) -> list[T]:
-        """All items that are here, oldest first.
+        """All current items, oldest first.
 
         Args:
-            timeout: seconds to wait for a first item where there is none. 0 never waits. A wait
-                may end early with an empty list.
+            timeout: seconds to wait for a first item if there is none. 0 never waits. A wait may
+                end early with an empty list.
         """
         if not self._items and timeout > 0:
             self._ready.wait(timeout)
-        # Cleared before the items are taken: a put in between leaves the flag set, never an item
-        # that nobody is woken for.
+        # Cleared before the items are taken: a put in between leaves the flag set, so nobody misses
+        # an item.
         self._ready.clear()
         items = []
         while self._items:

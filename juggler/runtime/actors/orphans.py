@@ -1,4 +1,4 @@
-"""Processes that must not outlive another one that is not their parent."""
+"""Processes that must not outlive another process that is not their parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_KILLED_SECONDS = 5.0  # for what is killed to be gone; the kernel may hold one in a driver of its
+_KILLED_SECONDS = 5.0  # until killed processes are gone; the kernel may delay one
 _LOOK_SECONDS = 0.005
 
 
@@ -42,39 +42,39 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def take_in_orphans() -> None:
-    """Become the parent of all that is started below this process and loses its own parent.
+    """Become the parent of every process below this one that loses its own parent.
 
-    Without this the first process of the system or container would, and nobody would know any more
-    to whom it belonged.
+    Otherwise the first process of the system or container would become the parent, and nobody would
+    know any more to whom the orphan belonged.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_children(parent: int, but: Collection[int] = ()) -> None:
-    """Kill the children of a process that takes in orphans, and in the end all below them.
+    """Kill the children of a process that adopts orphans, and in the end everything below them.
 
     Args:
-        parent: who it is.
-        but: its children that are to live, with all below them.
+        parent: the process.
+        but: children that are to live, with everything below them.
     """
     deadline = time.monotonic() + _KILLED_SECONDS
-    nothing = 0  # times in a row; one look alone may miss what gets another parent meanwhile
+    nothing = 0  # times in a row; one look may miss a child that is just being adopted
     while nothing < 2 and time.monotonic() < deadline:
         found = _children(parent).difference(but)
         for pid in found:
-            with contextlib.suppress(OSError):  # it has ended, or is another user's by now
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user by now
                 os.kill(pid, signal.SIGKILL)
         nothing = 0 if found else nothing + 1
         if found:
-            time.sleep(_LOOK_SECONDS)  # then theirs are the parent's
+            time.sleep(_LOOK_SECONDS)  # then their children are the parent's
 
 
 def _children(parent: int) -> set[int]:
-    """Those that have not ended, with all of their threads: the last one gives children away."""
+    """Child processes with at least one running thread: the last thread gives children away."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name may hold spaces and brackets; the fields after it do not.
+            # The name may contain spaces and brackets; the fields after it do not.
             fields = path.read_text().rpartition(")")[2].split()
             ended = fields[0] in "ZX" and int(fields[17]) <= 1
             if int(fields[1]) == parent and not ended:

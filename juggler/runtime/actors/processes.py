@@ -20,8 +20,8 @@ from typing import Any
 from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
-#: Imported by the forkserver once, and shared by all workers. These must run nothing at import
-#: that a fork would break: no gRPC, no CUDA, no torch operation.
+#: Imported once by the forkserver, and shared by all workers. These modules must not do anything at
+#: import that a fork would break: no gRPC, no CUDA, no torch operation.
 PRELOAD = (
     "juggler.runtime.actors.forkserver",
     "torch",
@@ -30,25 +30,25 @@ PRELOAD = (
     "juggler.runtime.modules.building",
 )
 
-#: Ends the forkserver, and all below it. One that nobody else sends: where it means nothing yet, it
-#: ends a process too.
+#: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a
+#: process that has no handler for it yet.
 END_SIGNAL = signal.SIGRTMIN + 7
-_END_SECONDS = 3.0  # for the forkserver to begin and end that; it may be stopped
+_END_SECONDS = 3.0  # for the forkserver to do that; it may be stopped
 _LOCK_SECONDS = 1.0  # for a start under way
 _LEAVE_SECONDS = 5.0
 _LONGEST_WORDS = 1000  # characters
 
 _start_lock = threading.Lock()
-_workers: dict[int, Connection] = {}  # by process id: what it says last
-_own = 0  # process id of the forkserver that was started here; another one is somebody else's
-_sharing = 0  # how many share the forkserver, of which a process has one
-# Of its own: a start that waits for a forkserver holds the other one until that is ended.
+_workers: dict[int, Connection] = {}  # by process id: receives its last words
+_own = 0  # process id of the forkserver that Juggler started; others are not ours
+_sharing = 0  # users of the forkserver, of which a process has one
+# A lock of its own: a start that waits for a forkserver holds the other one until that has ended.
 _sharing_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """What a local worker process runs.
+    """The program of a local worker process.
 
     Attributes:
         target: "package.module:function", called with `argument`.
@@ -60,14 +60,14 @@ class WorkerProgram:
 
 
 def forkserver() -> ForkServerContext:
-    """The context that local workers start from. Starts nothing by itself."""
+    """The context that local workers start from. This alone starts nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     return context
 
 
 def warm_up() -> None:
-    """Start the forkserver now, so that its imports overlap with what the caller does next.
+    """Start the forkserver now, so that its imports overlap with the caller's next work.
 
     It dies with the thread that calls this.
     """
@@ -77,8 +77,8 @@ def warm_up() -> None:
     forkserver()
     claim_multiprocessings()
     with _start_lock:
-        resource_tracker.ensure_running()  # which lets interrupts through where it starts
-        # One that came before the forkserver can ignore it would end it, with a traceback.
+        resource_tracker.ensure_running()  # it unblocks interrupts when it starts
+        # An interrupt before the forkserver can ignore it would end it with a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _ours_if_new():
@@ -88,7 +88,7 @@ def warm_up() -> None:
 
 
 def forkserver_pid() -> int:
-    """Of the forkserver that there is now; 0: none."""
+    """Process id of the current forkserver; 0 if there is none."""
     from multiprocessing import forkserver as module
 
     server: Any = module._forkserver  # type: ignore[attr-defined,unused-ignore]
@@ -96,10 +96,10 @@ def forkserver_pid() -> int:
 
 
 def cool_down() -> None:
-    """End the forkserver, and all below it, and wait until it is gone.
+    """End the forkserver and everything below it, and wait until it is gone.
 
-    A start that is under way fails; the next one makes a new forkserver. One that was there before,
-    of the program that Juggler runs in, stays.
+    A start that is under way fails; the next start makes a new forkserver. A forkserver that the
+    surrounding program started before Juggler stays.
     """
     from multiprocessing import forkserver as module
 
@@ -108,17 +108,17 @@ def cool_down() -> None:
     # multiprocessing has no public way to do this.
     server: Any = module._forkserver
     if server._forkserver_pid is not None:
-        # It need not answer: it may be importing still, or be stopped, while `start` waits for it.
+        # It need not answer: it may still be importing, or be stopped, while `start` waits for it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(server._forkserver_pid, END_SIGNAL)
             if not _ends(server._forkserver_pid, _END_SECONDS):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
-    with _start_lock, contextlib.suppress(FileNotFoundError):  # its socket, which somebody removed
+    with _start_lock, contextlib.suppress(FileNotFoundError):  # somebody removed its socket
         server._stop()
 
 
 def share_forkserver() -> None:
-    """As `warm_up`, for somebody who will let go of it."""
+    """Like `warm_up`, for a caller that will call `let_go_of_forkserver`."""
     global _sharing
     with _sharing_lock:
         _sharing += 1
@@ -126,7 +126,7 @@ def share_forkserver() -> None:
 
 
 def let_go_of_forkserver() -> None:
-    """As `cool_down`, once nobody shares it any more."""
+    """Like `cool_down`, once no other user is left."""
     global _sharing
     with _sharing_lock:
         _sharing -= 1
@@ -136,9 +136,10 @@ def let_go_of_forkserver() -> None:
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:
-    """Start a worker process that dies with this one. Not a daemon: it may own subprocesses.
+    """Start a worker process that dies with this one. It is not a daemon, because it may have
+    children.
 
-    Whoever waits for its end says so to `ended`.
+    Call `ended` when the process has ended.
     """
     claim_multiprocessings()
     words, its_end = multiprocessing.Pipe(duplex=False)
@@ -152,13 +153,14 @@ def start(program: WorkerProgram, title: str) -> ForkServerProcess:
 
 
 def ended(process: ForkServerProcess) -> str:
-    """Let what this process started end with it, however it ended.
+    """Kill what a process started, after its own end, however it ended.
 
     Returns:
-        What it failed with, if it could still say so.
+        Its error message, if it could still send one.
     """
     assert process.pid is not None
-    # A start that waits for the forkserver may hold the lock: until that is ended, with all below.
+    # A start that waits for the forkserver may hold the lock until the forkserver, and all below
+    # it, has ended.
     if not _start_lock.acquire(timeout=_LOCK_SECONDS):
         return ""
     try:
@@ -175,10 +177,10 @@ def ended(process: ForkServerProcess) -> str:
 
 
 def must_end(seconds: float = _LEAVE_SECONDS) -> None:
-    """Let this process end within so many seconds, whatever its threads and finalizers wait for;
-    0: it may go on.
+    """Let this process end within some seconds, whatever its threads and finalizers wait for; 0
+    cancels this.
 
-    The kernel sees to it: a process that is out of memory or threads could not.
+    The kernel does it, because a process without memory or threads could not.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -189,8 +191,8 @@ def must_end(seconds: float = _LEAVE_SECONDS) -> None:
 def hidden_main() -> Iterator[None]:
     """Keep multiprocessing from running this process's main script again in its children.
 
-    What they need of it is named or travels by cloudpickle, so that a script needs no
-    `if __name__ == "__main__"` guard.
+    What they need of it is imported by name or travels by cloudpickle, so a script needs no `if
+    __name__ == "__main__"` guard.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -201,9 +203,10 @@ def hidden_main() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """A terminal sends Ctrl-C, and a service manager SIGTERM, to every process of a run.
+    """Ignore Ctrl-C, which a terminal sends to every process of a run, and SIGTERM, which a service
+    manager sends to all.
 
-    The driver alone decides what that means; what ends with it must not end before it.
+    Only the driver decides what they mean, and processes that end with it must not end before it.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -226,12 +229,12 @@ def _ours_if_new() -> Iterator[None]:
 
 
 def _is_ours() -> bool:
-    """Whether there is a forkserver that was started here, and so does what ours do."""
+    """Whether Juggler started the current forkserver."""
     return forkserver_pid() == _own != 0
 
 
 def _ends(pid: int, seconds: float) -> bool:
-    """Whether a child does, within so many seconds."""
+    """Whether a child ends within some seconds."""
     descriptor = os.pidfd_open(pid)
     try:
         return bool(wait([descriptor], seconds))
@@ -240,12 +243,12 @@ def _ends(pid: int, seconds: float) -> bool:
 
 
 def _run(program: WorkerProgram, title: str, words: Connection) -> None:
-    # What ours has imported, first of all; it ends with the driver.
+    # Our forkserver imports this first of all; it ends with the driver.
     ours = sys.modules.get("juggler.runtime.actors.forkserver")
     die_with_parent()
     if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
-    # What an environment starts, and leaves to itself, stays this worker's as long as it lives.
+    # Orphans of what an environment starts stay this worker's as long as it lives.
     take_in_orphans()
     set_title(title)
     ignore_stop_signals()
@@ -262,7 +265,7 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """A process ends by this: for people."""
+    """Why a process ends, for people."""
     if isinstance(error, SystemExit):
         return str(error.__cause__ or (error.code if isinstance(error.code, str) else ""))
     return f"{type(error).__name__}: {error}"

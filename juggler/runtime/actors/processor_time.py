@@ -1,6 +1,7 @@
-"""How long processes have run, and waited to run.
+"""How long processes have run, and have waited to run.
 
-A deadline is for what could make progress and does not. Who waits for a processor could not.
+A deadline is for work that could make progress and does not. A process that waits for a processor
+could not.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from pathlib import Path
 
 
 def seconds_waited(pid: int) -> float:
-    """For a processor, of the thread of a process that has waited longest; 0 where nobody knows."""
+    """How long the longest-waiting thread of a process has waited for a processor; 0 if unknown."""
     return max((thread_waited(pid, int(path)) for path in _threads(pid)), default=0.0)
 
 
 def thread_waited(pid: int, thread: int) -> float:
-    """The same of one thread, by its number in the system."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, say
+    """The same for one thread, by its system-wide number."""
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
         return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 def seconds_used(pids: Iterable[int]) -> float:
-    """Of processors, by these processes and those of their children that have ended."""
+    """Processor seconds of these processes and of their children that have ended."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name may hold spaces and brackets; the fields after it do not.
+            # The name may contain spaces and brackets; the fields after it do not.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""gRPC's reflection: lets tools such as grpcurl list what a server has."""
+"""gRPC reflection, which lets tools such as grpcurl list the services of a server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.installing import installing
 
-_MOST_ASKING = 16  # at once; they show no token
+_MOST_ASKING = 16  # calls at once, without a token
 
 
 def add_reflection(server: Any, services: Sequence[str]) -> None:
-    """
+    """Add reflection to a server.
+
     Args:
-        server: that has not started yet.
+        server: a server that has not started yet.
         services: their full names.
 
     Raises:
@@ -46,7 +47,7 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
             with strangers.visit(call.cancel):
                 async for answer in answers(requests, context):
                     yield answer
-        except asyncio.CancelledError:  # which gRPC would tell nobody
+        except asyncio.CancelledError:  # gRPC would report it to nobody
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
     servicer.ServerReflectionInfo = bounded_of_asyncio if of_asyncio else bounded

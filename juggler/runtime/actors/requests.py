@@ -1,4 +1,4 @@
-"""Commands in flight: a cap for each worker, and one completion for each command."""
+"""Commands in flight: a cap for each worker, and a completion for each command."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """One reply to a command; `last` where none follows.
+    """One reply to a command; `last` if no other follows.
 
-    `failure` is set where the command failed or its worker left; then `body` is None.
+    `failure` is set if the command failed or its worker left; then `body` is None.
     """
 
     worker: Worker
@@ -31,19 +31,19 @@ class Completed:
 
 
 class CapReached(RuntimeError):
-    """The worker has as many commands in flight as it may."""
+    """The worker has as many commands in flight as it may have."""
 
 
 class RequestPool:
-    """Which commands are in flight, and at whom.
+    """Tracks which commands are in flight at which worker.
 
-    A worker that leaves completes all of its commands with a failure, so that whoever waits for a
-    reply always gets one.
+    If a worker leaves, all of its commands complete with a failure, so whoever waits for a reply
+    always gets one.
 
     Args:
         hub: carries the commands.
-        cap: of commands in flight at one worker.
-        latencies: by kind of command, takes the seconds from sending one to its last reply.
+        cap: the most commands in flight at one worker.
+        latencies: by kind of command, a histogram of the seconds from a command to its last reply.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class RequestPool:
         self._in_flight: dict[Worker, dict[int, tuple[Message, float]]] = {}
 
     def submit(self, worker: Worker, request: Message) -> int:
-        """Send a command; its completions come out of `complete`.
+        """Send a command; `complete` returns its completions.
 
         Raises:
-            CapReached: the cap of this worker is used up.
+            CapReached: this worker's cap is used up.
         """
         pending = self._in_flight.get(worker)
         if pending is None:
-            # It left; its Left event is on the way, and nobody would answer.
+            # It left; its Left event is on the way, and nobody will answer.
             raise KeyError(f"{worker.worker_id} is not attached")
         if len(pending) >= self._cap:
             raise CapReached(f"{worker.worker_id} has {len(pending)} commands in flight")
@@ -81,7 +81,7 @@ class RequestPool:
         return len(self._in_flight.get(worker, ()))
 
     def has_in_flight(self, kind: type[Message]) -> bool:
-        """Whether a command of this kind waits for its answer, at any worker."""
+        """Whether a command of this kind is in flight at any worker."""
         return any(
             isinstance(request, kind)
             for pending in self._in_flight.values()
@@ -89,8 +89,8 @@ class RequestPool:
         )
 
     def waiting(self, kind: type[Message]) -> dict[Worker, tuple[int, float]]:
-        """By worker that has commands of this kind in flight: (how many, the seconds since the
-        oldest of them was sent)."""
+        """For each worker with commands of this kind in flight: their number, and the seconds since
+        the oldest one was sent."""
         now, found = time.monotonic(), {}
         for worker, pending in self._in_flight.items():
             sent = [when for request, when in pending.values() if isinstance(request, kind)]
@@ -99,12 +99,12 @@ class RequestPool:
         return found
 
     def asked(self, event: Replied) -> Message | None:
-        """The command in flight that this is an answer to."""
+        """The command in flight that this reply answers."""
         asked = self._in_flight.get(event.worker, {}).get(event.reply.id)
         return None if asked is None else asked[0]
 
     def complete(self, event: HubEvent) -> list[Completed]:
-        """What an event of the hub means for the commands in flight."""
+        """The completions that an event of the hub causes."""
         if isinstance(event, Joined):
             self._in_flight[event.worker] = {}
         elif isinstance(event, Replied):

@@ -1,4 +1,4 @@
-"""One seed for a run, a different one for each of its workers."""
+"""Seeds of workers, which are derived from the run's seed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 
 def worker_seed(run_seed: int, role: str, index: int, life: int = 1, update: int = 0) -> int:
-    """A worker's own seed: the same arguments give the same one, others give another.
+    """A worker's own seed: the same arguments give the same seed, others give another.
 
     Args:
         run_seed: of the whole run, at least 0.
         role: of the worker, such as "envrunner".
         index: of the worker within its role, at least 0.
-        life: which of the processes at this post: a replacement must not repeat its
+        life: counts the processes with this worker id: a replacement must not repeat its
             predecessor's episodes.
-        update: that the run had got to when the worker began, as a process or anew: a resumed run
-            must not repeat its own first episodes.
+        update: the update at which the worker began: a resumed run must not repeat its own first
+            episodes.
 
     Returns:
         64 random bits.

@@ -1,4 +1,4 @@
-"""Room for the calls of those who have not shown the run's token."""
+"""Limits the calls that have not shown the run's token."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 class Strangers:
-    """A room for a few. One call more ends the one that has been there longest, so that whoever
-    says at once what it has to say is served, however many others only sit there. For any thread.
+    """Room for a few calls, for any thread. One call more ends the oldest one. So a call that says
+    at once what it has to say is served, however many others only wait.
 
     Args:
-        most: calls at once.
+        most: the most calls at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -22,10 +22,10 @@ class Strangers:
 
     @contextmanager
     def visit(self, end: Callable[[], object]) -> Iterator[None]:
-        """Be in the room.
+        """Take a place.
 
         Args:
-            end: ends the call, from the thread of another one. It must not wait.
+            end: ends the call, from another call's thread. It must not wait.
         """
         visit, crowded_out = object(), None
         with self._lock:

@@ -1,4 +1,5 @@
-"""Keeps local worker processes alive: starts, restarts, and gives up on what keeps dying."""
+"""Keeps local worker processes alive: starts them, restarts them, and gives up on those that keep
+dying."""
 
 from __future__ import annotations
 
@@ -19,28 +20,28 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, ended, start
 
 _ABORT_SECONDS = 0.5
-_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # no process ends so by its own fault
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # not by a process's own fault
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker's process has ended. `restart_in` is None where it stays down."""
+    """A worker's process has ended. `restart_in` is None if it stays down."""
 
     worker_id: str
-    pid: int  # 0: there was no process, it could not be started
-    how: str  # "exit code 1", "killed by SIGKILL"; and what it failed with, where it could say so
+    pid: int  # 0: the process could not be started
+    how: str  # "exit code 1", "killed by SIGKILL"; and its error message, if any
     restart_in: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back-off doubles with each death within `window_seconds`, from `first_delay` to
-    `longest_delay`, with jitter of a quarter.
+    """The back-off doubles with each death within `window_seconds`, from `first_delay` to
+    `longest_delay`, with a quarter of jitter.
 
-    A worker stays down that dies `most_in_window` times within the window, or `quarantine_after`
-    times in a row without having been of enough use in between. Enough is `enough_uses` times in
-    one life, or a life that lasts for `window_seconds` from its first use on; for one that somebody
-    else killed it is once.
+    A worker stays down if it dies `most_in_window` times within the window, or `quarantine_after`
+    times in a row without enough use in between. Enough is `enough_uses` uses in one life, or a
+    life of `window_seconds` after its first use. For a worker that somebody else killed, one use is
+    enough.
     """
 
     first_delay: float = 0.25
@@ -54,7 +55,7 @@ class RestartPolicy:
         """Seconds until the next start.
 
         Args:
-            deaths: within the window.
+            deaths: number of deaths within the window.
             jitter: between 0 and 1.
         """
         return min(self.first_delay * 2.0 ** (deaths - 1), self.longest_delay) * (1 + jitter / 4)
@@ -62,31 +63,31 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class _Post:
-    """A place that one process at a time fills."""
+    """A worker id, with at most one process at a time."""
 
     worker_id: str
     program: WorkerProgram
     policy: RestartPolicy
     process: ForkServerProcess | None = None
-    failures: int = 0  # since a life of enough use
+    failures: int = 0  # since a life with enough use
     uses: int = 0  # in this life
     first_use: float = math.inf
-    deaths: deque[float] = field(default_factory=deque)  # when, within the window
-    due: float = 0.0  # when to start, where there is no process
-    kill_at: float = math.inf  # when to kill, where there is one
+    deaths: deque[float] = field(default_factory=deque)  # times within the window
+    due: float = 0.0  # when to start, if there is no process
+    kill_at: float = math.inf  # when to kill, if there is a process
     down: bool = False
     restarts: int = 0
 
     def had_enough_use(self, now: float) -> bool:
-        """In this life."""
+        """Whether this life has had enough use."""
         policy = self.policy
         return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
 
     def gives_up(self, killed: bool) -> bool:
-        """Note a death; whether it was one too many.
+        """Note a death, and return whether it was one too many.
 
         Args:
-            killed: by somebody else, as far as that shows.
+            killed: by somebody else, as far as is known.
         """
         now = time.monotonic()
         if self.had_enough_use(now) or (killed and self.uses):
@@ -103,7 +104,7 @@ class _Post:
 
 
 class Supervisor:
-    """Starts and watches local processes in a thread of its own; events go to a mailbox."""
+    """Starts and watches local processes in its own thread; events go to a mailbox."""
 
     def __init__(self, events: Mailbox[Any], seed: int = 0) -> None:
         self._events = events
@@ -115,7 +116,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
     def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy) -> None:
-        """Start a worker and keep it alive as the policy says."""
+        """Start a worker and keep it alive according to the policy."""
         with self._lock:
             self._posts[worker_id] = _Post(worker_id, program, policy)
         self._wake()
@@ -123,7 +124,7 @@ class Supervisor:
             self._thread.start()
 
     def of_use(self, worker_id: str) -> None:
-        """The worker did something useful; after enough of it its failures count from zero."""
+        """Note that the worker did something useful; after enough use its failures count from zero."""
         post = self._posts.get(worker_id)
         if post is not None:
             with self._lock:
@@ -131,16 +132,16 @@ class Supervisor:
                 post.first_use = min(post.first_use, time.monotonic())
 
     def keeps_failing(self, worker_id: str) -> bool:
-        """Whether it has died twice or more since it was last of enough use, now included."""
+        """Whether it has died at least twice since it last had enough use."""
         post = self._posts[worker_id]
         with self._lock:
             return post.failures > 1 and not post.had_enough_use(time.monotonic())
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
-        """Kill that process in `after` seconds, if it is still the one at this post by then.
+        """Kill a process in `after` seconds, if it is still the worker's current one.
 
-        With `abort`, it gets a SIGABRT first and a moment to say on stderr where it was, which it
-        can whatever it hangs in.
+        With `abort`, it gets SIGABRT first and a moment to print where it was, which works wherever
+        it hangs.
         """
         with self._lock:
             post = self._posts.get(worker_id)
@@ -157,7 +158,7 @@ class Supervisor:
         return sum(post.restarts for post in self._posts.values())
 
     def pids(self) -> dict[str, int]:
-        """Of the processes that run now, by worker id."""
+        """Process ids of the running processes, by worker id."""
         return {
             worker_id: post.process.pid
             for worker_id, post in self._posts.items()
@@ -165,7 +166,7 @@ class Supervisor:
         }
 
     def close(self, grace: float) -> None:
-        """No more restarts. Wait up to `grace` seconds for the processes, then kill the rest."""
+        """Stop restarting. Wait up to `grace` seconds for the processes, then kill the rest."""
         with self._lock:
             self._closing.set()
             processes = [post.process for post in self._posts.values() if post.process is not None]
@@ -180,7 +181,8 @@ class Supervisor:
         for process in processes:
             ended(process)
         if self._thread.is_alive():
-            # Not for long: it may be starting a process, until the forkserver answers or is gone.
+            # A short wait: the thread may be starting a process, until the forkserver answers or is
+            # gone.
             self._thread.join(timeout=0.5)
         if not self._thread.is_alive():
             os.close(self._wake_read)
@@ -208,7 +210,7 @@ class Supervisor:
                     self._ended(running[int(ready)])  # type: ignore[arg-type]
 
     def _do_what_is_due(self, now: float) -> float:
-        """Start and kill. Returns the moment when there is something to do again."""
+        """Start and kill processes; return when to do so again."""
         with self._lock:
             posts = [post for post in self._posts.values() if not post.down]
             for post in posts:
@@ -229,17 +231,17 @@ class Supervisor:
             )
 
     def _start(self, post: _Post) -> None:
-        """Without the lock: it takes as long as the forkserver takes to answer."""
+        """Start a process, without the lock, because it takes as long as the forkserver's answer."""
         try:
             process = start(post.program, post.worker_id.replace("-", " "))
-        except Exception as error:  # the forkserver died, or the host is out of something
+        except Exception as error:  # the forkserver died, or the host lacks something
             how = f"it could not be started ({type(error).__name__}: {error})"
             return self._failed(post, 0, how)
         with self._lock:
             post.kill_at = math.inf
             post.process = process
             if self._closing.is_set():
-                process.kill()  # `close` has gone through the processes already
+                process.kill()  # `close` has seen all processes already
 
     def _ended(self, post: _Post) -> None:
         process = post.process

@@ -1,4 +1,5 @@
-"""Temporary directories that their processes hold, so that those of killed processes can go."""
+"""Temporary directories that their processes lock, so that those of killed processes can be
+removed."""
 
 from __future__ import annotations
 
@@ -13,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_LONGEST_PLACE = 50  # characters; a Unix socket's path has 107 bytes at most
+_LONGEST_PLACE = 50  # characters; a Unix socket's path has at most 107 bytes
 
 _locks: set[int] = set()  # open files of this process
 
 
 class HeldDirectory:
-    """A new temporary directory, short enough for Unix sockets, for as long as its process lives.
+    """A new temporary directory, with a path short enough for Unix sockets, for the life of its
+    process.
 
-    The process holds a lock (flock) on the directory: a process id would say nothing in another
-    container that shares the place. It keeps systemd-tmpfiles away, too. A killed process lets go
-    of it, and the next one that makes a directory in the same place removes what it left.
+    The process holds a lock (flock) on the directory. A process id would say nothing in another
+    container that shares the place. The lock also keeps systemd-tmpfiles away. A killed process
+    loses its lock, and the next process that makes a directory in the same place removes what is
+    left.
 
-    The name says which kernel the lock is one of, and only a directory of the same kernel is
-    removed: another host may use the same place over a network, where locks need not be seen. A
-    directory gets that name once it is locked; those of no such name, young ones among them, stay.
+    The name says to which kernel the lock belongs, and only a directory of the same kernel is
+    removed: another host may use the same place over a network, where locks may not be visible. A
+    directory gets that name once it is locked; directories without such a name stay.
 
     Attributes:
         path: of the directory.
@@ -41,13 +44,13 @@ class HeldDirectory:
         if boot:
             _remove_abandoned(place, boot)
         self.path = Path(tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place))
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)  # no program started has it
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)  # not inherited by programs
         _locks.add(self._lock)
         if boot and _locked(self._lock):
             self.path = self.path.rename(f"{self.path}-{boot}")
 
     def is_there(self) -> bool:
-        """Whether nobody has removed it."""
+        """Whether the directory still exists."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._lock))
         except OSError:
@@ -61,7 +64,8 @@ class HeldDirectory:
 
 
 def claim_multiprocessings() -> None:
-    """Let multiprocessing's directory, of this process and of all that it starts, be such a one.
+    """Make the temporary directory of multiprocessing, for this process and all that it starts, a
+    HeldDirectory.
 
     A worker that made its own would leave it behind when it is killed.
     """
@@ -70,7 +74,7 @@ def claim_multiprocessings() -> None:
     if not multiprocessings_is_there():
         directory = HeldDirectory()
         process._config["tempdir"] = str(directory.path)
-        # As multiprocessing does it: behind what uses the directory to its end.
+        # Like multiprocessing: after everything that uses the directory to its end.
         multiprocessing.util.Finalize(None, directory.remove, exitpriority=-100)
 
 
@@ -82,7 +86,8 @@ def multiprocessings_is_there() -> bool:
 
 
 def _boot() -> str:
-    """Of the kernel since it was started: all of its containers say the same, and nobody else."""
+    """An id of the kernel since its start, which is the same in all of its containers and nowhere
+    else."""
     try:
         return _BOOT_ID.read_text()[:8]
     except OSError:
@@ -91,7 +96,7 @@ def _boot() -> str:
 
 def _remove_abandoned(place: Path, boot: str) -> None:
     for path in place.glob(f"juggler-*-*-{boot}"):
-        # Another process that starts may have removed it by now, or it is another user's.
+        # Another starting process may have removed it by now, or it belongs to another user.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -102,7 +107,7 @@ def _remove_abandoned(place: Path, boot: str) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock it now, if nobody else has and the file system can."""
+    """Lock it now, if nobody else has and the file system supports that."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -111,7 +116,8 @@ def _locked(descriptor: int) -> bool:
 
 
 def _close_in_child() -> None:
-    """A process forked from this one would hold its locks after its end."""
+    """Release the locks in a forked process, which would otherwise hold them after the end of this
+    one."""
     for descriptor in _locks:
         os.close(descriptor)
     _locks.clear()

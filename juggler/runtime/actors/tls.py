@@ -1,7 +1,7 @@
-"""TLS: what a host shows to others, by what it knows them, and what went wrong where it failed.
+"""TLS: what a host shows to others, how it knows them, and what went wrong if a handshake failed.
 
-TLS is mutual throughout: whoever dials knows by the authority's certificate whom it talks to, and
-whoever listens admits nobody without a certificate of that authority.
+TLS is always mutual: a client knows by the authority's certificate whom it talks to, and a server
+admits nobody without a certificate of that authority.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import grpc
 
 TLS_VARIABLE = "JUGGLER_TLS"
 
-#: The authority's certificate, one by that authority for this host, and the private key of that.
+#: The authority's certificate, this host's certificate, which it signed, and the private key of the
+#: latter.
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 #: May be there too: the secret of the run.
 TOKEN = "token"
@@ -29,9 +30,9 @@ _MADE_BY = "`juggler certs` makes such a directory"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files of a directory, in PEM; see `read_tls`.
+    """The PEM files of a directory; see `read_tls`.
 
-    Connections that are made later have the files that are there then, if those are whole.
+    Later connections use the files that are there then, if they are complete.
     """
 
     directory: str
@@ -42,7 +43,7 @@ class Tls:
     def server_credentials(self) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
             self.server_configuration(),
-            _Renewal(self),  # type: ignore[arg-type]  # gRPC takes None: as before
+            _Renewal(self),  # type: ignore[arg-type]  # gRPC: None means no change
             require_client_authentication=True,
         )
 
@@ -52,10 +53,10 @@ class Tls:
         )
 
     def server_context(self) -> ssl.SSLContext:
-        """For one connection to a server that is not gRPC's: with the files as they are now.
+        """The context for one connection to a server that is not gRPC's, from the current files.
 
         Raises:
-            ValueError: they are damaged, or being replaced.
+            ValueError: the files are damaged, or being replaced.
             OSError: one of them is gone.
         """
         return _context(Path(self.directory), ssl.PROTOCOL_TLS_SERVER)
@@ -65,14 +66,14 @@ class Tls:
         return grpc.ssl_channel_credentials(now.authority, now.key, now.certificate)
 
     def renewed(self) -> Tls:
-        """The same directory as it is now; this one where it is damaged, or being changed."""
+        """The current files of the directory; this object if they are damaged, or being replaced."""
         try:
             return read_tls(self.directory) or self
-        except (ValueError, OSError):  # a file may go while it is looked at
+        except (ValueError, OSError):  # a file may disappear meanwhile
             return self
 
     def is_in_directory(self) -> bool:
-        """Whether the files are what was read: not while they are being changed."""
+        """Whether the files are still those that were read; false while they are being replaced."""
         given = {AUTHORITY: self.authority, CERTIFICATE: self.certificate, KEY: self.key}
         try:
             return all(Path(self.directory, n).read_bytes() == given[n] for n in given)
@@ -81,7 +82,7 @@ class Tls:
 
 
 class _Renewal:
-    """Gives a server what it is to show, for each connection: None where that has not changed."""
+    """Gives a server its files for each connection; None if they have not changed."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
@@ -93,17 +94,17 @@ class _Renewal:
             return None
         renewed = self._tls.renewed()
         if renewed is self._tls:
-            return None  # to be looked at again
+            return None  # to be checked again
         self._tls, self._seen = renewed, stamps
         return renewed.server_configuration()
 
 
 def read_tls(directory: str | None) -> Tls | None:
-    """What is in this directory, else in that of the variable JUGGLER_TLS, else None.
+    """The files in this directory, else in the directory of JUGGLER_TLS, else None.
 
     Raises:
-        ValueError: a file is missing or none of PEM, the key is not that of the certificate, or
-            the authority would not accept the certificate.
+        ValueError: a file is missing or not PEM, the key does not belong to the certificate, or the
+            authority would not accept the certificate.
     """
     directory = directory or os.environ.get(TLS_VARIABLE) or None
     if directory is None:
@@ -116,19 +117,19 @@ def read_tls(directory: str | None) -> Tls | None:
 
 
 def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: str) -> str:
-    """Why a channel to a server that can be reached does not open; "" where TLS is not the reason.
+    """Why a channel to a reachable server does not open; "" if TLS is not the reason.
 
-    gRPC's own words do not tell which of the two sides refuses the other.
+    gRPC's own message does not say which side refuses the other.
 
     Args:
         address: as people gave it.
         host: of the server.
         port: of the server.
-        tls: of this host; None where it dials without.
-        who: listens there, for people.
+        tls: of this host; None if it dials without TLS.
+        who: the server's role, for people.
     """
     if tls is not None and not tls.renewed().is_in_directory():
-        return ""  # a handshake with those files would be another one than the channel's
+        return ""  # these files would give another handshake than the channel's
     try:
         raw = socket.create_connection((host, port), timeout=_PROBE_SECONDS)
     except OSError:
@@ -145,7 +146,7 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, who: s
             )
         except ssl.SSLError as error:
             return _refusal(error, address, tls, who)
-        except OSError:  # it says nothing, or hangs up
+        except OSError:  # it is silent, or hangs up
             return ""
     if tls is None:
         return _speaks_tls(address, who)
@@ -162,12 +163,12 @@ def _shake_hands(raw: socket.socket, host: str, tls: Tls | None) -> None:
     context.set_alpn_protocols(["h2"])
     with context.wrap_socket(raw, server_hostname=host, suppress_ragged_eofs=False) as secure:
         if tls is not None:
-            secure.recv(1)  # in TLS 1.3 the server looks at certificates after the handshake
+            secure.recv(1)  # a TLS 1.3 server checks certificates after the handshake
 
 
 def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, who: str) -> str:
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    # gRPC's servers hang up on a certificate that they do not accept; others say so in an alert.
+    # gRPC servers hang up on a certificate that they do not accept; other servers send an alert.
     hangs_up = isinstance(error, ssl.SSLEOFError) or "alert" in reason
     if tls is None:
         return _speaks_tls(address, who) if "alert" in reason else ""
@@ -185,7 +186,7 @@ def _speaks_tls(address: str, who: str) -> str:
 
 
 def _stamps(directory: str) -> list[tuple[int, int]]:
-    """They change with the files; [] where one is missing."""
+    """Stamps that change with the files; [] if a file is missing."""
     try:
         found = [os.stat(Path(directory, name)) for name in (AUTHORITY, CERTIFICATE, KEY)]
     except OSError:
@@ -211,7 +212,7 @@ def _pem(path: Path, what: bytes) -> bytes:
 
 
 def _check(directory: Path) -> None:
-    """Let the certificate be shown and verified, as server's and as client's, within this process.
+    """Show and verify the certificate, as a server's and as a client's, within this process.
 
     Raises:
         ValueError: others would refuse it; says why.

@@ -1,4 +1,4 @@
-"""How the workers of a hub are, and what its server tells others of it."""
+"""The state of a hub's workers, and further services of its server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 
 class Service(Protocol):
-    """Something that a server of asyncio serves beside what it is there for."""
+    """A further service of an asyncio server."""
 
     async def add_to(self, server: Any) -> None:
-        """Before the server starts, in its loop."""
+        """Called before the server starts, in its loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the heartbeats of a worker say that is here."""
+    """The state of an attached worker, according to its heartbeats."""
 
     seconds_silent: float
     resident_bytes: int

@@ -39,17 +39,17 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How a worker finds its driver.
+    """How a worker reaches its driver.
 
     Attributes:
         address: of the driver, "host:port" or "unix:path".
         index: of the worker in its role; -1 lets the driver choose.
-        token: that it shows on all of its streams, and wants to be shown.
-        tls: of its host, for whatever it dials or listens to over TCP; None: plain.
+        token: the token that it shows on all of its streams, and expects.
+        tls: of its host, for everything it dials or listens to over TCP; None: no TLS.
         local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
-        health: of its process, where probes have a server of their own to ask.
-        reattach_seconds: to wait for a driver that is lost, or has no room just now; 0: not at all.
-        predecessor: incarnation of the worker that this process was before; "" where it was none.
+        health: of its process, if probes have a server of their own.
+        reattach_seconds: how long to wait for a driver that is lost, or has no room; 0: not at all.
+        predecessor: incarnation of the worker that this process was before; "" if there was none.
         log: takes the lines of its process; None: a new one.
     """
 
@@ -68,10 +68,10 @@ class Contact:
 
 
 class LostTheDriver(SystemExit):
-    """The connection to the driver broke: it may be up again, or another one in its place.
+    """The connection to the driver broke. It may be up again, or have a successor.
 
     Attributes:
-        incarnation: of the worker that it was.
+        incarnation: of the worker that lost it.
     """
 
     def __init__(self, incarnation: str) -> None:
@@ -80,7 +80,8 @@ class LostTheDriver(SystemExit):
 
 
 class _GivenUp(BaseException):
-    """Somebody ended this worker before it was one. No Exception, since any code may run then."""
+    """Somebody ended this worker before it was attached. Not an Exception, because any code may be
+    running."""
 
 
 _SIGNALS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
@@ -91,11 +92,11 @@ Inbox = Mailbox[Command | Detached]
 
 
 class _LeavingInbox(Inbox):
-    """Of a worker that nobody else would end: `_LEAVE_SECONDS` after its last item it is gone, with
-    status 1 and with where it was on stderr, even if its main loop hangs.
+    """The inbox of a worker that nobody else would end. `_LEAVE_SECONDS` after its last item the
+    process ends with status 1 and prints where it was, even if its main loop hangs.
 
     Args:
-        watched: nobody else would end it.
+        watched: whether nobody else would end it.
     """
 
     def __init__(self, watched: bool) -> None:
@@ -104,8 +105,7 @@ class _LeavingInbox(Inbox):
 
     def put(self, item: Command | Detached) -> None:
         if isinstance(item, Detached) and self._watched:
-            # Needs nothing of this process but a thread: code that hangs may hold the interpreter's
-            # lock.
+            # This needs only a thread, because code that hangs may hold the interpreter's lock.
             try:
                 faulthandler.dump_traceback_later(_LEAVE_SECONDS, exit=True)
             except RuntimeError:  # out of threads
@@ -113,20 +113,20 @@ class _LeavingInbox(Inbox):
         super().put(item)
 
     def has_left(self) -> None:
-        """It does something else now."""
+        """Cancel this: the process does something else now."""
         self._watched = False
         faulthandler.cancel_dump_traceback_later()
         must_end(0)
 
 
 class WorkerBody(Protocol):
-    """What a worker is, once it is attached."""
+    """The work of a worker, once it is attached."""
 
     def run(self) -> str:
-        """Work until told to stop. Returns why it ended."""
+        """Work until told to stop, and return the reason why it ended."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
 
 def attach_and_run(
@@ -137,20 +137,20 @@ def attach_and_run(
     devices: Sequence[str] = (),
     data_addresses: Sequence[str] = (),
 ) -> None:
-    """A worker's whole life. Exits with status 1, and says why, where something failed.
+    """A worker's whole life. Exits with status 1, and says why, if something failed.
 
     Raises:
-        LostTheDriver: that was it.
+        LostTheDriver: the connection to the driver broke.
     """
     if sys.stderr is not None:
-        faulthandler.enable()  # code of others may crash, or hang and be aborted: it says where
+        faulthandler.enable()  # other people's code may crash, or hang and be aborted
     inbox = _LeavingInbox(watched=not contact.local)
     log = contact.log or WorkerLog(role)
     if not contact.local:
-        # A local worker is stopped by its driver; one on its own by whoever sends it a signal.
+        # A local worker is stopped by its driver; one on another host by whoever sends it a signal.
         for number, reason in _SIGNALS.items():
             _give_up_on(number, reason)
-    must_end(contact.timeout + _LEAVE_SECONDS)  # what cannot start a thread may hang in gRPC
+    must_end(contact.timeout + _LEAVE_SECONDS)  # without threads, gRPC may hang
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
@@ -169,7 +169,7 @@ def attach_and_run(
     try:
         body = make(attachment, inbox)
         reason, failure = body.run(), None
-    except BaseException as error:  # code of others runs in here, and may call sys.exit
+    except BaseException as error:  # other people's code runs here, and may call sys.exit
         reason, failure = describe(error).message, error
         must_end(_LEAVE_SECONDS)
     attachment.farewell(reason, failure)
@@ -196,8 +196,10 @@ def _attach(
     devices: Sequence[str],
     data_addresses: Sequence[str],
 ) -> Attachment:
-    """Raises:
-    EndpointError, AttachError: as of an Attachment. Who is busy has been tried again.
+    """Attach, and try again while the driver is busy.
+
+    Raises:
+        EndpointError, AttachError: as for an Attachment.
     """
 
     def attach() -> Attachment:
@@ -236,18 +238,18 @@ def _give_up_on(number: signal.Signals, reason: str) -> None:
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
     def handle(*_: object) -> None:
-        # In a thread: a handler may interrupt the main thread while it holds the inbox's lock.
+        # In a thread, because a handler may interrupt the main thread while it holds the inbox's
+        # lock.
         threading.Thread(target=inbox.put, args=(Detached(reason),)).start()
 
     signal.signal(number, handle)
 
 
 class CommandLoop:
-    """Commands in order of arrival, except that a Stop goes before all others.
+    """Carries out commands in order of arrival, except that a Stop goes first.
 
-    A handler gets (command id, message) and returns the reply, or None where the reply comes
-    later through `attachment.reply`. An exception of a handler is the command's answer, and ends
-    the loop.
+    A handler gets (command id, message) and returns the reply, or None if the reply comes later
+    through `attachment.reply`. An exception in a handler answers the command, and ends the loop.
     """
 
     def __init__(self, attachment: Attachment, inbox: Inbox) -> None:
@@ -260,10 +262,10 @@ class CommandLoop:
         self._handlers[kind.DESCRIPTOR.full_name] = (kind, handler)
 
     def over(self) -> str:
-        """Why the loop should end now, or "". To be asked within long waits.
+        """Why the loop should end now, or "". Ask this during long waits.
 
         Raises:
-            BaseException: of a thread without which nothing can be done.
+            BaseException: of a thread that the worker cannot do without.
         """
         self._waiting.extend(self._inbox.gather())
         for item in self._waiting:
@@ -276,14 +278,14 @@ class CommandLoop:
         return ""
 
     def waits(self, kind: type[Message]) -> bool:
-        """Whether a later command of this kind waits for its turn, or the loop should end now."""
+        """Whether a later command of this kind is waiting, or the loop should end now."""
         if self.over():
             return True
         name = kind.DESCRIPTOR.full_name
         return any(isinstance(x, Command) and x.body.TypeName() == name for x in self._waiting)
 
     def coming(self, kind: type[M]) -> M | None:
-        """The next command, if it has come and is of this kind. It stays where it is."""
+        """The next command, if it has arrived and is of this kind. It stays in the queue."""
         if self.over() or not self._waiting:
             return None
         command = self._waiting[0]
@@ -292,7 +294,7 @@ class CommandLoop:
         return message if command.body.Unpack(message) else None
 
     def run(self) -> str:
-        """Returns the reason why it ended."""
+        """Carry out commands, and return the reason why the loop ended."""
         while True:
             if not self._waiting:
                 self._waiting.extend(self._inbox.gather(timeout=3600.0))
@@ -308,7 +310,8 @@ class CommandLoop:
     def _carry_out(self, command: Command) -> None:
         name = command.body.TypeName()
         if name not in self._handlers:
-            # A newer driver may ask for what this worker does not know; it must hear about it.
+            # A newer driver may send a command that this worker does not know; the driver must hear
+            # about it.
             unknown = NotImplementedError(f"this worker knows no command {name!r}")
             return self._attachment.fail(command.command_id, unknown)
         kind, handler = self._handlers[name]

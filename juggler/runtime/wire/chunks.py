@@ -110,7 +110,7 @@ def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest
 
 
 def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -> bytes:
-    """A message with these fields, and with the payload placed so that arrays can be views of it."""
+    """A message with these fields, and the payload placed so that arrays can be views of it."""
     padding = _PADDINGS[-(len(fields) + len(payload_tag)) % ALIGNMENT]
     parts: list[Any] = [fields, padding, payload_tag, *payload]
     return b"".join(parts)

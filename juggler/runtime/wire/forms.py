@@ -20,7 +20,7 @@ _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals th
 
 
 class Form(NamedTuple):
-    """What trees have in common whose arrays have the same paths, dtypes, shapes and memory orders."""
+    """What trees have in common if their arrays have the same paths, dtypes, shapes and orders."""
 
     known: Known
     gaps: list[memoryview]  # zeros before each array

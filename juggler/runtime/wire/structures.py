@@ -73,7 +73,7 @@ def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
 
 
 def to_tree(space: Space[Any], value: Any) -> Tree:
-    """A value of a space, or a batch of values as Gymnasium makes it, as a tree. Nothing is copied."""
+    """A value of a space, or a batch of Gymnasium's, as a tree. Nothing is copied."""
     if isinstance(space, spaces.Dict):
         return {key: to_tree(child, value[key]) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
