@@ -62,6 +62,15 @@ def test_links_lead_to_files(page: str) -> None:
     assert [link for link in targets if not link.exists()] == []
 
 
+def test_contributors_are_led_to_files_that_exist() -> None:
+    named = re.findall(
+        r"\b(?:tests|examples|benchmarks|juggler|docs)/[\w/.]*\w",
+        (ROOT / "CONTRIBUTING.md").read_text(),
+    )
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_index_and_the_readme_show_every_page() -> None:
     index = {link.resolve() for link in links("docs/README.md")}
     assert {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/README.md"} <= index
