@@ -64,7 +64,7 @@ def test_links_lead_to_files(page: str) -> None:
 
 def test_contributors_are_led_to_files_that_exist() -> None:
     named = re.findall(
-        r"\b(?:tests|examples|benchmarks|juggler|docs)/[\w/.]*\w",
+        r"\b(?:tests|examples|benchmarks|juggler|docs)/[\w/.-]*\w",
         (ROOT / "CONTRIBUTING.md").read_text(),
     )
     assert len(named) > 30
