@@ -86,8 +86,8 @@ def _drive(arguments: Sequence[str], started: float) -> int:
     given.run.validate()
     if (seconds := given.run.driver.evaluation_seconds) > 0:
         raise ConfigError(
-            f"evaluation_seconds = {seconds:g}: among workers that dial in nobody evaluates. Set "
-            "evaluation_seconds = 0, and play what there is with `juggler evaluate`"
+            f"evaluation_seconds = {seconds:g}: workers that dial in do not evaluate. Set "
+            "evaluation_seconds = 0, and play the checkpoints with `juggler evaluate`"
         )
     doors = given.doors(given.insecure, listen.token, listen.tls)
     if checkpoint is not None:

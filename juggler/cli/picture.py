@@ -95,7 +95,7 @@ def read_run(path: Path, name: str) -> Run:
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:
-        what = f"has no {METRICS_FILE}" if path.is_dir() else "is no directory"
+        what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"
         raise PlotError(f"{path} {what}; give the directory of a run") from error
     except OSError as error:
         raise PlotError(f"cannot read {file}: {error}") from error

@@ -79,7 +79,9 @@ class Connection:
         timeout: float = 60.0,
     ) -> None:
         if not re.fullmatch(r"unix:.+|.+:\d+", address):
-            raise ValueError(f"{address!r} is no address: must be HOST:PORT, as in 127.0.0.1:5005")
+            raise ValueError(
+                f"{address!r} is not an address: must be HOST:PORT, as in 127.0.0.1:5005"
+            )
         self._address, self._hello = address, hello
         token = os.environ.get("JUGGLER_TOKEN", "") if token is None else token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()

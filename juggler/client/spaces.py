@@ -116,8 +116,8 @@ def as_message(space: Any) -> Space:
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is None or not isinstance(space, gymnasium.Space):
         raise TypeError(
-            f"{space!r} is no space: make one with juggler.client.box, discrete, …, or give one "
-            "of Gymnasium"
+            f"{space!r} is not a space: make one with juggler.client.box, discrete, …, or give "
+            "a Gymnasium space"
         )
     # A process with such a space has Gymnasium.
     from juggler.runtime.wire.spaces import space_to_message

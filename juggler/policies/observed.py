@@ -168,7 +168,7 @@ def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"the observation{where} is no array: {error}") from error
+        raise ValueError(f"the observation{where} is not an array: {error}") from error
     extra = array.ndim - len(shape)
     if extra not in (0, 1) or array.shape[extra:] != shape or 0 in array.shape[:extra]:
         raise ValueError(

@@ -142,7 +142,7 @@ def test_a_run_without_metrics_is_an_error(tmp_path: Path, lines: list[str], rea
 def test_a_path_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlotError, match=r"has no metrics\.jsonl"):
         plot([tmp_path])
-    with pytest.raises(PlotError, match="is no directory"):
+    with pytest.raises(PlotError, match="is not a directory"):
         plot([tmp_path / "nowhere"])
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(PlotError, match="cannot read"):

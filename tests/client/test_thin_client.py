@@ -82,7 +82,7 @@ def test_values_that_do_not_fit_are_told_before_they_are_sent() -> None:
         Values(discrete(2)).tensors(np.array([0.5]))
     with pytest.raises(ValueError, match="values have nothing at b/x, which their space has"):
         Values(dict_of({"a": discrete(2), "b": dict_of({"x": discrete(2)})})).tensors({"a": [0]})
-    with pytest.raises(TypeError, match="is no space: make one with"):
+    with pytest.raises(TypeError, match="is not a space: make one with"):
         as_message([2])
 
 
@@ -103,7 +103,7 @@ def test_a_box_that_cannot_be_says_what_is_wrong_with_it(
 
 
 def test_what_is_no_address_or_number_of_environments_is_told_at_once() -> None:
-    with pytest.raises(ValueError, match="'here' is no address: must be HOST:PORT"):
+    with pytest.raises(ValueError, match="'here' is not an address: must be HOST:PORT"):
         connect("here", box([2]), discrete(2))
     with pytest.raises(ValueError, match="environments = 0: must be at least 1"):
         connect("127.0.0.1:9", box([2]), discrete(2), environments=0)

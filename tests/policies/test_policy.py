@@ -165,7 +165,7 @@ def test_masks_of_a_batch_come_as_vectors_give_them(explore: bool, tmp_path: Pat
         (np.zeros((0, 4), np.float32), r"shape \[0, 4\]"),
         (np.zeros(4, np.complex64), "is complex64: expected float32"),
         (["a", "b", "c", "d"], "is <U1: expected float32"),
-        ([[1], [1, 2]], "is no array"),
+        ([[1], [1, 2]], "is not an array"),
         ([0, 0, 0, np.nan], "not finite"),
     ],
 )

@@ -83,10 +83,10 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("train", "cartpole", "--resume", "nowhere"), "not both"),
         (("driver", "cartpole", "--resume", "nowhere"), "not both"),
         (("evaluate", "nowhere"), "there is no such file or directory"),
-        (("plot", "nowhere"), "nowhere is no directory"),
+        (("plot", "nowhere"), "nowhere is not a directory"),
         (("envrunner", "--driver", "here"), "expected HOST:PORT"),
         (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
-        (("driver", "cartpole", "--evaluation-seconds", "5"), "nobody evaluates"),
+        (("driver", "cartpole", "--evaluation-seconds", "5"), "do not evaluate"),
         (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
     ],
 )

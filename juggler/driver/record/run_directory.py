@@ -98,7 +98,7 @@ class RunDirectory:
             RunDirectoryError: this is no run directory, or it cannot be written.
         """
         if not (path / CONFIG_FILE).is_file():
-            what = f"has no {CONFIG_FILE}" if path.is_dir() else "is no directory"
+            what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
             raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
         text = _to_toml(config)
         try:

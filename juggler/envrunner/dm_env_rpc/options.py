@@ -74,7 +74,7 @@ def addresses(env: str) -> list[str]:
         is_port = port.isdigit() and 0 < int(port) < 65536
         if not address.startswith("unix:") and not (host and is_port):
             raise ValueError(
-                f"env {env!r}: {address!r} is no address; expected {SCHEME}HOST:PORT, and more "
+                f"env {env!r}: {address!r} is not an address; expected {SCHEME}HOST:PORT, and more "
                 "with commas between them if there are several servers"
             )
     return each

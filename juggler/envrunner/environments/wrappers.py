@@ -69,7 +69,7 @@ def _spec(piece: object) -> WrapperSpec:
         if use not in gymnasium.wrappers.__all__:
             raise ValueError(
                 f"env_wrappers: gymnasium.wrappers has no {use!r}"
-                f"{nearest(use, gymnasium.wrappers.__all__)}; one of your own is named as "
+                f"{nearest(use, gymnasium.wrappers.__all__)}; your own must be named as "
                 "'package.module:Class'"
             )
         use = f"gymnasium.wrappers:{use}"

@@ -53,7 +53,7 @@ class AttachError(RuntimeError):
 
 
 class DriverBusy(AttachError):
-    """The driver has no room for this worker now, or just went away. Another attempt may succeed."""
+    """The driver has no room for this worker, or just went away. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9*._-]+", host):
             raise ValueError(
-                f"{host!r} is no host: expected a name or an IP address, without a port"
+                f"{host!r} is not a host: expected a name or an IP address, without a port"
             ) from None
         return x509.DNSName(host)
 

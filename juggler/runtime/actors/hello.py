@@ -125,7 +125,7 @@ def _parsed(raw: bytes) -> attach_pb2.FromWorker:
     except WireError as error:
         raise Refused(f"sent {error}") from None
     except DecodeError:
-        raise Refused("sent bytes that are no message of an attach stream") from None
+        raise Refused("sent bytes that are not a message of an attach stream") from None
 
 
 class Rate:

@@ -124,7 +124,7 @@ class Supervisor:
             self._thread.start()
 
     def of_use(self, worker_id: str) -> None:
-        """Note that the worker did something useful; after enough use its failures count from zero."""
+        """Note that the worker was useful; after enough use its failures count from zero."""
         post = self._posts.get(worker_id)
         if post is not None:
             with self._lock:
@@ -231,7 +231,7 @@ class Supervisor:
             )
 
     def _start(self, post: _Post) -> None:
-        """Start a process, without the lock, because it takes as long as the forkserver's answer."""
+        """Start a process; without the lock, because the forkserver may take long to answer."""
         try:
             process = start(post.program, post.worker_id.replace("-", " "))
         except Exception as error:  # the forkserver died, or the host lacks something

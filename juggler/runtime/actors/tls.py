@@ -53,7 +53,7 @@ class Tls:
         )
 
     def server_context(self) -> ssl.SSLContext:
-        """The context for one connection to a server that is not gRPC's, from the current files.
+        """The context for one connection to a server other than gRPC's, from the current files.
 
         Raises:
             ValueError: the files are damaged, or being replaced.
@@ -66,7 +66,7 @@ class Tls:
         return grpc.ssl_channel_credentials(now.authority, now.key, now.certificate)
 
     def renewed(self) -> Tls:
-        """The current files of the directory; this object if they are damaged, or being replaced."""
+        """The current files; this object if they are damaged, or being replaced."""
         try:
             return read_tls(self.directory) or self
         except (ValueError, OSError):  # a file may disappear meanwhile
@@ -207,7 +207,7 @@ def _pem(path: Path, what: bytes) -> bytes:
         kind = what.decode().rstrip("-").lower()
         raise ValueError(f"{path} holds no {kind} in PEM, which begins with -----BEGIN")
     if b"ENCRYPTED" in content:
-        raise ValueError(f"{path} needs a passphrase, and nobody is there to give one")
+        raise ValueError(f"{path} needs a passphrase: take a key without one")
     return content
 
 

@@ -107,9 +107,9 @@ def build_env_to_module(
             contexts[piece.name] = connector
         elif contexts:
             raise ValueError(
-                f"connectors.env_to_module: {piece.name!r} stands behind {next(iter(contexts))!r}, "
-                "which adds what came before to observations: put it before that one, since "
-                "batches hold observations without what came before"
+                f"connectors.env_to_module: {piece.name!r} stands after {next(iter(contexts))!r}, "
+                "which adds context to observations: put it before that one, because batches hold "
+                "observations without their context"
             )
         else:
             assert isinstance(connector, ObservationConnector)
@@ -160,7 +160,7 @@ def _class_of(piece: Piece, place: Place, own: OwnClasses | None) -> type[Connec
     if not (isinstance(cls, type) and issubclass(cls, kinds)):
         name = class_path(cls) if isinstance(cls, type) else repr(cls)
         raise ValueError(
-            f"connectors.{place}: {name} is no subclass of "
+            f"connectors.{place}: {name} is not a subclass of "
             f"{' or '.join(kind.__name__ for kind in kinds)}"
         )
     return cls

@@ -49,7 +49,7 @@ class Piece:
             )
         if use not in BUILT_IN and ":" not in use:
             raise ValueError(
-                f"there is no connector {use!r}{nearest(use, BUILT_IN)}; one of your own is named "
+                f"there is no connector {use!r}{nearest(use, BUILT_IN)}; your own must be named "
                 "as 'package.module:Class'"
             )
         if name is not None and (not isinstance(name, str) or not name or "/" in name):

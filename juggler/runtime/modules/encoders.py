@@ -166,7 +166,7 @@ def _named(name: str) -> Callable[..., Any]:
         return found(name, "encoder")
     known = ("auto", "mlp", "nature_cnn", "impala_resnet")
     raise ValueError(
-        f"there is no encoder {name!r}{nearest(name, known)}; one of your own is named as "
+        f"there is no encoder {name!r}{nearest(name, known)}; your own must be named as "
         "'package.module:Class'"
     )
 

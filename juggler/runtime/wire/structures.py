@@ -120,7 +120,7 @@ def _unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
     reasons = (reason for kind, reason in _REASONS if isinstance(space, kind))
     served = ", ".join(kind.__name__ for kind in _LEAVES)
     why = next(reasons, f"express it with {served}, Dict and Tuple")
-    return UnsupportedSpace(f"nobody encodes {_name(space, path)}: {why}")
+    return UnsupportedSpace(f"there is no encoding for {_name(space, path)}: {why}")
 
 
 def _name(space: Space[Any], path: Path) -> str:

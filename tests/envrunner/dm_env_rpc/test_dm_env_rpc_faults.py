@@ -57,7 +57,7 @@ def test_a_dimension_that_varies_is_named(connect: Any, arena: Arena) -> None:
         ({"env_kwargs": {"create": {}}}, "unknown field `create`; keys: create_world, world"),
         ({"env_kwargs": {"world": "a", "create_world": {"b": 1}}}, "has no create_world"),
         ({"env_kwargs": {"connect_seconds": 0}}, "connect_seconds must be"),
-        ({"env": "dm_env_rpc://here"}, "'here' is no address"),
+        ({"env": "dm_env_rpc://here"}, "'here' is not an address"),
         ({"vectorize": "async"}, "simulators run elsewhere"),
     ],
 )

@@ -82,7 +82,7 @@ def an_honest_worker(world: World) -> Iterator[None]:
 
 
 NOT_LET_IN: dict[str, list[bytes]] = {
-    "sent bytes that are no message of an attach stream": [b"\xff\xff"],
+    "sent bytes that are not a message of an attach stream": [b"\xff\xff"],
     "the first message must be a hello with an incarnation": [replies(1)],
     "the token is missing or wrong": [hello(token="guess")],
     "this driver speaks protocol version 2, the worker 7": [hello(protocol_version=7)],
@@ -109,7 +109,7 @@ def test_who_is_not_let_in_is_told_why(world: World, answer: str) -> None:
 
 
 LET_GO: dict[str, list[bytes]] = {
-    "sent bytes that are no message of an attach stream": [hello(), b"\xff\xff"],
+    "sent bytes that are not a message of an attach stream": [hello(), b"\xff\xff"],
     "sent a second hello": [hello(), hello()],
     "sent over 20000 replies and reports in a second": [hello(), *[replies(10_001)] * 6],
     "RESOURCE_EXHAUSTED: SERVER: Received message larger than max": [hello(), b"x" * 9_000_000],

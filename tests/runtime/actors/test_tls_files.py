@@ -57,8 +57,8 @@ def test_what_is_there_is_not_overwritten(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--host", "gpu1:5005"], "'gpu1:5005' is no host: expected a name or an IP address"),
-        (["--host", "bücher.de"], "is no host"),
+        (["--host", "gpu1:5005"], "'gpu1:5005' is not a host: expected a name or an IP address"),
+        (["--host", "bücher.de"], "is not a host"),
         (["--days", "0"], "--days 0: must be above 0"),
         (["--days", "1e9"], "36500 at most"),
     ],

@@ -79,7 +79,7 @@ def test_actions_pass_the_pieces_from_first_to_last() -> None:
 
 
 def test_context_comes_after_all_that_batches_hold() -> None:
-    with pytest.raises(ValueError, match="'mean_std_filter' stands behind 'frame_stack', which"):
+    with pytest.raises(ValueError, match="'mean_std_filter' stands after 'frame_stack', which"):
         env_to_module("frame_stack", "mean_std_filter")
 
 
@@ -88,11 +88,11 @@ def test_context_comes_after_all_that_batches_hold() -> None:
     [
         (
             f"{OWN}:Negate",
-            f"{OWN}:Negate is no subclass of ObservationConnector",
+            f"{OWN}:Negate is not a subclass of ObservationConnector",
         ),
         (
             f"{OWN}:function",
-            "is no subclass of ObservationConnector or ContextConnector",
+            "is not a subclass of ObservationConnector or ContextConnector",
         ),
         (f"{OWN}:Halv", "has no 'Halv': did you mean 'Halve'?"),
         ("no_such_module:Halve", "there is no Python module 'no_such_module' here"),

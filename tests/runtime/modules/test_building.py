@@ -208,7 +208,7 @@ def test_a_catalog_may_have_keys_of_its_own() -> None:
 
 def test_a_space_that_nobody_encodes_is_named_with_the_reason() -> None:
     refused: list[tuple[gymnasium.Space[Any], str]] = [
-        (spaces.Text(5), "nobody encodes the space Text"),
+        (spaces.Text(5), "there is no encoding for the space Text"),
         (spaces.Text(5), "give their characters as numbers"),
         (spaces.Sequence(TWO), "pad them to the longest"),
         (spaces.Graph(VECTOR, None), "pad nodes and edges"),
