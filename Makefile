@@ -1,21 +1,21 @@
-# The two commands: `make demo` and `make test`. Both make .venv first.
+# The two commands: `make demo` and `make test`. Both create .venv first.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# The package index that torch comes from: without an NVIDIA GPU, that of its builds for the CPU, as
-# torch's installation page has it. Empty: the one of all else, whose torch for Linux has CUDA. Whoever
-# has told pip where packages come from is not overruled.
+# The package index for torch: without an NVIDIA GPU, the one with its CPU builds, from torch's
+# installation page. Empty: the usual index, whose torch for Linux has CUDA. A package index that pip
+# is configured with is not overridden.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell nvidia-smi -L > /dev/null 2>&1 || \
 	$(PIP) config list 2> /dev/null | grep -qE '(index-url|find-links)=' || echo $(CPU_INDEX))
-# Of all that pip says, a line for each package.
+# Shortens pip's output to one line for each package.
 SHORTLY := sed -un -e 's/^Collecting \([^ ]*\).*/  \1/p' \
 	-e 's/^Installing collected packages:.*/  unpacking them/p'
 
-# One thread a process: workers share the cores as processes.
+# One thread per process: workers share the cores as processes.
 export OMP_NUM_THREADS := 1
 
 # Two tests at a time: many of them wait for processes to start and to end.
@@ -46,7 +46,7 @@ install: $(VENV)/installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Torch, which is most of it, comes first and shows how far it is.
+# Torch, the largest package, comes first and shows its progress.
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@index="$(TORCH_INDEX)"; \
 	if [ "$$index" ] && ! $(PIP) -q index versions --timeout 5 --retries 0 --index-url "$$index" \

@@ -72,7 +72,7 @@ def _drive(arguments: Sequence[str], started: float) -> int:
         raise ConfigError("give a configuration or --resume, not both")
     if first.go_on:
         if first.resume is not None or first.run.driver.run_dir is None:
-            raise ConfigError("--go-on wants --run-dir, and not --resume")
+            raise ConfigError("--go-on needs --run-dir, and cannot be used with --resume")
         if has_checkpoint(Path(first.run.driver.run_dir)):
             first.resume = first.run.driver.run_dir
     if first.resume is not None:

@@ -89,7 +89,8 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     must_be_given_again(given.run, None, None, {})
     if given.run.driver.run_dir != before.driver.run_dir:
         print(
-            "juggler train: a resumed run goes on where it is, without --run-dir", file=sys.stderr
+            "juggler train: a resumed run stays in its directory: leave out --run-dir",
+            file=sys.stderr,
         )
         return 2
     doors = given.doors(given.insecure)
