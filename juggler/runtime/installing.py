@@ -1,4 +1,4 @@
-"""The command that installs an extra of Juggler, as messages about missing packages name it."""
+"""The command that installs an extra of Juggler, for messages about missing packages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 
 def installing(extra: str) -> str:
-    """A shell command that works where it is read: for the Python that runs, from where Juggler was
-    installed. An editable checkout stays one.
+    """A shell command that works where it is read: for the running Python, from the place that
+    Juggler was installed from. An editable checkout stays editable.
 
     Args:
-        extra: of pyproject.toml.
+        extra: an extra of pyproject.toml.
     """
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
@@ -26,7 +26,7 @@ def installing(extra: str) -> str:
 
 
 def _source(extra: str) -> list[str]:
-    """Where pip finds the extra, as it takes it."""
+    """Where pip finds the extra, as arguments for pip."""
     origin = _origin()
     url = origin.get("url", "")
     path = Path(unquote(urlsplit(url).path))
@@ -39,8 +39,8 @@ def _source(extra: str) -> list[str]:
 
 
 def _origin() -> dict[str, Any]:
-    """What pip noted of where it had Juggler from, if that was no index."""
-    # All of that name: the one that building leaves in a checkout has no such note.
+    """What pip noted about the source of Juggler, if that was not a package index."""
+    # All distributions of that name: the one that building leaves in a checkout has no such note.
     for each in distributions(name="juggler"):
         if note := each.read_text("direct_url.json"):
             origin: dict[str, Any] = json.loads(note)

@@ -1,4 +1,4 @@
-"""What an error about an unknown name says of the names that there are."""
+"""The part of an error about an unknown name that lists the known names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
-    """The one that was probably meant, if any is near."""
+    """The name that was probably meant, if any is near."""
     wanted = str(name).replace("-", "_")
     return next(iter(difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)), None)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """How such an error ends: with the closest name, or else with all of them."""
+    """The end of such an error: the closest name, or else all names."""
     known = list(known)
     close = closest(name, known)
     if close is not None:

@@ -1,1 +1,1 @@
-"""What a checkpoint is, and reading one: all that a policy needs of a run."""
+"""The format of checkpoints, and reading them: all that a policy needs of a run."""

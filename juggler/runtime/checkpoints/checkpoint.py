@@ -1,8 +1,8 @@
-"""Checkpoints: one atomic cut of a run, and what to make of a damaged one.
+"""Checkpoints: an atomic cut of a run, and how to handle a damaged one.
 
-A checkpoint is a directory, named after its update, of two files:
+A checkpoint is a directory, named after its update, with two files:
 
-- `state.safetensors`: every array of the tree, its name the path from the root joined with "/";
+- `state.safetensors`: every array of the tree, named by its path from the root, joined with "/";
 - `checkpoint.json`: everything else, with the size and SHA-256 of the other file and a SHA-256 of
   its own content, so that a flipped bit in either is found.
 """
@@ -25,17 +25,17 @@ FORMAT: Final = 1
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
 DIRECTORY: Final = "checkpoints"  # within a run directory
-CANDIDATE: Final = "candidate"  # beside it: the directory of one that may become a checkpoint
-CONNECTORS: Final = "connectors"  # the branch of a tree that is not the learner's
+CANDIDATE: Final = "candidate"  # beside it: the directory of a checkpoint to be confirmed
+CONNECTORS: Final = "connectors"  # the branch of the tree that is not the learner's
 
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
-#: The fields of checkpoint.json that `Checkpoint` hands out, and their types.
+#: The fields of checkpoint.json that a `Checkpoint` has, and their types.
 FIELDS = {"version": list, "extra": dict, "counters": dict, "config": dict, "spaces": dict}
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be written, or one that is not what it should be."""
+    """A checkpoint cannot be written, or is not valid."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checkpoint {path}: {reason}")
@@ -45,27 +45,27 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """Everything that a run needs to go on where it was.
+    """Everything that a run needs to continue.
 
-    The dicts but `tree` are plain JSON (infinities and NaN allowed); tuples come back as lists.
+    All dicts except `tree` are plain JSON (infinities and NaN allowed); tuples come back as lists.
     """
 
     version: tuple[int, int]  # (generation, update) of the weights
     tree: Mapping[str, Tree]  # modules, optimizers, connectors, random states
-    extra: dict[str, Any]  # what the learner keeps beside its arrays
+    extra: dict[str, Any]  # the learner's state besides arrays
     counters: dict[str, Any]  # the driver's
     config: dict[str, Any]  # flat
     spaces: dict[str, Any]
     path: Path | None = None  # where it was read from
-    problems: tuple[str, ...] = ()  # of newer checkpoints that had to be passed over
+    problems: tuple[str, ...] = ()  # of newer checkpoints that were skipped
 
 
 def read(path: Path) -> Checkpoint:
     """The checkpoint at `path`, verified.
 
     Args:
-        path: a checkpoint, or a `checkpoints` directory or a run directory, of which the newest
-            good checkpoint is read; its `problems` say what is wrong with newer ones.
+        path: a checkpoint; or a `checkpoints` directory or a run directory, whose newest good
+            checkpoint is read. Its `problems` say what is wrong with newer ones.
 
     Raises:
         CheckpointError: there is none, or it is damaged; the message says how.
@@ -85,10 +85,10 @@ def read(path: Path) -> Checkpoint:
 
 
 def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint of a `checkpoints` directory that is whole.
+    """The newest complete checkpoint of a `checkpoints` directory.
 
     Returns:
-        The checkpoint, and what is wrong with each of those that were passed over.
+        The checkpoint, and what is wrong with each one that was skipped.
 
     Raises:
         CheckpointError: there is no good one; the message lists what was found.
@@ -111,7 +111,7 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def digest(record: dict[str, Any]) -> str:
-    """Of what checkpoint.json holds beside it."""
+    """The digest of the other content of checkpoint.json."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -138,7 +138,7 @@ def _read_one(path: Path) -> Checkpoint:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    """checkpoint.json, its own content verified."""
+    """The verified content of checkpoint.json."""
     content = _read_file(path, RECORD_FILE)
     try:
         record = json.loads(content)
@@ -162,7 +162,7 @@ def _read_file(path: Path, name: str, size: int | None = None) -> bytes:
     try:
         if not file.exists():
             raise CheckpointError(path, f"{name} is missing")
-        if not file.is_file():  # a pipe would keep us waiting
+        if not file.is_file():  # reading a pipe would block
             raise CheckpointError(path, f"{name} is not a file")
         found = file.stat().st_size
         if size is not None and found != size:
@@ -182,17 +182,17 @@ def _is_version(value: object) -> bool:
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """The checkpoints in a directory, those that cannot say their version ahead of all.
+    """The checkpoints in a directory, those without a readable version first.
 
-    A version orders where an update cannot: a run restored from an older checkpoint counts the
-    same updates again, in a higher generation.
+    They are ordered by version and not by update: a run restored from an older checkpoint counts
+    the same updates again, in a higher generation.
     """
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (version_of(path), path.suffix == ""), reverse=True)
 
 
 def version_of(path: Path) -> tuple[float, float]:
-    """Of the weights in a checkpoint; infinite where it cannot say."""
+    """The version of the weights in a checkpoint; infinite if it cannot be read."""
     try:
         version = _read_record(path)["version"]
         return (version[0], version[1]) if _is_version(version) else (math.inf, math.inf)

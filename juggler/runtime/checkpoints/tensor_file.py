@@ -1,4 +1,4 @@
-"""Trees of arrays as safetensors files: the name of an array is its path, joined with "/"."""
+"""Trees of arrays as safetensors files. The name of an array is its path, joined with "/"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from juggler.runtime.wire.trees import Tree, leaves, unflatten
 #: The keys from the root of a tree down to an array or an empty branch.
 Keys: TypeAlias = tuple[str, ...]
 
-#: By what safetensors calls them. It has more, for which neither NumPy nor torch has a use here.
+#: By their names in safetensors. It has more, which neither NumPy nor torch uses here.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "I8": np.dtype(np.int8),
@@ -38,7 +38,7 @@ def encode(tree: Tree) -> tuple[bytes, list[Keys]]:
     """The file with the arrays of a tree, and the tree's empty branches, which a file cannot hold.
 
     Raises:
-        ValueError: the tree holds what a file cannot; names it.
+        ValueError: the tree has something that a file cannot hold; names it.
     """
     arrays: dict[str, NDArray[Any]] = {}
     empty: list[Keys] = []
@@ -52,16 +52,16 @@ def encode(tree: Tree) -> tuple[bytes, list[Keys]]:
         little = array.dtype.newbyteorder("<")
         if little not in _DTYPES.values():
             raise ValueError(f"{name} has dtype {array.dtype}, which no checkpoint can hold")
-        # safetensors takes the memory as it lies, whatever the strides say.
+        # safetensors reads the memory as it is, whatever the strides are.
         arrays[name] = np.asarray(array, dtype=little, order="C")
     return safetensors.numpy.save(arrays), empty
 
 
 def decode(content: bytes, empty: Iterable[Keys]) -> Tree:
-    """The tree that `encode` took apart, in the order of its names; its arrays are writable.
+    """The tree that `encode` wrote, in the order of its names; its arrays are writable.
 
     Raises:
-        ValueError: the content is no such file, or the empty branches are not of its tree.
+        ValueError: the content is not such a file, or the empty branches are not of its tree.
     """
     try:
         # safetensors.numpy.load has no bfloat16, so the arrays are made here.

@@ -1,4 +1,4 @@
-"""The weights in a checkpoint: what a run, or a learner of a script, can begin with."""
+"""The weights in a checkpoint, for a run or a script's learner to begin with."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Weights = dict[str, dict[str, NDArray[Any]]]
 
 
 class NoSuchWeights(ValueError):
-    """A pattern that names no parameter of a checkpoint; says which there are."""
+    """A pattern matches no parameter of a checkpoint; says which parameters there are."""
 
 
 def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weights:
     """The parameters and buffers in a checkpoint.
 
     Args:
-        checkpoint: its directory, or that of a run, whose newest good one is read.
+        checkpoint: its directory, or a run directory, whose newest good checkpoint is read.
         parameters: patterns of names with `*`, `?` and `[...]`, as in `optimizers`; none: all.
 
     Returns:
-        Name -> array by module id, as `Learner.set_weights`, `LearnerGroup.set_weights` and
-        `LearnerGroup.add_module` take it.
+        Arrays by name, by module id, as for `Learner.set_weights`, `LearnerGroup.set_weights` and
+            `LearnerGroup.add_module`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it has no weights by name.
-        NoSuchWeights: a pattern names nothing in it.
+        CheckpointError: there is no checkpoint, it is damaged, or it has no weights by name.
+        NoSuchWeights: a pattern matches nothing in it.
     """
     return weights_of(read(Path(checkpoint)), parameters)
 
 
 def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weights:
-    """As `read_weights`, of a checkpoint that was read."""
+    """The same as `read_weights`, for a checkpoint in memory."""
     found: Weights = {}
     for module_id, name, array in _weights(checkpoint.tree):
         found.setdefault(module_id, {})[name] = array
@@ -66,13 +66,13 @@ def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weight
 
 
 def is_named(pattern: str, full: str) -> bool:
-    """Whether a pattern names "module:parameter", or the parameter of any module."""
+    """Whether a pattern matches "module:parameter", or the parameter of any module."""
     return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)
 
 
 def _weights(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """(module id, name, array) of every parameter and buffer; of one that modules share, those of
-    the first of them."""
+    """(module id, name, array) of every parameter and buffer; shared ones belong to the first
+    module that has them."""
     for unit_id, unit in tree.items():
         if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
             continue  # what connectors have learned, or what a core of somebody's own keeps
