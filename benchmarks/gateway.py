@@ -26,10 +26,10 @@ from gymnasium import spaces
 
 from juggler.client.spaces import Values
 from juggler.gateway.acting import GatheredPolicy
-from juggler.gateway.desk import Desk
 from juggler.gateway.player import Player
-from juggler.gateway.reception import DeskSettings
-from juggler.gateway.transport import Transport
+from juggler.gateway.server import GatewayServer
+from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.transport import make_transport
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module
@@ -75,11 +75,11 @@ def gateway(pipe: Connection, max_wait: float) -> None:
     import torch
 
     torch.set_num_threads(1)
-    settings = DeskSettings(1024, max_wait, "benchmark", STEPS)
-    desk = Desk(Transport(""), Waste(), settings, lambda error: os._exit(1))
-    pipe.send(desk.start("127.0.0.1:0", None, False))
+    settings = GatewaySettings(1024, max_wait, "benchmark", STEPS)
+    server = GatewayServer(make_transport(""), Waste(), settings, lambda error: os._exit(1))
+    pipe.send(server.start("127.0.0.1:0", None, False))
     pipe.recv()
-    desk.close("done")
+    server.close("done")
 
 
 def echo(pipe: Connection, _: float) -> None:

@@ -54,6 +54,17 @@ def make_batch() -> Callable[..., Any]:
     return make_batch
 
 
+@pytest.fixture(scope="module", params=["core", "public"])
+def grpc_api(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Streams are on gRPC's core, then on grpcio's public API."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "public":
+            patch.setenv("JUGGLER_GRPC", "public")
+        else:
+            patch.delenv("JUGGLER_GRPC", raising=False)
+        yield request.param
+
+
 @pytest.fixture
 def every_thread_ends() -> Iterator[None]:
     """Whatever threads a test starts are over soon after it."""

@@ -16,10 +16,10 @@ from juggler.envrunner.envrunner_worker import FIRST_WEIGHTS_SECONDS, EnvRunner,
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.program import Door
 from juggler.gateway.acting import GatheredPolicy, policy_in
-from juggler.gateway.desk import Desk
 from juggler.gateway.player import Player
-from juggler.gateway.reception import DeskSettings
-from juggler.gateway.transport import Transport
+from juggler.gateway.server import GatewayServer
+from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import split_address
@@ -69,7 +69,7 @@ class GatewayRunner(EnvRunner):
         attachment.held_up_by = policy_in
         self._inbox = inbox
         self._door = door
-        self._desk: Desk | None = None
+        self._server: GatewayServer | None = None
         self._player: Player | None = None
         self._setup_command: tuple[int, training_pb2.Setup] | None = None
         self._rows = 0
@@ -78,8 +78,8 @@ class GatewayRunner(EnvRunner):
         self._asked: deque[_Asked] = deque()  # whose weights are here
 
     def close(self) -> None:
-        if self._desk is not None:
-            self._desk.close("the run is over, or lost this gateway")
+        if self._server is not None:
+            self._server.close("the run is over, or lost this gateway")
         super().close()
 
     # -- commands, in the first thread ----------------------------------------------------------
@@ -91,7 +91,7 @@ class GatewayRunner(EnvRunner):
         self._rows = config.envs_per_runner
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
-        settings = DeskSettings(
+        settings = GatewaySettings(
             max_batch=config.gateway_max_batch,
             max_wait=config.gateway_max_wait_ms / 1000,
             run_id=self._attachment.run_id,
@@ -99,8 +99,8 @@ class GatewayRunner(EnvRunner):
             refuses_logged=_why_not_logged(json.loads(setup.config)["wants"]),
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
-        self._desk = Desk(Transport(token), self, settings, self._failed, busy)
-        address = self._desk.start(self._address(), tls, self._door.insecure)
+        self._server = GatewayServer(make_transport(token), self, settings, self._failed, busy)
+        address = self._server.start(self._address(), tls, self._door.insecure)
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))
 
@@ -112,13 +112,13 @@ class GatewayRunner(EnvRunner):
 
     def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
         self._new.append(_Asked(command_id, request, time.monotonic()))
-        if self._desk is not None:
-            self._desk.wake()
+        if self._server is not None:
+            self._server.wake()
 
     def _failed(self, error: BaseException) -> None:
         self._inbox.put(Detached.by(error))
 
-    # -- what the desk asks for, at work --------------------------------------------------------
+    # -- what the server asks for, at work --------------------------------------------------------
 
     def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
         """Build what acts, and tell the driver the spaces."""
@@ -251,11 +251,11 @@ class GatewayRunner(EnvRunner):
             version=receipt.version,
             permit=request.permit,
         )
-        assert self._desk is not None
-        receipt.counts.update(self._desk.counted)
+        assert self._server is not None
+        receipt.counts.update(self._server.counted)
         with self._lock:
             self._open[request.batch_id] = (asked.command_id, receipt)
-            self._seconds.update(self._desk.seconds)
+            self._seconds.update(self._server.seconds)
             self._seconds["frames"] += time.perf_counter() - started
         sender.send(header, {DEFAULT_MODULE: batch.to_tree()})
 

@@ -15,7 +15,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 def test_who_gets_no_welcome_is_told_in_time() -> None:
-    with GatewayWorld() as world, world._desk.at_work():
+    with GatewayWorld() as world, world._server.at_work():
         began = time.monotonic()
         with pytest.raises(GatewayError, match=r"DEADLINE_EXCEEDED.*does not answer") as told:
             connect(world.address, THREE, TWO_WAYS, timeout=0.2)
@@ -29,7 +29,7 @@ def test_a_goodbye_that_nobody_hears_ends_all_the_same(monkeypatch: pytest.Monke
         world.ask()
         session = world.connect()
         session.step(np.zeros(3))
-        with world._desk.at_work():
+        with world._server.at_work():
             began = time.monotonic()
             session.close()
             assert time.monotonic() - began < 5

@@ -92,7 +92,7 @@ class Story:
         if self.gateway.newest.generation == 0:
             self._use()  # no samples are asked for before there are weights
         self.gateway.asked += batches
-        self.gateway.desk.wake()
+        self.gateway.server.wake()
 
     def _use(self) -> None:
         generation, update = self.gateway.newest
@@ -136,14 +136,14 @@ class Story:
             if not (each.leaves or each.wild):
                 each.over()
         gateway.rows = 1
-        gateway.desk.wake()
+        gateway.server.wake()
         gateway.wait(0.0)
         self._balance()
 
     def _balance(self) -> None:
         gateway = self.gateway
         assert gateway.player is not None
-        counts, kept = gateway.desk.counts(), gateway.player.environments
+        counts, kept = gateway.server.counts(), gateway.player.environments
         assert counts["sessions"] == counts["environments"] == counts["steps_waiting"] == 0
         assert kept.rows._places.used == gateway.player.recorder.bytes_waiting == 0
         assert not kept.rows._finals

@@ -12,7 +12,7 @@ from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, RawSimulator, e
 from support.network import Network
 
 from juggler.client import connect, connection
-from juggler.gateway import transport
+from juggler.gateway import gateway_stream
 
 #: Found within three seconds, in place of half a minute.
 _SOON = {
@@ -25,8 +25,8 @@ _FREQUENT = {"grpc.http2.min_ping_interval_without_data_ms": 100}
 
 @pytest.fixture(autouse=True)
 def found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = {**dict(transport.OPTIONS), **_SOON, **_FREQUENT}
-    monkeypatch.setattr(transport, "OPTIONS", list(served.items()))
+    served = {**dict(gateway_stream.OPTIONS), **_SOON, **_FREQUENT}
+    monkeypatch.setattr(gateway_stream, "OPTIONS", list(served.items()))
     dialed = {**dict(connection._OPTIONS), **_SOON}
     monkeypatch.setattr(connection, "_OPTIONS", list(dialed.items()))
 
@@ -69,7 +69,7 @@ def test_who_comes_back_in_time_goes_on_where_it_was() -> None:
             target=lambda: actions.append(session.step(np.ones(3), 2.0)), name="simulator"
         )
         thread.start()
-        (there,) = world._desk._reception.sessions.by_id.values()
+        (there,) = world._server._manager.sessions.by_id.values()
         eventually(lambda: there.stream is None)  # the gateway has found out
         assert not actions
         network.heal()

@@ -55,7 +55,7 @@ def test_inference_that_never_returns_is_found_by_the_deadline_of_hangs(tmp_path
         world.ask()
         simulator.greet()
         simulator.step(steps_of(1))  # the first pass of all may take its time
-        world._desk._busy = attachment.busy
+        world._server._busy = attachment.busy
         simulator.send(steps=steps_of(2, ((1.0, 1.0, 1.0),)))
         deadline = time.monotonic() + 30
         left: list[Left] = []

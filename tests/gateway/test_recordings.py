@@ -20,7 +20,7 @@ from juggler.client import GatewayError
 from juggler.client.spaces import Values
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
-from juggler.gateway import local_desk, recorder
+from juggler.gateway import local_inference, recorder
 from juggler.gateway.runner import _why_not_logged
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
@@ -221,7 +221,7 @@ def test_a_session_says_what_its_mode_has(world: GatewayWorld, mode: pb.Mode) ->
 def test_more_than_can_be_held_is_refused(
     world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_desk, "_MOST_WAITING_BYTES", 300)
+    monkeypatch.setattr(local_inference, "_MOST_WAITING_BYTES", 300)
     session = world.connect(mode="logged")
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
     session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)

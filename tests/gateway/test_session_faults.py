@@ -19,10 +19,10 @@ from support.gateway_world import (
 )
 
 from juggler.client import GatewayError
-from juggler.gateway import transport
-from juggler.gateway.desk import Desk
-from juggler.gateway.reception import DeskSettings
-from juggler.gateway.transport import Transport
+from juggler.gateway import gateway_stream
+from juggler.gateway.server import GatewayServer
+from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -242,7 +242,7 @@ def test_many_mistakes_at_once_end_a_session_once() -> None:
 def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transport, "MOST_UNREAD", 1 << 20)
+    monkeypatch.setattr(gateway_stream, "MOST_UNREAD", 1 << 20)
     with GatewayWorld(rows=1) as world:
         world.ask(1 << 20)
         with RawSimulator(world.address) as simulator:
@@ -251,7 +251,7 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
             assert answer.ByteSize() > 64000
             for _ in range(1000):
                 simulator.send(steps=pb.StepBatch(seq=1))
-            (session,) = world._desk._reception.sessions.by_id.values()
+            (session,) = world._server._manager.sessions.by_id.values()
             eventually(lambda: session.stream is None)
             with pytest.raises(grpc.RpcError) as ended:
                 all(iter(simulator.hear, None))
@@ -263,7 +263,7 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
 def test_who_reads_no_policy_is_let_go_of_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transport, "MOST_UNREAD", 1 << 20)
+    monkeypatch.setattr(gateway_stream, "MOST_UNREAD", 1 << 20)
     with GatewayWorld(rows=1) as world:
         world.use(1.0, Version(1, 0))
         assert world.player is not None
@@ -293,10 +293,12 @@ class LargePolicy:
 
 def test_an_address_that_is_taken_is_told_and_leaves_nothing_behind() -> None:
     with GatewayWorld() as world:
-        desk = Desk(Transport(""), world, DeskSettings(1, 0.0, "", 1), lambda error: None)
+        server = GatewayServer(
+            make_transport(""), world, GatewaySettings(1, 0.0, "", 1), lambda error: None
+        )
         with pytest.raises(EndpointError, match="cannot listen on"):
-            desk.start(world.address, None, False)
-        desk.close("it did not start")
+            server.start(world.address, None, False)
+        server.close("it did not start")
 
 
 def test_what_is_said_right_before_a_goodbye_is_learned_from() -> None:

@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.gateway import desk, environments, recorder, sessions, steps
+from juggler.gateway import environments, recorder, server, sessions, steps
 from juggler.gateway.acting import GatheredPolicy
-from juggler.gateway.desk import Desk
 from juggler.gateway.player import Player
 from juggler.gateway.publisher import Publisher
-from juggler.gateway.reception import DeskSettings
-from juggler.gateway.transport import Transport
+from juggler.gateway.server import GatewayServer
+from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.transport import make_transport
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.version import Version
@@ -88,7 +88,7 @@ class FakeTime:
     perf_counter = monotonic
 
     def read_steps(self, *given: Any) -> Any:
-        """As the desk has it; they have come now."""
+        """As the server has it; they have come now."""
         read = steps.read_steps(*given)
         read.arrived = self.now
         return read
@@ -117,11 +117,11 @@ def fuzzed_gateway(rng: random.Random) -> Iterator[FuzzedGateway]:
     """One of any kind."""
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (desk, environments, recorder, sessions, steps):
+        for module in (server, environments, recorder, sessions, steps):
             stack.enter_context(patch.object(module, "time", time))
         for module in (environments, recorder):
             stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
-        stack.enter_context(patch.object(desk, "read_steps", time.read_steps))
+        stack.enter_context(patch.object(server, "read_steps", time.read_steps))
         yield FuzzedGateway(rng, time)
 
 
@@ -142,23 +142,25 @@ class FuzzedGateway(Books):
         self._new: list[tuple[Any, Version]] = []
         self.player: Player | None = None
         wait = rng.choice((0.0, 0.05))
-        settings = DeskSettings(rng.choice((1, 3, 64)), wait, "a run", self.steps, RESUME_SECONDS)
-        transport = Transport("")
-        self.desk = Desk(transport, self, settings, self.failures.append)  # type: ignore[arg-type]
-        self.desk._clock = time  # type: ignore[assignment]
+        settings = GatewaySettings(
+            rng.choice((1, 3, 64)), wait, "a run", self.steps, RESUME_SECONDS
+        )
+        transport = make_transport("")
+        self.server = GatewayServer(transport, self, settings, self.failures.append)  # type: ignore[arg-type]
+        self.server._clock = time  # type: ignore[assignment]
 
     # -- what happens to it ---------------------------------------------------------------------
 
     def hear(self, said: list[tuple[Stream, bytes | None]]) -> None:
         """Messages come at once; None: nothing more comes."""
-        with self.desk.at_work():
+        with self.server.at_work():
             for stream, message in said:
                 if message is None:
-                    self.desk.gone(stream)  # type: ignore[arg-type]
+                    self.server.gone(stream)  # type: ignore[arg-type]
                 elif not stream.closed:
                     self.messages += 1
-                    self.desk.said(stream, message)  # type: ignore[arg-type]
-            self.desk.turn()
+                    self.server.said(stream, message)  # type: ignore[arg-type]
+            self.server.turn()
         self.wait(0.0)
 
     def tensors(self, observations: list[Any], masks: bool = True) -> list[pb.NamedTensor]:
@@ -175,7 +177,7 @@ class FuzzedGateway(Books):
         while self.time.due <= end:
             self.time.now = max(self.time.now, self.time.due) + 1e-6  # never too early by a bit
             self.time.due = self.time.now + 1e9
-            self.desk._strikes()
+            self.server._strikes()
             self.check()
         self.time.now = max(self.time.now, end)
 
@@ -183,7 +185,7 @@ class FuzzedGateway(Books):
         numbers = [self.rng.uniform(-1, 1) for _ in range(6)]
         self.weights[version] = np.array(numbers, np.float32).reshape(3, 2)
         self._new.append(({"weight": self.weights[version]}, version))
-        self.desk.wake()
+        self.server.wake()
 
     @property
     def newest(self) -> Version:
@@ -196,7 +198,7 @@ class FuzzedGateway(Books):
         assert self.player is not None
         return max(self.player.version.update, self.newest.update)
 
-    # -- what the desk asks for -----------------------------------------------------------------
+    # -- what the server asks for -----------------------------------------------------------------
 
     def prepare(self, observation_space: Any, action_space: Any) -> Player:
         connectors, module_to_env = build_runner_pipelines(
@@ -236,10 +238,10 @@ class FuzzedGateway(Books):
         """After each step: nothing was raised, and every step is somewhere."""
         if self.failures:
             raise self.failures[0]
-        pb.Info.FromString(self.desk.info())
+        pb.Info.FromString(self.server.info())
         if self.player is None:
             return
-        counts, kept = self.desk.counts(), self.player.environments
+        counts, kept = self.server.counts(), self.player.environments
         open_rows = kept.of["row"] >= 0
         accounted = (
             self.live
@@ -250,7 +252,7 @@ class FuzzedGateway(Books):
         )
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
         assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
-        everyone = self.desk._reception.sessions.by_id.values()
+        everyone = self.server._manager.sessions.by_id.values()
         assert len(kept) == sum(len(session.slots) for session in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:

@@ -18,10 +18,10 @@ from juggler.client import connect
 from juggler.client.spaces import Values
 from juggler.gateway import environments, recorder
 from juggler.gateway.acting import GatheredPolicy
-from juggler.gateway.desk import Desk
 from juggler.gateway.player import Player
-from juggler.gateway.reception import DeskSettings
-from juggler.gateway.transport import Transport
+from juggler.gateway.server import GatewayServer
+from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -104,9 +104,11 @@ class GatewayWorld:
         self._max_staleness = max_staleness
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
-        settings = DeskSettings(max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged)
-        self._desk = Desk(Transport(token), self, settings, self._failed, busy)
-        self.address = self._desk.start(address, tls, False)
+        settings = GatewaySettings(
+            max_batch, max_wait, "a run", steps, resume_seconds, refuses_logged
+        )
+        self._server = GatewayServer(make_transport(token), self, settings, self._failed, busy)
+        self.address = self._server.start(address, tls, False)
 
     def __enter__(self) -> GatewayWorld:
         return self
@@ -116,13 +118,13 @@ class GatewayWorld:
         assert self.failure is None, self.failure
 
     def close(self) -> None:
-        self._desk.close("the test is over")
+        self._server.close("the test is over")
 
     # -- what tests do --------------------------------------------------------------------------
 
     def ask(self, batches: int = 1) -> None:
         self._asked += batches
-        self._desk.wake()
+        self._server.wake()
 
     def use(self, weight: float, version: Version) -> None:
         """Every weight is this number from now on."""
@@ -131,7 +133,7 @@ class GatewayWorld:
         assert self.player is not None
         names = {"weight": np.full((3, self._inputs), weight, np.float32)}
         self._new.append((names, version))
-        self._desk.wake()
+        self._server.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
 
     def keep(self, version: Version) -> None:
@@ -139,7 +141,7 @@ class GatewayWorld:
         assert self.player is not None
         weights = self.player._policy._weights
         self._new.append(({name: each.numpy().copy() for name, each in weights.items()}, version))
-        self._desk.wake()
+        self._server.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
 
     def wait_for(self, batches: int) -> None:
@@ -162,7 +164,7 @@ class GatewayWorld:
             info: pb.Info = ask(pb.InfoRequest(), timeout=PATIENCE)
             return info
 
-    # -- what the desk asks for -----------------------------------------------------------------
+    # -- what the server asks for -----------------------------------------------------------------
 
     def prepare(self, observation_space: Any, action_space: Any) -> Player:
         connectors, module_to_env = build_runner_pipelines(

@@ -10,7 +10,6 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-import grpc.experimental
 
 from juggler.runtime.actors.credentials import TOKEN_VARIABLE
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls, why_no_handshake
@@ -174,7 +173,8 @@ def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> g
         one_thread: read a server's stream in the thread that asks for its messages, and not in
             another thread that hands them over; this saves a third of the time per message.
     """
-    own = ((grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),) if one_thread else ()
+    # A grpcio that does not know this experimental option ignores it.
+    own = (("SingleThreadedUnaryStream", 1),) if one_thread else ()
     # On one host, the kernel reports when the other end is gone; one that only stands still comes
     # back.
     keepalive = () if address.startswith("unix:") else _KEEPALIVE

@@ -13,7 +13,7 @@ import grpc
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.core_streams import ClientStream, ServerStream
+from juggler.runtime.streams.calls import client_stream, server_stream
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
@@ -32,11 +32,11 @@ class EpisodeReceiver:
     """The learner's end.
 
     Args:
-        take: says why it refuses a batch, or "" where it took it. Called in the server's thread,
-            which must not wait. A WireError of its ends the stream, too.
-        why_refused: says why a call may not open a stream, from its metadata; None lets it in.
-        limits: of one batch, held against its header before memory is taken.
-        check: raises a WireError where a header is none to accept, before memory is taken.
+        take: returns why it refuses a batch, or "" if it took it. It is called by one thread at a
+            time, and must not wait. If it raises a WireError, the stream ends too.
+        why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
+        limits: of one batch, compared with its header before memory is taken.
+        check: raises a WireError if a header is not acceptable, before memory is taken.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class EpisodeReceiver:
         self._limits = limits
         self._check = check
         self._unfinished = Unfinished()
+        self._taking = threading.Lock()
         self._seconds = 0.0
 
     @property
@@ -64,19 +65,22 @@ class EpisodeReceiver:
         push = grpc.stream_stream_rpc_method_handler(self._push)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: push})
 
-    def _push(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         reader = FrameReader(episodes_pb2.BatchHeader, self._limits, check=self._check)
         acknowledgements: deque[bytes] = deque()
-        stream = ServerStream(context, partial(_first, acknowledgements))
+        stream = server_stream(requests, context, partial(_first, acknowledgements))
 
         def received(message: bytes) -> None:
             started = time.perf_counter()
             frame = reader.feed(message)
             self._unfinished.hold(context, reader.unfinished_bytes)
-            refused, bad = self._taken(frame) if frame is not None else ("", None)
-            self._seconds += time.perf_counter() - started
+            read = time.perf_counter()
+            with self._taking:
+                taking = time.perf_counter()
+                refused, bad = self._taken(frame) if frame is not None else ("", None)
+                self._seconds += read - started + time.perf_counter() - taking
             if frame is None:
                 return
             batch_id = frame.header.batch_id
@@ -89,13 +93,12 @@ class EpisodeReceiver:
                 raise bad
 
         try:
-            stream.listen(received)
+            yield from stream.listen(received)
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._unfinished.hold(context, 0)
-        return iter(())
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
         """(the reason to refuse it or "", the error that its stream is to end with)."""
@@ -167,7 +170,7 @@ class _Stream:
         self._open: set[int] = set()
         self._lock = threading.Lock()
         self.broken = ""  # why, once it is
-        self._stream = ClientStream(
+        self._stream = client_stream(
             channel,
             PUSH_METHOD,
             metadata,

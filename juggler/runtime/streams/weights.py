@@ -14,7 +14,7 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.core_streams import ServerStream
+from juggler.runtime.streams.calls import server_stream
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
@@ -120,24 +120,25 @@ class WeightsPublisher:
         subscribe = grpc.stream_stream_rpc_method_handler(self._subscribe)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
 
-    def _subscribe(self, _: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _subscribe(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if not context.peer().startswith("unix:"):
             self._digests = True  # in all streams, so that a version is serialized once
         subscriber = _Subscriber(self._lock)
-        stream = ServerStream(context, partial(self._next_chunk, subscriber))
+        stream = server_stream(requests, context, partial(self._next_chunk, subscriber))
         context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
         with self._lock:
             self._subscribers.add(subscriber)
         try:
             while self._is_behind(subscriber, context):
-                stream.wake()
+                yield from stream.send()
         finally:
             with self._lock:
                 self._subscribers.remove(subscriber)
         stream.check()
-        return iter(())
 
     def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
         """Waits until an idle subscriber is to be sent something; false: its stream is to end."""

@@ -6,9 +6,12 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
 from juggler.runtime.streams.episodes import BatchFrame
+
+pytestmark = pytest.mark.usefixtures("grpc_api")
 
 
 def test_a_batch_for_a_learner_that_is_not_there_is_lost(tmp_path: Path, senders: Senders) -> None:

@@ -29,6 +29,8 @@ from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscriptio
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
+pytestmark = pytest.mark.usefixtures("grpc_api")
+
 Subscribe = Callable[..., WeightsSubscription]
 
 

@@ -9,6 +9,8 @@ from support.learner_end import PATIENCE, LearnerEnd, header, tree
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.streams.episodes import EpisodeSender
 
+pytestmark = pytest.mark.usefixtures("grpc_api")
+
 
 def test_no_batch_is_forgotten_when_settling_another_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,8 @@ from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
+pytestmark = pytest.mark.usefixtures("grpc_api")
+
 CHUNK = 40_000  # bytes; a frame has two such chunks and a third
 
 

@@ -32,6 +32,8 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
+pytestmark = pytest.mark.usefixtures("grpc_api")
+
 Subscribe = Callable[..., WeightsSubscription]
 OverTcp = Callable[[grpc.GenericRpcHandler], str]
 

@@ -1,4 +1,4 @@
-"""The desk of those who act for themselves: recordings come in, policies go out."""
+"""The server of those who act for themselves: recordings come in, policies go out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.player import Player
-from juggler.gateway.reception import Reception
 from juggler.gateway.recordings import Recording
+from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import Session
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -16,16 +16,16 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 _MOST_WAITING_BYTES = 1 << 30
 
 
-class LocalDesk:
-    """A part of `Desk`, to be used while that is at work.
+class LocalInference:
+    """A part of `GatewayServer`, to be used while that is at work.
 
     Args:
-        reception: knows the sessions.
+        manager: knows the sessions.
         wake: have `go_on` called soon; from any thread.
     """
 
-    def __init__(self, reception: Reception, wake: Callable[[], None]) -> None:
-        self._reception, self._wake = reception, wake
+    def __init__(self, manager: SessionManager, wake: Callable[[], None]) -> None:
+        self._manager, self._wake = manager, wake
         self._asking: list[Session] = []  # for a policy
         self._told = Version(0, 0)  # of which everybody knows
 
@@ -67,7 +67,7 @@ class LocalDesk:
         Args:
             wanted: rows that may be begun.
         """
-        player = self._reception.player
+        player = self._manager.player
         if player is None:
             return
         newest = _message(player.version)
@@ -92,7 +92,7 @@ class LocalDesk:
             return  # whoever comes back asks again
         if player.publisher.failure:
             text = f"the policy cannot be handed out: {player.publisher.failure}"
-            return self._reception.fail(session, SessionError(Code.NOT_EXPORTED, text))
+            return self._manager.fail(session, SessionError(Code.NOT_EXPORTED, text))
         session.wants_news = True
         for chunk in player.publisher.chunks(player.version):
             stream.send(chunk.SerializeToString())
@@ -100,15 +100,15 @@ class LocalDesk:
     def _announce(self, newest: pb.PolicyVersion) -> None:
         news = pb.ToSimulator(new_policy=pb.NewPolicy(policy="default", version=newest))
         message = news.SerializeToString()
-        for session in self._reception.sessions.by_id.values():
+        for session in self._manager.sessions.by_id.values():
             if session.wants_news and session.stream is not None:
                 session.wants_news = False
                 session.stream.send(message)
 
     @property
     def _player(self) -> Player:
-        assert self._reception.player is not None
-        return self._reception.player
+        assert self._manager.player is not None
+        return self._manager.player
 
     def _must_be_known(self, player: Player, recording: Recording) -> None:
         """That its weights came from here, and are not older than those before."""

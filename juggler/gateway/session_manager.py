@@ -11,6 +11,7 @@ from gymnasium import Space, spaces
 
 from juggler.gateway.answers import Answers
 from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.layout import Layout, ValueChecks
 from juggler.gateway.player import Player
 from juggler.gateway.sessions import (
@@ -21,7 +22,6 @@ from juggler.gateway.sessions import (
     check_hello,
 )
 from juggler.gateway.steps import Steps
-from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
@@ -49,7 +49,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DeskSettings:
+class GatewaySettings:
     """
     Attributes:
         max_batch: rows that one inference takes, if there are so many; a batch of steps of one
@@ -69,12 +69,12 @@ class DeskSettings:
     refuses_logged: str = ""
 
 
-class Reception:
+class SessionManager:
     """Lets simulators in, and sees to what becomes of those that leave.
 
     Args:
         work: what the gateway acts for.
-        settings: of the desk.
+        settings: of the server.
         counts: of what happens, by name.
 
     Attributes:
@@ -84,7 +84,7 @@ class Reception:
         answers: writes actions.
     """
 
-    def __init__(self, work: Work, settings: DeskSettings, counts: Counter[str]) -> None:
+    def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
         self.sessions = Sessions(settings.resume_seconds)
         self.player: Player | None = None

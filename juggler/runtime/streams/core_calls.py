@@ -1,29 +1,29 @@
-"""Streams on gRPC's core: messages are taken and asked for in the thread that hears of them.
+"""The two ends of a stream on gRPC's core: messages are taken in the thread that hears of them.
 
-grpcio hands each message over to another thread, and waits for that one's answer, at both ends and
-in both directions: a sixth of what 256 KB cost. The names of the core are not public. Those used
-here have been the same from grpcio 1.66 to 1.85; this file and the gateway's transport alone know
-them.
+On its public API, grpcio hands each message over to another thread and waits for its answer, at
+both ends and in both directions: a sixth of the cost of 256 KB. The core's names are not public.
+Those used here have been the same from grpcio 1.66 to 1.85; `calls` finds out whether they work.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.streams.public_calls import UNUSABLE
 
 _PLAIN = 0  # flags of an operation
-_Event = Any  # of the core: something that was started is done
+_Event = Any  # of the core: an operation is done
 
 
 class _Stream(ABC):
-    """One end, which sends one message after the other: the next one when the last has left.
+    """One end. It sends one message at a time: the next one when the last has left.
 
     Args:
         next_message: what to send now; None: nothing, until `wake`. It must not wait.
@@ -31,15 +31,15 @@ class _Stream(ABC):
 
     def __init__(self, next_message: Callable[[], bytes | None]) -> None:
         self._next_message = next_message
-        self._lock = threading.Lock()  # of whoever sends
+        self._lock = threading.Lock()  # for sending
         self._sending = False
         self._over = False  # nothing can be sent any more
 
     def wake(self) -> None:
-        """There may be something to send. In any thread.
+        """There may be something to send. May be called in any thread.
 
         Raises:
-            Exception: of `next_message`.
+            Exception: raised by `next_message`.
         """
         with self._lock:
             if not self._sending and not self._over:
@@ -56,26 +56,30 @@ class _Stream(ABC):
 
     @abstractmethod
     def _start(self, operation: Any, then: Callable[[_Event], None]) -> bool:
-        """Whether the core took it; its event is given to `then`."""
+        """Start an operation, whose event is given to `then`. False: the core did not take it."""
 
 
 class ServerStream(_Stream):
-    """The server's end of a call, for a handler of a `grpc.server`, in place of its iterators.
+    """The server's end of a call, in place of the iterators of its handler.
 
-    All streams of a server share its one thread: there messages are taken, and asked for where
-    `wake` does not ask.
+    All streams of a server share its one thread: messages are taken there, and `next_message` is
+    called there unless `wake` calls it.
 
     Args:
+        requests: the handler's iterator, which is not used.
         context: of the call, which the handler has let in.
-        next_message: as for a stream. What it raises in the server's thread cancels the call.
-
+        next_message: what to send now; None: nothing, until `wake`. It must not wait. An exception
+            in the server's thread cancels the call.
     """
 
     def __init__(
-        self, context: grpc.ServicerContext, next_message: Callable[[], bytes | None]
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        next_message: Callable[[], bytes | None],
     ) -> None:
         super().__init__(next_message)
-        self._error: BaseException | None = None  # what something raised in the server's thread
+        self._error: BaseException | None = None  # raised in the server's thread
         self._context = context
         self._call = context._rpc_event.call  # type: ignore[attr-defined]
         self._received: Callable[[bytes], None] = _nothing
@@ -86,11 +90,18 @@ class ServerStream(_Stream):
             self._done.set()
         context.send_initial_metadata(())
 
-    def listen(self, received: Callable[[bytes], None]) -> None:
-        """Until the client says no more, or is gone, and there is nothing more to send.
+    def send(self) -> Iterator[bytes]:
+        """Send what there is to send, beside the handler, which has nothing to yield."""
+        self.wake()
+        return iter(())
+
+    def listen(self, received: Callable[[bytes], None]) -> Iterator[bytes]:
+        """Wait until the client ends its side or is gone and nothing is left to send; the handler
+        has nothing to yield.
 
         Args:
-            received: takes each message, and must not wait. What it raises is the last that comes.
+            received: takes each message, and must not wait. No message follows one over which it
+                raises.
 
         Raises:
             BaseException: as `check`.
@@ -101,16 +112,17 @@ class ServerStream(_Stream):
         with self._taking:
             self._received = _nothing
         self.check()
+        return iter(())
 
     def check(self) -> None:
         """Raises:
-        BaseException: what `received` raised, or `next_message` in the server's thread.
+        BaseException: raised by `received`, or by `next_message` in the server's thread.
         """
         try:
             if self._error is not None:
                 raise self._error
         finally:
-            self._error = None  # whose traceback leads back here, and to what was received
+            self._error = None  # its traceback leads back here, and to what was received
 
     def _start(self, operation: Any, then: Callable[[_Event], None]) -> bool:
         def happens(event: _Event) -> tuple[None, tuple[()]]:
@@ -122,12 +134,12 @@ class ServerStream(_Stream):
             with self._lock:
                 if not self._listening and not self._sending:
                     self._done.set()
-            return None, ()  # nothing of the server's own is done
+            return None, ()  # nothing is left for grpcio to do
 
         return not self._call.start_server_batch((operation,), happens)
 
     def _listen(self) -> None:
-        self._listening = True  # before it is, as it may be over before the core has answered
+        self._listening = True  # first, since the event may come before the core's answer
         if not self._start(cygrpc.ReceiveMessageOperation(_PLAIN), self._came):
             self._listening = False
 
@@ -146,18 +158,8 @@ class ServerStream(_Stream):
 
 
 class ClientStream(_Stream):
-    """The client's end of a call, with a thread that hears what comes. It opens at once, and fails
-    where nobody can be reached.
-
-    Args:
-        channel: to the server.
-        method: "/package.Service/Method".
-        metadata: of the call.
-        next_message: as for a stream; called in the thread, or in that of `wake`.
-        received: takes each message, in the thread. What it raises ends the call.
-        ended: called once, in the thread: why the call ended; "": the server ended it in order.
-        name: of the thread.
-    """
+    """The client's end of a call, as `public_calls.ClientStream`; `next_message` is called in its
+    thread, or in that of `wake`."""
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class ClientStream(_Stream):
         self._received = received
         self._ended = ended
         self._why = ""
-        self._due = 3  # events, at first of these operations
+        self._due = 3  # events: those of the operations below
         status = cygrpc.ReceiveStatusOnClientOperation(_PLAIN)
         first = (
             ((cygrpc.SendInitialMetadataOperation(metadata, _PLAIN), status), self._closed),
@@ -199,8 +201,8 @@ class ClientStream(_Stream):
             with self._lock:
                 self._over = True
             self._received = _nothing
-            self._call.cancel(cygrpc.StatusCode.cancelled, "what came could not be used")
-            self._hear()  # the end
+            self._call.cancel(cygrpc.StatusCode.cancelled, UNUSABLE)
+            self._hear()  # of the end
             raise
         finally:
             self._ended(self._why)
@@ -229,4 +231,4 @@ class ClientStream(_Stream):
 
 
 def _nothing(_: Any) -> None:
-    """Where there is nothing to do."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""Streams on gRPC's core: what is sent arrives in order, and every end is heard of at both ends."""
+"""Streams on both APIs: what is sent arrives in order, and every end is heard of at both ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import grpc
 import pytest
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
-from juggler.runtime.streams.core_streams import ClientStream, ServerStream
+from juggler.runtime.streams.calls import client_stream, server_stream
+
+pytestmark = pytest.mark.usefixtures("grpc_api")
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 BIG = 3 << 20  # bytes, of which a few are more than a connection holds
@@ -23,6 +25,16 @@ BIG = 3 << 20  # bytes, of which a few are more than a connection holds
 
 def taking(messages: deque[bytes]) -> Callable[[], bytes | None]:
     return lambda: messages.popleft() if messages else None
+
+
+def failing(*messages: bytes) -> Callable[[], bytes | None]:
+    """Makes these, and then fails."""
+
+    def made() -> Iterator[bytes]:
+        yield from messages
+        raise ZeroDivisionError
+
+    return made().__next__
 
 
 class Server:
@@ -53,9 +65,10 @@ class Server:
         assert self._server.stop(None).wait(PATIENCE)
         self._threads.shutdown(wait=False)
 
-    def _serve(self, _: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _serve(self, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         unsent = deque(self.at_first)
-        stream = ServerStream(context, self.next_message or taking(unsent))
+        next_message = self.next_message or taking(unsent)
+        stream = server_stream(requests, context, next_message)
 
         def received(message: bytes) -> None:
             unsent.extend(self.answer(message))
@@ -63,12 +76,14 @@ class Server:
 
         try:
             stream.wake()
-            stream.listen(received)
+            yield from stream.listen(received)
+        except GeneratorExit:  # on the public API, where the client is gone
+            self.ended.put(None)
+            raise
         except BaseException as error:
             self.ended.put(error)
             raise
         self.ended.put(None)
-        return iter(())
 
 
 class Client:
@@ -86,7 +101,7 @@ class Client:
         self._changed = threading.Condition()
         self._unsent = deque(messages)
         self._channel = dial(address)
-        self.stream = ClientStream(
+        self.stream = client_stream(
             self._channel,
             "/test/Talk",
             (),
@@ -260,7 +275,8 @@ def test_a_message_that_the_client_cannot_make_ends_its_call(
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # its thread will raise
     client = call()
-    client.stream._next_message = iter([b"hello"]).__next__
+    stream: Any = client.stream
+    stream._next_message = failing(b"hello")
     client.say()
     assert "what came could not be used" in client.wait_for_end()
 
@@ -268,10 +284,10 @@ def test_a_message_that_the_client_cannot_make_ends_its_call(
 def test_a_message_that_the_server_cannot_make_cancels_the_call(
     server: Server, call: Callable[..., Client]
 ) -> None:
-    server.next_message = iter([b"one", b"two"]).__next__
+    server.next_message = failing(b"one", b"two")
     client = call()
     assert client.wait_for_end()
-    assert isinstance(server.ended.get(timeout=PATIENCE), StopIteration)
+    assert isinstance(server.ended.get(timeout=PATIENCE), ZeroDivisionError)
     server.next_message = None
     call(b"hello").wait_for(1)  # it goes on
 

@@ -1,4 +1,4 @@
-"""The gateway's desk: what simulators say comes in, actions and batches go out."""
+"""The gateway's server: what simulators say comes in, actions and batches go out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from google.protobuf.message import DecodeError
 
 from juggler.gateway.clock import Clock
 from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.local_desk import LocalDesk
+from juggler.gateway.gateway_stream import GatewayStream
+from juggler.gateway.local_inference import LocalInference
 from juggler.gateway.player import Acted
-from juggler.gateway.reception import DeskSettings, Reception, Work
+from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
 from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
 from juggler.gateway.steps import Steps, read_steps
-from juggler.gateway.transport import GatewayStream, Transport
+from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -26,7 +27,7 @@ _SWEEP_SECONDS = 0.25
 _TELL_SECONDS = 1.0
 
 
-class Desk:
+class GatewayServer:
     """Acts in turns: on whatever came since the last one, at once, in the transport's thread; where
     nothing came and something is due all the same, in that of a clock.
 
@@ -47,7 +48,7 @@ class Desk:
         self,
         transport: Transport,
         work: Work,
-        settings: DeskSettings,
+        settings: GatewaySettings,
         failed: Callable[[BaseException], None],
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -58,8 +59,8 @@ class Desk:
         self._lock = threading.Lock()
         self._clock = Clock(self._strikes)
         self._counts: Counter[str] = Counter()
-        self._reception = Reception(work, settings, self._counts)
-        self._local = LocalDesk(self._reception, self.wake)
+        self._manager = SessionManager(work, settings, self._counts)
+        self._local = LocalInference(self._manager, self.wake)
         self._arrivals: list[Steps] = []
         self._leaving: list[Session] = []
         self._news = False
@@ -84,14 +85,14 @@ class Desk:
         self._clock.close()
         with self._lock:
             self._over = True
-            for session in self._reception.sessions.by_id.values():
+            for session in self._manager.sessions.by_id.values():
                 error = SessionError(Code.ENDED, f"the gateway leaves: {reason}", retryable=True)
-                self._reception.last_word(session, error)
+                self._manager.last_word(session, error)
         self._transport.close()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """One thread at a time. Whatever goes wrong ends the desk."""
+        """One thread at a time. Whatever goes wrong ends the server."""
         with self._lock, self._busy():
             self._began = time.perf_counter()
             try:
@@ -118,7 +119,7 @@ class Desk:
 
     def _worth_waiting(self) -> float:
         """Seconds, for steps of others that may come."""
-        enough = min(self._settings.max_batch, len(self._reception.sessions.by_id))
+        enough = min(self._settings.max_batch, len(self._manager.sessions.by_id))
         if not self._settings.max_wait or len(self._arrivals) >= enough:
             return 0.0
         waited = time.perf_counter() - self._arrivals[0].arrived
@@ -130,7 +131,7 @@ class Desk:
         self._act()
         self._work.go_on()
         self._act()  # what was asked for just now
-        if self._reception.player is not None:
+        if self._manager.player is not None:
             self._local.go_on(self._work.wanted())
             self._work.go_on()
         self._sweep()
@@ -141,14 +142,14 @@ class Desk:
         arrivals, self._arrivals = self._arrivals, []
         if arrivals:
             self.seconds["gathering"] += began - arrivals[0].arrived
-            assert self._reception.player is not None
-            for steps, refusal in self._reception.player.arrive(arrivals):
-                self._reception.fail(steps.session, refusal)
+            assert self._manager.player is not None
+            for steps, refusal in self._manager.player.arrive(arrivals):
+                self._manager.fail(steps.session, refusal)
         leaving, self._leaving = self._leaving, []
         for session in leaving:
             if session.stream is not None:
                 session.stream.close()
-            self._reception.close(session)
+            self._manager.close(session)
         self.seconds["messages"] += time.perf_counter() - began
 
     # -- what streams say -----------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Desk:
         try:
             self._message(stream, message)
         except SessionError as error:
-            self._reception.end(stream, error, self._arrivals)
+            self._manager.end(stream, error, self._arrivals)
 
     def gone(self, stream: GatewayStream) -> None:
         session = stream.session
@@ -182,7 +183,7 @@ class Desk:
             if kind != "hello":
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
                 raise SessionError(Code.EXPECTED_HELLO, text)
-            return self._reception.hello(stream, message.hello)
+            return self._manager.hello(stream, message.hello)
         if session.stream is not stream:
             return None  # another stream goes on with the session
         match kind:
@@ -207,8 +208,8 @@ class Desk:
             if answer and session.stream is not None:
                 session.stream.send(answer)
             return
-        assert self._reception.player is not None
-        steps = read_steps(session, batch, self._reception.player.layout)
+        assert self._manager.player is not None
+        steps = read_steps(session, batch, self._manager.player.layout)
         for at in (*steps.terminated, *steps.truncated):
             session.acted[steps.environments[at]] = 0
         session.asks(steps.environments)
@@ -217,7 +218,7 @@ class Desk:
     # -- what they are told ---------------------------------------------------------------------
 
     def _act(self) -> None:
-        player = self._reception.player
+        player = self._manager.player
         while player is not None and player.waiting:
             started = time.perf_counter()
             answers = player.act(self._work.wanted(), self._settings.max_batch)
@@ -238,7 +239,7 @@ class Desk:
         for at in steps.paused:
             session.acted[steps.environments[at]] = 0
         session.told_to_wait = False
-        message = self._reception.answers.message(
+        message = self._manager.answers.message(
             steps.seq, steps.rows, answer.actions, answer.version
         )
         session.answers(steps.seq, message)
@@ -246,16 +247,16 @@ class Desk:
     def _sweep(self) -> None:
         """What is to be done every now and then."""
         now = time.monotonic()
-        if self._reception.player is None or now < self._next_sweep:
+        if self._manager.player is None or now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_SECONDS
-        self._reception.player.environments.hand_in_stalled()
-        self._reception.player.recorder.hand_in_stalled()
-        for session in self._reception.sessions.overdue():
-            self._reception.close(session)
+        self._manager.player.environments.hand_in_stalled()
+        self._manager.player.recorder.hand_in_stalled()
+        for session in self._manager.sessions.overdue():
+            self._manager.close(session)
             self._counts["sessions_lost"] += 1
-        waiting = {steps.session for steps in self._reception.player.waiting}
-        waiting |= {recording.session for recording in self._reception.player.recorder.waiting}
+        waiting = {steps.session for steps in self._manager.player.waiting}
+        waiting |= {recording.session for recording in self._manager.player.recorder.waiting}
         self._waiting_since = (self._waiting_since or now) if waiting else None
         if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
             self._tell(waiting)
@@ -277,19 +278,19 @@ class Desk:
             modes=[m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged],
             counts=self.counts(),
         )
-        if self._reception.player is not None:
-            info.agents.append(self._reception.agent)
+        if self._manager.player is not None:
+            info.agents.append(self._manager.agent)
         return info
 
     def counts(self) -> dict[str, float]:
         """What has happened so far, by name."""
         counts: dict[str, float] = {**self._counts, **self.counted}
-        counts["sessions"] = len(self._reception.sessions.by_id)
-        if self._reception.player is not None:
-            counts.update(self._reception.player.environments.counts)
-            counts["environments"] = len(self._reception.player.environments)
-            counts["steps_waiting"] = len(self._reception.player.waiting)
-            counts["recorded_steps_waiting"] = self._reception.player.recorder.steps_waiting
+        counts["sessions"] = len(self._manager.sessions.by_id)
+        if self._manager.player is not None:
+            counts.update(self._manager.player.environments.counts)
+            counts["environments"] = len(self._manager.player.environments)
+            counts["steps_waiting"] = len(self._manager.player.waiting)
+            counts["recorded_steps_waiting"] = self._manager.player.recorder.steps_waiting
         if inferences := self.counted["inferences"]:
             counts["rows_per_inference"] = self.counted["inferred_rows"] / inferences
         return counts

@@ -1,0 +1,176 @@
+"""The two ends of a stream: on gRPC's core where that works, else on grpcio's public API.
+
+The core is faster, but its names are not public, and another version of grpcio may lack or change
+them. So a process tries them once, on a call to itself, and takes the public API if they fail.
+JUGGLER_GRPC=public takes it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from importlib import import_module
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.temporary import HeldDirectory
+from juggler.runtime.streams import public_calls
+
+GRPC_VARIABLE = "JUGGLER_GRPC"
+PUBLIC = "public"
+_CORE = "juggler.runtime.streams.core_calls"
+#: For a call from this process to itself.
+TRIAL_SECONDS = 10.0
+
+
+class ServerStream(Protocol):
+    """The server's end of a call; see `public_calls.ServerStream`."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+
+    def send(self) -> Iterator[bytes]:
+        """What there is to send now, for the handler to yield."""
+
+    def listen(self, received: Callable[[bytes], None]) -> Iterator[bytes]:
+        """Messages for the handler to yield, until the call is over."""
+
+    def check(self) -> None:
+        """Raise what went wrong in another thread."""
+
+
+class ClientStream(Protocol):
+    """The client's end of a call; see `public_calls.ClientStream`."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+
+
+def server_stream(
+    requests: Iterator[bytes],
+    context: grpc.ServicerContext,
+    next_message: Callable[[], bytes | None],
+) -> ServerStream:
+    """As `public_calls.ServerStream`."""
+    made: ServerStream = _calls().ServerStream(requests, context, next_message)
+    return made
+
+
+def client_stream(
+    channel: grpc.Channel,
+    method: str,
+    metadata: CallMetadata,
+    next_message: Callable[[], bytes | None],
+    received: Callable[[bytes], None],
+    ended: Callable[[str], None],
+    name: str,
+) -> ClientStream:
+    """As `public_calls.ClientStream`."""
+    made: ClientStream = _calls().ClientStream(
+        channel, method, metadata, next_message, received, ended, name
+    )
+    return made
+
+
+def public_was_asked_for() -> bool:
+    """Whether the environment says to use the public API alone.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    said = os.environ.get(GRPC_VARIABLE, "")
+    if said not in ("", PUBLIC):
+        raise ValueError(f"{GRPC_VARIABLE}={said}: it may be {PUBLIC!r}, or not be set")
+    return said == PUBLIC
+
+
+@cache
+def why_core_fails() -> str:
+    """For people: why streams cannot use gRPC's core in this process; "": they can."""
+    return why_fails(_try)
+
+
+def why_fails(trial: Callable[[], None]) -> str:
+    """For people: why something that uses gRPC's core does not work; "": it does.
+
+    Args:
+        trial: tries it. If it hangs it is given up, with its thread.
+    """
+    errors: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            trial()
+            errors.put(None)
+        except Exception as error:
+            errors.put(error)
+
+    threading.Thread(target=run, name="grpc-trial", daemon=True).start()
+    try:
+        error = errors.get(timeout=3 * TRIAL_SECONDS)
+    except Empty:
+        error = TimeoutError("they hang")
+    if error is None:
+        return ""
+    return (
+        f"uses the public API of grpcio, which is slower: in grpcio {grpc.__version__} the "
+        f"private names that it would use do not work ({type(error).__name__}: {error})"
+    )
+
+
+def _calls() -> Any:
+    """The module of the two ends."""
+    if public_was_asked_for() or why_core_fails():
+        return public_calls
+    return import_module(_CORE)
+
+
+def _try() -> None:
+    """Send a message over a call of this process to itself, and have it come back.
+
+    Raises:
+        Exception: it did not.
+    """
+    calls = import_module(_CORE)
+
+    def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        echoed: list[bytes] = []
+        stream = calls.ServerStream(requests, context, partial(_taken, echoed))
+
+        def received(message: bytes) -> None:
+            echoed.append(message)
+            stream.wake()
+
+        yield from stream.listen(received)
+
+    unsent, said = [b"hello"], SimpleQueue[bytes | str]()
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"E": handler}),))
+    directory = HeldDirectory()
+    address = f"unix:{directory.path}/grpc"
+    try:
+        server.add_insecure_port(address)
+        server.start()
+        with grpc.insecure_channel(address) as channel:
+            name, next_message = "grpc-trial", partial(_taken, unsent)
+            stream = calls.ClientStream(
+                channel, "/t/E", (), next_message, said.put, said.put, name=name
+            )
+            stream.wake()
+            came = said.get(timeout=TRIAL_SECONDS)
+        if came != b"hello" or not isinstance(said.get(timeout=TRIAL_SECONDS), str):
+            raise RuntimeError(f"a message did not come back: {came!r}")
+    finally:
+        server.stop(None).wait(TRIAL_SECONDS)
+        directory.remove()
+
+
+def _taken(messages: list[bytes]) -> bytes | None:
+    return messages.pop() if messages else None
