@@ -27,12 +27,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(given: Arguments) -> int:
-    from juggler.envrunner.envrunner_worker import main
     from juggler.envrunner.program import Door, EnvRunnerProgram
 
+    door = None
     if given.gateway:
+        from juggler.gateway.runner import main
+
         split_address(given.gateway)
-    door = Door(given.gateway, given.insecure) if given.gateway else None
+        door = Door(given.gateway, given.insecure)
+    else:
+        from juggler.envrunner.envrunner_worker import main
     contact = given.contact("envrunner")
     program = EnvRunnerProgram(contact, door=door)
     work(contact, lambda: main(program))

@@ -24,7 +24,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
 from juggler.envrunner.held_up import environment_in
 from juggler.envrunner.log_probabilities import require_log_probabilities
-from juggler.envrunner.program import EnvRunnerProgram
+from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
@@ -39,6 +39,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.streams.calls import why_slow
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
@@ -58,26 +59,23 @@ class LearnerOutOfReach(ValueError):
 
 def main(program: EnvRunnerProgram) -> None:
     """Attach and work until told to stop."""
-    keep_freed_memory()
-    # Small forward passes gain nothing from more threads, and runners share the cores.
-    torch.set_num_threads(1)
-    own_code = cloudpickle.loads(program.own_code) if program.own_code else (None, None, None)
-    contact, door = program.contact, program.door
-    if door is None:
-        attach_and_run(
-            contact,
-            program.role,
-            lambda attachment, inbox: EnvRunner(attachment, inbox, contact, *own_code),
-        )
-        return
-    # Here, since it is an EnvRunner itself.
-    from juggler.gateway.runner import GatewayRunner
-
+    own_code, contact = prepare_process(program), program.contact
     attach_and_run(
         contact,
         program.role,
-        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
+        lambda attachment, inbox: EnvRunner(attachment, inbox, contact, *own_code),
     )
+
+
+def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
+    """Set what holds for a whole process -> the program's own code."""
+    keep_freed_memory()
+    # Small forward passes gain nothing from more threads, and runners share the cores.
+    torch.set_num_threads(1)
+    if not program.own_code:
+        return None, None, None
+    own_code: tuple[Any, Any, Any] = cloudpickle.loads(program.own_code)
+    return own_code
 
 
 def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
@@ -129,6 +127,10 @@ class EnvRunner:
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
+        # One of those that share an installation speaks for all of them.
+        first = self._index == 0 or not self._contact.local
+        if first and self._attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
+            self._attachment.report(training_pb2.Note(text=why))
         try:
             return self._loop.run()
         finally:
@@ -146,7 +148,7 @@ class EnvRunner:
 
     # -- commands -------------------------------------------------------------------------------
 
-    def _setup(self, _: int, setup: training_pb2.Setup) -> training_pb2.Ready:
+    def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
         parts = json.loads(setup.config)
         config = EnvRunnerConfig(**parts["env_runner"])
         module_config = ModuleConfig(**parts["module"])

@@ -12,20 +12,25 @@ from gymnasium import Space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.envrunner_worker import FIRST_WEIGHTS_SECONDS, EnvRunner, step_back
+from juggler.envrunner.envrunner_worker import (
+    FIRST_WEIGHTS_SECONDS,
+    EnvRunner,
+    prepare_process,
+    step_back,
+)
 from juggler.envrunner.finiteness import NonFinite, check_finite
-from juggler.envrunner.program import Door
+from juggler.envrunner.program import Door, EnvRunnerProgram
+from juggler.gateway import transport
 from juggler.gateway.acting import GatheredPolicy, policy_in
 from juggler.gateway.player import Player
 from juggler.gateway.server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
-from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.worker import Contact, attach_and_run
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
@@ -34,11 +39,23 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.streams import calls
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 #: How often to look for weights that a request waits for.
 _LOOK_SECONDS = 0.005
+
+
+def main(program: EnvRunnerProgram) -> None:
+    """Attach and take simulators until told to stop."""
+    own_code, contact, door = prepare_process(program), program.contact, program.door
+    assert door is not None
+    attach_and_run(
+        contact,
+        program.role,
+        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,7 @@ class GatewayRunner(EnvRunner):
 
     # -- commands, in the first thread ----------------------------------------------------------
 
-    def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:  # type: ignore[override]
+    def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:
         """Ready is said when the first simulator is here: nobody knows the spaces before."""
         config = EnvRunnerConfig(**json.loads(setup.config)["env_runner"])
         self._setup_command = command_id, setup
@@ -99,7 +116,10 @@ class GatewayRunner(EnvRunner):
             refuses_logged=_why_not_logged(json.loads(setup.config)["wants"]),
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
-        self._server = GatewayServer(make_transport(token), self, settings, self._failed, busy)
+        carrier = transport.make_transport(token)
+        self._server = GatewayServer(carrier, self, settings, self._failed, busy)
+        if (why := transport.why_slow()) and not calls.why_slow():  # else it has been said
+            self._attachment.report(training_pb2.Note(text=why))
         address = self._server.start(self._address(), tls, self._door.insecure)
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))

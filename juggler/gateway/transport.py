@@ -41,15 +41,20 @@ def make_transport(token: str) -> Transport:
     Args:
         token: that calls must show; "": none.
     """
-    if public_was_asked_for() or why_core_fails():
+    if public_was_asked_for() or why_slow():
         return PublicTransport(token)
     core: Transport = import_module("juggler.gateway.core_transport").CoreTransport(token)
     return core
 
 
+def why_slow() -> str:
+    """For people: why gateways of this process cannot use gRPC's core; "": they can, or are not
+    meant to."""
+    return "" if public_was_asked_for() else _why_core_fails()
+
+
 @cache
-def why_core_fails() -> str:
-    """For people: why a gateway cannot use gRPC's core in this process; "": it can."""
+def _why_core_fails() -> str:
     return why_fails(_try)
 
 
@@ -60,7 +65,10 @@ def _try() -> None:
     try:
         address = core.start(_Trial(), f"unix:{directory.path}/gateway", None, False)
         with grpc.insecure_channel(address) as channel:
-            info = channel.unary_unary(f"/{SERVICE}/GetInfo")(b"", timeout=TRIAL_SECONDS)
+            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+            ask = channel.unary_unary(f"/{SERVICE}/GetInfo")
+            info = ask(b"", timeout=TRIAL_SECONDS)
+            talk: grpc.StreamStreamMultiCallable[bytes, bytes]
             talk = channel.stream_stream(f"/{SERVICE}/Session")
             said = list(talk(iter([b"hello"]), timeout=TRIAL_SECONDS))
         if (info, said) != (b"info", [b"hello"]):

@@ -22,7 +22,7 @@ from juggler.runtime.installing import installing
 
 
 @pytest.fixture(scope="module")
-def world() -> Any:
+def world(grpc_api: str) -> Any:
     """One gateway for all, as the first export takes seconds."""
     with GatewayWorld(rows=1, steps=4) as world:
         yield world

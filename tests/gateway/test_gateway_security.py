@@ -31,7 +31,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(ours: Path) -> Iterator[str]:
+def address(ours: Path, grpc_api: str) -> Iterator[str]:
     with GatewayWorld(rows=1, token=TOKEN, tls=read_tls(str(ours))) as world:
         world.ask(100)
         yield world.address

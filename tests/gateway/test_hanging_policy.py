@@ -46,6 +46,7 @@ def attached(directory: Path, events: Mailbox[Any]) -> Iterator[Attachment]:
 
 
 def test_inference_that_never_returns_is_found_by_the_deadline_of_hangs(tmp_path: Path) -> None:
+    Loops.over.clear()
     events: Mailbox[Any] = Mailbox()
     with (
         attached(tmp_path, events) as attachment,

@@ -146,7 +146,7 @@ def recording(seq: int = 1, **changes: Any) -> pb.Recording:
 
 
 @pytest.fixture(scope="module")
-def world() -> Any:
+def world(grpc_api: str) -> Any:
     with GatewayWorld() as world:
         world.use(1.0, Version(1, 0))
         yield world

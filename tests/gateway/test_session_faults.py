@@ -31,7 +31,7 @@ MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)
 
 
 @pytest.fixture(scope="module")
-def world() -> Any:
+def world(grpc_api: str) -> Any:
     with GatewayWorld(rows=4, steps=4) as world:
         world.ask(1000)
         with RawSimulator(world.address) as first:

@@ -69,6 +69,29 @@ def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> N
     assert "\x1b" not in run.output, "no escape sequences where there is no terminal"
 
 
+def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
+    options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
+    run = place.run("train", "cartpole", *options, JUGGLER_GRPC="public")
+    assert run.status == 0, run.output
+    assert "public API" not in run.output, "it was asked for"
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["env_steps_trained"] >= 20_000
+
+
+def test_a_run_says_that_private_names_of_grpc_are_missing_and_trains(place: Place) -> None:
+    hidden = 'import sys; sys.modules["juggler.runtime.streams.core_calls"] = None'
+    place.write("sitecustomize.py", hidden)  # as if it could not be imported
+    options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
+    run = place.run("train", "cartpole", *options)
+    assert run.status == 0, run.output
+    said = [line for line in run.output.splitlines() if "public API of grpcio" in line]
+    assert len(said) == 1, run.output
+    assert "envrunner-0 uses the public API of grpcio, which is slower" in said[0]
+    assert "ModuleNotFoundError" in said[0]
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["env_steps_trained"] >= 20_000
+
+
 def test_the_driver_does_without_torch(place: Place) -> None:
     script = place.write(
         "script.py",

@@ -126,7 +126,8 @@ class LocalWorkers:
             target = "juggler.learner.process.learner_worker:main"
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
-            target = "juggler.envrunner.envrunner_worker:main"
+            gateway = "juggler.gateway.runner:main"
+            target = gateway if door else "juggler.envrunner.envrunner_worker:main"
             program = EnvRunnerProgram(contact, role, self._own_code, door)
         worker_id = f"{role}-{index}"
         self._posts.add(worker_id)

@@ -90,9 +90,14 @@ def public_was_asked_for() -> bool:
     return said == PUBLIC
 
 
+def why_slow() -> str:
+    """For people: why streams of this process cannot use gRPC's core; "": they can, or are not
+    meant to."""
+    return "" if public_was_asked_for() else _why_core_fails()
+
+
 @cache
-def why_core_fails() -> str:
-    """For people: why streams cannot use gRPC's core in this process; "": they can."""
+def _why_core_fails() -> str:
     return why_fails(_try)
 
 
@@ -126,7 +131,7 @@ def why_fails(trial: Callable[[], None]) -> str:
 
 def _calls() -> Any:
     """The module of the two ends."""
-    if public_was_asked_for() or why_core_fails():
+    if public_was_asked_for() or why_slow():
         return public_calls
     return import_module(_CORE)
 
