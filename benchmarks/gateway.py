@@ -25,9 +25,9 @@ from commands import machine, table
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.gateway_server import GatewayServer
+from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.gateway.player import Player
-from juggler.gateway.server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
 from juggler.runtime.connectors.building import build_runner_pipelines

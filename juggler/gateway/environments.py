@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.acting import GatheredPolicy
-from juggler.gateway.memory import Places, grown, put, take
+from juggler.gateway.gathered_policy import GatheredPolicy
+from juggler.gateway.places import Places, grown, put, take
 from juggler.gateway.rows import Rows
-from juggler.gateway.steps import Steps
+from juggler.gateway.step_batches import Steps
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.player import Player
 from juggler.gateway.recordings import Recording
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import Session
+from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -35,10 +34,7 @@ class LocalInference:
             SessionError: its session may not say that.
         """
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-        answer = session.receives(message.seq)
-        if answer is not None:
-            if answer and session.stream is not None:
-                session.stream.send(answer)
+        if session.repeats(message.seq):
             return
         player = self._player
         recording = player.reader.read(session, message)

@@ -12,15 +12,15 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.acting import GatheredPolicy
 from juggler.gateway.environments import Environments
-from juggler.gateway.errors import SessionError
-from juggler.gateway.layout import Layout, ValueChecks
-from juggler.gateway.memory import put, take
+from juggler.gateway.gathered_policy import GatheredPolicy
+from juggler.gateway.places import put, take
 from juggler.gateway.publisher import Publisher
 from juggler.gateway.recorder import Recorder
 from juggler.gateway.recordings import Reader
-from juggler.gateway.steps import Steps
+from juggler.gateway.row_layout import Layout, ValueChecks
+from juggler.gateway.sessions import SessionError
+from juggler.gateway.step_batches import Steps
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.connectors.mergeable_state import State, merge

@@ -50,8 +50,9 @@ class PublicTransport:
     def start(self, listener: Listener, address: str, tls: Tls | None, insecure: bool) -> str:
         """As `transport.Transport`."""
         self._listener = listener
+        self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="gateway")
         server = grpc.server(
-            ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="gateway"),
+            self._threads,
             options=gateway_stream.OPTIONS,
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
@@ -65,6 +66,7 @@ class PublicTransport:
         """As `transport.Transport`."""
         if self._server is not None:
             self._server.stop(GRACE_SECONDS).wait()
+            self._threads.shutdown(wait=False)
 
     def tell(self, stream: GatewayStream, message: bytes) -> None:
         """Act on a message, and on all that came meanwhile with the last of them."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.layout import Layout, ValueChecks
-from juggler.gateway.memory import take
+from juggler.gateway.places import take
+from juggler.gateway.row_layout import Layout, ValueChecks
+from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -20,9 +20,6 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _ROUNDED = 1e-3  # what others' arithmetic may make of a log-probability of 0
-
-if TYPE_CHECKING:
-    from juggler.gateway.sessions import Session
 
 
 @dataclass(slots=True, eq=False)

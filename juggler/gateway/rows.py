@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.memory import Places, grown, put, room_for, take
+from juggler.gateway.places import Places, grown, put, room_for, take
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree

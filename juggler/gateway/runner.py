@@ -21,9 +21,9 @@ from juggler.envrunner.envrunner_worker import (
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.program import Door, EnvRunnerProgram
 from juggler.gateway import transport
-from juggler.gateway.acting import GatheredPolicy, policy_in
+from juggler.gateway.gateway_server import GatewayServer
+from juggler.gateway.gathered_policy import GatheredPolicy, policy_in
 from juggler.gateway.player import Player
-from juggler.gateway.server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token

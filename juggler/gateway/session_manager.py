@@ -10,18 +10,19 @@ from typing import Any, Protocol
 from gymnasium import Space, spaces
 
 from juggler.gateway.answers import Answers
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
-from juggler.gateway.layout import Layout, ValueChecks
 from juggler.gateway.player import Player
+from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
+    Code,
     Session,
+    SessionError,
     Sessions,
     check_hello,
 )
-from juggler.gateway.steps import Steps
+from juggler.gateway.step_batches import Steps
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves

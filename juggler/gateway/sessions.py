@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from juggler.gateway.errors import Code, SessionError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+Code = pb.Error
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
@@ -20,6 +20,29 @@ BATCHES_IN_FLIGHT = 8
 MOST_SESSIONS = 4096
 MOST_ENVIRONMENTS = 1 << 16  # of a gateway
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+class SessionError(Exception):
+    """Ends a session. The text says what happened, where, and what to do, fit for its simulator.
+
+    Attributes:
+        code: one of `Error.Code`.
+        seq: of the batch that it is about; 0: none.
+        retryable: another session may fare better.
+    """
+
+    def __init__(
+        self, code: pb.Error.Code, text: str, seq: int = 0, retryable: bool = False
+    ) -> None:
+        super().__init__(text)
+        self.code, self.seq, self.retryable = code, seq, retryable
+
+    def message(self) -> pb.ToSimulator:
+        return pb.ToSimulator(
+            error=pb.Error(
+                code=self.code, message=str(self), seq=self.seq, retryable=self.retryable
+            )
+        )
 
 
 class Stream(Protocol):
@@ -88,9 +111,9 @@ class Session:
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
             raise SessionError(Code.WRONG_MODE, text)
 
-    def receives(self, seq: int) -> bytes | None:
-        """Note that a batch has come -> its answer, where it has come before and has one; b"":
-        where it has none yet; None: it is new.
+    def repeats(self, seq: int) -> bool:
+        """Note that a batch has come. True: it came before, and its answer, if it has one, is sent
+        again.
 
         Raises:
             SessionError: it came before its turn, or too late.
@@ -101,11 +124,13 @@ class Session:
                 raise SessionError(Code.TOO_MANY_IN_FLIGHT, text, seq)
             self.last_seq = seq
             self._unanswered.add(seq)
-            return None
+            return False
         if seq in self._unanswered:
-            return b""
+            return True
         if seq in self._answers:
-            return self._answers[seq]
+            if self.stream is not None:
+                self.stream.send(self._answers[seq])
+            return True
         text = f"a batch with seq {seq}, where {self.last_seq + 1} comes next"
         if seq <= self.last_seq:
             text += f"; answers are kept for the last {self.batches_in_flight}"

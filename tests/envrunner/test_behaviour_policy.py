@@ -13,7 +13,7 @@ from support.scripted_modules import LinearPolicy
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.sampler import Sampler
-from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector

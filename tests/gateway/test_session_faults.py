@@ -20,7 +20,7 @@ from support.gateway_world import (
 
 from juggler.client import GatewayError
 from juggler.gateway import gateway_stream
-from juggler.gateway.server import GatewayServer
+from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.endpoints import EndpointError

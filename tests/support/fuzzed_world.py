@@ -13,11 +13,11 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.gateway import environments, recorder, server, sessions, steps
-from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway import environments, gateway_server, recorder, sessions, step_batches
+from juggler.gateway.gateway_server import GatewayServer
+from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.gateway.player import Player
 from juggler.gateway.publisher import Publisher
-from juggler.gateway.server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
 from juggler.runtime.connectors.building import build_runner_pipelines
@@ -89,7 +89,7 @@ class FakeTime:
 
     def read_steps(self, *given: Any) -> Any:
         """As the server has it; they have come now."""
-        read = steps.read_steps(*given)
+        read = step_batches.read_steps(*given)
         read.arrived = self.now
         return read
 
@@ -117,11 +117,11 @@ def fuzzed_gateway(rng: random.Random) -> Iterator[FuzzedGateway]:
     """One of any kind."""
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (server, environments, recorder, sessions, steps):
+        for module in (gateway_server, environments, recorder, sessions, step_batches):
             stack.enter_context(patch.object(module, "time", time))
         for module in (environments, recorder):
             stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
-        stack.enter_context(patch.object(server, "read_steps", time.read_steps))
+        stack.enter_context(patch.object(gateway_server, "read_steps", time.read_steps))
         yield FuzzedGateway(rng, time)
 
 

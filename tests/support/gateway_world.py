@@ -17,9 +17,8 @@ from gymnasium import spaces
 from juggler.client import connect
 from juggler.client.spaces import Values
 from juggler.gateway import environments, recorder
-from juggler.gateway.acting import GatheredPolicy
+from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.gateway.player import Player
-from juggler.gateway.server import GatewayServer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
 from juggler.runtime.actors.tls import Tls

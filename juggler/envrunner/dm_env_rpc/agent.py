@@ -9,9 +9,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from juggler.envrunner.dm_env_rpc.connection import Connection, SimulatorError, SimulatorRefused
 from juggler.envrunner.dm_env_rpc.interface import Interface
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
+from juggler.envrunner.dm_env_rpc.simulator_connection import (
+    Connection,
+    SimulatorError,
+    SimulatorRefused,
+)
 from juggler.envrunner.dm_env_rpc.tensors import TensorError, setting
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from juggler.runtime.actors.credentials import CallMetadata

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from juggler.envrunner.dm_env_rpc.connection import MAX_MESSAGE_BYTES
 from juggler.envrunner.dm_env_rpc.layout import Layout, chosen
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
+from juggler.envrunner.dm_env_rpc.simulator_connection import MAX_MESSAGE_BYTES
 from juggler.envrunner.dm_env_rpc.tensors import Spec, TensorError, decode, encode
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from juggler.runtime.wire.trees import Path

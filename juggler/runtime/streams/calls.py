@@ -14,68 +14,34 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import import_module
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import grpc
 
-from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.streams import public_calls
 
 GRPC_VARIABLE = "JUGGLER_GRPC"
 PUBLIC = "public"
-_CORE = "juggler.runtime.streams.core_calls"
 #: For a call from this process to itself.
 TRIAL_SECONDS = 10.0
 
 
-class ServerStream(Protocol):
-    """The server's end of a call; see `public_calls.ServerStream`."""
+class Calls(Protocol):
+    """The two ends of a call; those of both APIs take the same arguments."""
 
-    def wake(self) -> None:
-        """There may be something to send."""
-
-    def send(self) -> Iterator[bytes]:
-        """What there is to send now, for the handler to yield."""
-
-    def listen(self, received: Callable[[bytes], None]) -> Iterator[bytes]:
-        """Messages for the handler to yield, until the call is over."""
-
-    def check(self) -> None:
-        """Raise what went wrong in another thread."""
+    ServerStream: type[public_calls.ServerStream]
+    ClientStream: type[public_calls.ClientStream]
 
 
-class ClientStream(Protocol):
-    """The client's end of a call; see `public_calls.ClientStream`."""
-
-    def wake(self) -> None:
-        """There may be something to send."""
-
-
-def server_stream(
-    requests: Iterator[bytes],
-    context: grpc.ServicerContext,
-    next_message: Callable[[], bytes | None],
-) -> ServerStream:
-    """As `public_calls.ServerStream`."""
-    made: ServerStream = _calls().ServerStream(requests, context, next_message)
-    return made
+def calls() -> Calls:
+    """The ends that streams are to use in this process."""
+    core = not public_was_asked_for() and not why_slow()
+    return _core() if core else cast("Calls", public_calls)
 
 
-def client_stream(
-    channel: grpc.Channel,
-    method: str,
-    metadata: CallMetadata,
-    next_message: Callable[[], bytes | None],
-    received: Callable[[bytes], None],
-    ended: Callable[[str], None],
-    name: str,
-) -> ClientStream:
-    """As `public_calls.ClientStream`."""
-    made: ClientStream = _calls().ClientStream(
-        channel, method, metadata, next_message, received, ended, name
-    )
-    return made
+def _core() -> Calls:
+    return cast("Calls", import_module("juggler.runtime.streams.core_calls"))
 
 
 def public_was_asked_for() -> bool:
@@ -129,24 +95,17 @@ def why_fails(trial: Callable[[], None]) -> str:
     )
 
 
-def _calls() -> Any:
-    """The module of the two ends."""
-    if public_was_asked_for() or why_slow():
-        return public_calls
-    return import_module(_CORE)
-
-
 def _try() -> None:
     """Send a message over a call of this process to itself, and have it come back.
 
     Raises:
         Exception: it did not.
     """
-    calls = import_module(_CORE)
+    core = _core()
 
     def echo(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         echoed: list[bytes] = []
-        stream = calls.ServerStream(requests, context, partial(_taken, echoed))
+        stream = core.ServerStream(requests, context, partial(_taken, echoed))
 
         def received(message: bytes) -> None:
             echoed.append(message)
@@ -156,7 +115,8 @@ def _try() -> None:
 
     unsent, said = [b"hello"], SimpleQueue[bytes | str]()
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
-    server = grpc.server(ThreadPoolExecutor(1))
+    threads = ThreadPoolExecutor(1)
+    server = grpc.server(threads)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"E": handler}),))
     directory = HeldDirectory()
     address = f"unix:{directory.path}/grpc"
@@ -165,7 +125,7 @@ def _try() -> None:
         server.start()
         with grpc.insecure_channel(address) as channel:
             name, next_message = "grpc-trial", partial(_taken, unsent)
-            stream = calls.ClientStream(
+            stream = core.ClientStream(
                 channel, "/t/E", (), next_message, said.put, said.put, name=name
             )
             stream.wake()
@@ -174,6 +134,7 @@ def _try() -> None:
             raise RuntimeError(f"a message did not come back: {came!r}")
     finally:
         server.stop(None).wait(TRIAL_SECONDS)
+        threads.shutdown(wait=False)
         directory.remove()
 
 

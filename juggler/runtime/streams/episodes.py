@@ -13,7 +13,7 @@ import grpc
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.calls import client_stream, server_stream
+from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
@@ -70,7 +70,7 @@ class EpisodeReceiver:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         reader = FrameReader(episodes_pb2.BatchHeader, self._limits, check=self._check)
         acknowledgements: deque[bytes] = deque()
-        stream = server_stream(requests, context, partial(_first, acknowledgements))
+        stream = calls().ServerStream(requests, context, partial(_first, acknowledgements))
 
         def received(message: bytes) -> None:
             started = time.perf_counter()
@@ -170,7 +170,7 @@ class _Stream:
         self._open: set[int] = set()
         self._lock = threading.Lock()
         self.broken = ""  # why, once it is
-        self._stream = client_stream(
+        self._stream = calls().ClientStream(
             channel,
             PUSH_METHOD,
             metadata,

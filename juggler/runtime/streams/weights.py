@@ -14,7 +14,7 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.calls import server_stream
+from juggler.runtime.streams.calls import calls
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
@@ -128,7 +128,7 @@ class WeightsPublisher:
         if not context.peer().startswith("unix:"):
             self._digests = True  # in all streams, so that a version is serialized once
         subscriber = _Subscriber(self._lock)
-        stream = server_stream(requests, context, partial(self._next_chunk, subscriber))
+        stream = calls().ServerStream(requests, context, partial(self._next_chunk, subscriber))
         context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
         with self._lock:
             self._subscribers.add(subscriber)

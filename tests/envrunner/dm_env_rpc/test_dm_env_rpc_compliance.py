@@ -18,8 +18,8 @@ from gymnasium import spaces
 from support import compliance_cases
 from support.package_simulator import Arena, Served
 
-from juggler.envrunner.dm_env_rpc.connection import Connection, SimulatorRefused
 from juggler.envrunner.dm_env_rpc.server import GymServer
+from juggler.envrunner.dm_env_rpc.simulator_connection import Connection, SimulatorRefused
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as ours
 
 

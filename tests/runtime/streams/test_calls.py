@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
-from juggler.runtime.streams.calls import client_stream, server_stream
+from juggler.runtime.streams.calls import calls
 
 pytestmark = pytest.mark.usefixtures("grpc_api")
 
@@ -68,7 +68,7 @@ class Server:
     def _serve(self, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         unsent = deque(self.at_first)
         next_message = self.next_message or taking(unsent)
-        stream = server_stream(requests, context, next_message)
+        stream = calls().ServerStream(requests, context, next_message)
 
         def received(message: bytes) -> None:
             unsent.extend(self.answer(message))
@@ -101,7 +101,7 @@ class Client:
         self._changed = threading.Condition()
         self._unsent = deque(messages)
         self._channel = dial(address)
-        self.stream = client_stream(
+        self.stream = calls().ClientStream(
             self._channel,
             "/test/Talk",
             (),

@@ -26,7 +26,7 @@ def _chosen_anew(monkeypatch: pytest.MonkeyPatch, every_thread_ends: None) -> It
 
 def test_the_core_is_used_where_it_works() -> None:
     assert calls.why_slow() == transport.why_slow() == ""
-    assert calls._calls() is core_calls
+    assert calls.calls() is core_calls
     assert not isinstance(transport.make_transport(""), PublicTransport)
 
 
@@ -36,7 +36,7 @@ def test_the_public_api_is_used_where_it_is_asked_for_and_nothing_is_tried(
     monkeypatch.setenv("JUGGLER_GRPC", "public")
     monkeypatch.setattr(calls, "_try", None)
     assert calls.why_slow() == transport.why_slow() == ""
-    assert calls._calls() is public_calls
+    assert calls.calls() is public_calls
     assert isinstance(transport.make_transport(""), PublicTransport)
 
 
@@ -78,7 +78,7 @@ def test_names_that_do_not_work_are_given_up_with_the_reason(
         why = calls.why_slow()
     assert why.startswith("uses the public API of grpcio, which is slower: in grpcio ")
     assert re.search(words, why), why
-    assert calls._calls() is public_calls
+    assert calls.calls() is public_calls
 
 
 def test_a_gateway_gives_up_names_that_its_server_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

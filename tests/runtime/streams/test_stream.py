@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,8 +15,8 @@ from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.streams import calls
 from juggler.runtime.streams import episodes as stream
+from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -103,14 +104,16 @@ def test_two_senders_do_not_mix_their_batches(learner: LearnerEnd, senders: Send
 def test_who_reads_no_acknowledgements_is_not_heard_for_ever(
     learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ServerStream = calls().ServerStream
+
     def stuck(*given: Any) -> Any:
         """As if all were full on the way to a client that reads nothing."""
-        made: Any = calls.server_stream(*given)
+        made: Any = ServerStream(*given)
         made.wake = lambda: None
         return made
 
     monkeypatch.setattr(stream, "_MOST_UNREAD", 100)
-    monkeypatch.setattr(stream, "server_stream", stuck)
+    monkeypatch.setattr(stream, "calls", lambda: SimpleNamespace(ServerStream=stuck))
     frames = [next(encode_frame(header(n), tree(n))) for n in range(200)]
     with dial(learner.address) as channel:
         push = channel.stream_stream(PUSH_METHOD)

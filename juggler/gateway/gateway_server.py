@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from google.protobuf.message import DecodeError
 
 from juggler.gateway.clock import Clock
-from juggler.gateway.errors import Code, SessionError
 from juggler.gateway.gateway_stream import GatewayStream
 from juggler.gateway.local_inference import LocalInference
 from juggler.gateway.player import Acted
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Session
-from juggler.gateway.steps import Steps, read_steps
+from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Code, Session, SessionError
+from juggler.gateway.step_batches import Steps, read_steps
 from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -203,10 +202,7 @@ class GatewayServer:
 
     def _steps(self, session: Session, batch: pb.StepBatch) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
-        answer = session.receives(batch.seq)
-        if answer is not None:
-            if answer and session.stream is not None:
-                session.stream.send(answer)
+        if session.repeats(batch.seq):
             return
         assert self._manager.player is not None
         steps = read_steps(session, batch, self._manager.player.layout)

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, other_number
-from juggler.gateway.errors import Code, SessionError
+from juggler.gateway.sessions import Code, SessionError
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.dtypes import dtype_to_number

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.errors import Code, SessionError
-from juggler.gateway.layout import Layout
+from juggler.gateway.row_layout import Layout
+from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-if TYPE_CHECKING:
-    from juggler.gateway.sessions import Session
 
 
 @dataclass(slots=True, eq=False)
