@@ -12,9 +12,9 @@ import torch
 
 from juggler.driver.preflight import DOES, FAILED, READY, Rehearsal, named_parts
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe

@@ -222,3 +222,21 @@ class BehaviourPolicy:
 def _over_steps(*leaves: Tensor) -> Tensor:
     """T tensors [N, ...] -> [N, T, ...]."""
     return torch.stack(leaves, 1)
+
+
+def require_log_probabilities(module: RLModule, known: bool) -> None:
+    """
+    Args:
+        module: acts.
+        known: whether it says of what distribution its actions are.
+
+    Raises:
+        ValueError: it does not, and a learner would take every action for a certain one.
+    """
+    if not known:
+        raise ValueError(
+            f"{type(module).__name__} returns {ACTIONS!r} without {ACTION_DIST_INPUTS!r} where it "
+            "explores: how far the policy has moved since then is known from the log-probabilities "
+            f"of its actions alone. Return {ACTION_DIST_INPUTS!r} beside them, or these alone, and "
+            "actions are drawn"
+        )

@@ -17,13 +17,11 @@ import cloudpickle
 import torch
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
-from juggler.envrunner.held_up import environment_in
-from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.runtime.actors.attachment import Attachment

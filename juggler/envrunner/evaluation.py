@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.autoreset import autoreset_mode
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.mergeable_state import connector_state

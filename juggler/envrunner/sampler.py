@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.seeding import noise_seed
 from juggler.envrunner.environments.vector import reset_environments
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.running_episodes import RunningEpisodes
 from juggler.runtime.connectors.connector import NotFinite

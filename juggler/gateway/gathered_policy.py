@@ -12,8 +12,8 @@ from gymnasium import Space
 from numpy.typing import NDArray
 from torch import Tensor
 
+from juggler.envrunner.behaviour_policy import require_log_probabilities
 from juggler.envrunner.environments.seeding import noise_seed
-from juggler.envrunner.log_probabilities import require_log_probabilities
 from juggler.gateway.places import grown, put, room_for, take
 from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule

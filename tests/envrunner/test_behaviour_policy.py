@@ -10,8 +10,7 @@ from gymnasium.vector import AutoresetMode
 from support.scripted_environments import NativeScripted
 from support.scripted_modules import LinearPolicy
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.log_probabilities import require_log_probabilities
+from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.sampler import Sampler
 from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.runtime.connectors.building import build_runner_pipelines

@@ -9,8 +9,8 @@ from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.evaluation import Goal, evaluate
+from juggler.envrunner.failures import EnvironmentFailed
 
 # The first environment's episodes are short, and the last one's long.
 SCRIPTS = [

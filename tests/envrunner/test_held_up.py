@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.held_up import environment_in
+from juggler.envrunner.environments.vector import environment_in, make_vector_env
 
 
 class Looking(gymnasium.Env[Any, Any]):

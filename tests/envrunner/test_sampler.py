@@ -15,7 +15,7 @@ from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import NonFinite, Sampler
 
 STEPS = 4

@@ -16,7 +16,7 @@ import numpy as np
 from juggler.envrunner.dm_env_rpc.tensors import TensorError, setting_value
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from juggler.envrunner.dm_env_rpc.worlds import Offer, World
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.credentials import why_not_admitted
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.tls import Tls

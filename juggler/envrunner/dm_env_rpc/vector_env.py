@@ -18,7 +18,7 @@ from juggler.envrunner.dm_env_rpc.agent import Agent
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions, addresses
 from juggler.envrunner.dm_env_rpc.simulator_connection import SimulatorError
 from juggler.envrunner.dm_env_rpc.tensors import TensorError
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.credentials import CallMetadata, bearer, read_token
 from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros

@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.legal_actions import LegalActions, other_number
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
 

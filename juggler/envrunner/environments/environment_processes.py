@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 from juggler.runtime.actors.temporary import claim_multiprocessings

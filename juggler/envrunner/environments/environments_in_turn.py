@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import flatten, path_name

@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.extras import check_extra
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 
 #: What the names of its environments begin with.
 SCHEME: Final = "envpool:"

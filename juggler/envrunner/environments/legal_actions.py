@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves

@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.extras import check_extra, check_extra_there
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.modules.by_name import is_there, no_module
 
 Env = gymnasium.Env[Any, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 
 Env = gymnasium.Env[Any, Any]
 

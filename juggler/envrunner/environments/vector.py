@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import gymnasium
@@ -25,11 +26,11 @@ from juggler.envrunner.environments.environment_processes import EnvironmentProc
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.envpool import envpool_environments
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.naming import Env, EnvironmentFactory, VectorEnvironment, find
 from juggler.envrunner.environments.one_environment import EnvironmentFunction
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.wrappers import wrapped, wrapper_specs
+from juggler.envrunner.failures import EnvironmentFailed
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -210,3 +211,26 @@ class _ReportingVector(VectorWrapper):
             raise
         except Exception as error:
             raise EnvironmentFailed.during(self._where, "step", error) from None
+
+
+def environment_in(frame: FrameType | None) -> str:
+    """For people: the call of an environment that a thread is in, such as
+    "step of environment 3 (CartPole-v1)"; "" where it is in none.
+
+    Read off the stack, so that steps that take no longer than they should pay nothing for it.
+
+    Args:
+        frame: the innermost of the thread.
+    """
+    found = ""
+    while frame is not None:
+        call, there = frame.f_code.co_name, frame.f_locals
+        env = there.get("self")
+        if isinstance(env, VectorEnv) and call in ("step", "reset"):
+            if isinstance(env, EnvironmentsInTurn) and "i" in there:
+                return f"{there.get('call', call)} of {env.name_of(there['i'])}"
+            found = found or f"{call} of {type(env).__name__}"
+        elif frame.f_code is make_vector_env.__code__:
+            found = found or "the constructor of an environment"
+        frame = frame.f_back
+    return found

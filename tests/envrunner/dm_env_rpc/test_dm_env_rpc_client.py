@@ -21,8 +21,8 @@ from support.package_simulator import (
 )
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
 
 
 def test_spaces_are_those_of_the_specs(connect: Any) -> None:

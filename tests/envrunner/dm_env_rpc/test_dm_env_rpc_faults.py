@@ -24,8 +24,8 @@ from support.package_simulator import (
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc import agent, vector_env
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.layout import Layout
 from juggler.envrunner.dm_env_rpc.server import GymServer
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.tls import read_tls
 

@@ -18,10 +18,10 @@ from support.vectors import MODES, vector_of_functions
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.action_masks import observe_masks
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.wire.trees import flatten
 

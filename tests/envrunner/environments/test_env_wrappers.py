@@ -10,8 +10,8 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.failures import EnvironmentFailed
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 TIMED = ["TimeAwareObservation", {"use": "ReshapeObservation", "shape": [5, 1]}]

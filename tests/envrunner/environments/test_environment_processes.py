@@ -21,7 +21,7 @@ from support.scripted_environments import Failing, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 
 
 def processes_of(

@@ -15,12 +15,12 @@ from support.scripted_environments import NativeScripted, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
-from juggler.envrunner.environments.failures import EnvironmentFailed
 from juggler.envrunner.environments.vector import (
     autoreset_mode,
     make_vector_env,
     reset_environments,
 )
+from juggler.envrunner.failures import EnvironmentFailed
 
 SCRIPTED = "support.scripted_environments:Scripted"
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
 
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.environments.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed
 
 SCRIPTS = [
     ((3, "terminated"), (1, "truncated"), (2, "both")),
