@@ -8,7 +8,6 @@ import grimp
 _ON_THEIR_WAY_OUT = {
     ("juggler.learner.optim.optimizer_groups", "juggler.learner.config"),
     ("juggler.learner.group.state_sync", "juggler.learner.learner"),
-    ("juggler.gateway.runner", "juggler.envrunner.envrunner_worker"),
 }
 
 
