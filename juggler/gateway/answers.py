@@ -1,4 +1,4 @@
-"""Actions as bytes on the wire, written by hand: one message for each batch of steps."""
+"""Messages of actions, written by hand: one for each batch of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Answers:
     """
     Args:
         layout: of actions.
-        policy: who acts.
+        policy: the name of the policy that acts.
     """
 
     def __init__(self, layout: Layout, policy: str) -> None:
@@ -49,7 +49,7 @@ class Answers:
         return b"".join(parts)
 
     def _written(self, rows: int, version: Version) -> tuple[int, list[bytes]]:
-        """What comes before the bytes of each leaf, and how much it takes with those."""
+        """The size of the message, and the bytes before those of each leaf."""
         newest = pb.PolicyVersion(generation=version.generation, update=version.update)
         head = pb.Actions(policy=self._policy, version=newest).SerializeToString()
         tensors = []
@@ -65,7 +65,7 @@ class Answers:
 
 
 def varint(number: int) -> bytes:
-    """As protobuf writes it."""
+    """A number as protobuf writes it."""
     if number < 128:
         return bytes((number,))
     out = bytearray()

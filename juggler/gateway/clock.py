@@ -12,7 +12,7 @@ _FAR = 1e9  # seconds: nothing is due
 class Clock:
     """
     Args:
-        strike: called in the clock's thread, once for whatever was due.
+        strike: called in the clock's thread, once for everything that is due.
     """
 
     def __init__(self, strike: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class Clock:
         self._thread.start()
 
     def within(self, seconds: float) -> None:
-        """Strike so soon, or sooner. May be called in any thread."""
+        """Strike within so many seconds. May be called in any thread."""
         due = time.monotonic() + seconds
         if due >= self._due:
             return

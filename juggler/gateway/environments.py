@@ -1,4 +1,4 @@
-"""The environments that simulators bring, and the rows that they fill."""
+"""The environments of simulators, and the rows that they fill."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from juggler.gateway.step_batches import Steps
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 
-#: A simulator that takes longer for a step holds no batch up: its row is handed in short.
+#: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
 STALL_SECONDS = 1.0
-#: A row that was begun so many updates ago is handed in short, lest its batch grows stale. The step
-#: of a simulator that took as long is not learned from.
+#: A row that began so many updates ago is handed in short, before its batch becomes stale. A single
+#: step that took as long is not learned from.
 _MOST_UPDATES = 3
 
 _FIRST_PLACES = 64
 
 
 class Environments:
-    """Each has a place, and while somebody learns from it, a row that it fills.
+    """Each has a place, and a row to fill while its steps are recorded.
 
     Args:
-        observation_space: of what batches hold.
+        observation_space: of the observations in batches.
         policy: acts in them.
         steps: T, of a row.
 
     Attributes:
-        rows: in the making, and ready.
-        ended: return and length of the episodes that ended since they were taken.
-        counts: of what happened so far, by name.
+        rows: filling and complete.
+        ended: return and length of the episodes that ended since the last batch.
+        counts: of events so far, by name.
     """
 
     def __init__(self, observation_space: Space[Any], policy: GatheredPolicy, steps: int) -> None:
@@ -70,7 +70,7 @@ class Environments:
 
     @property
     def rows_begun(self) -> int:
-        """That will be ready before long."""
+        """Rows that will be complete before long."""
         return self.rows.begun - self._parked
 
     def seat(self, count: int) -> list[int]:
@@ -85,7 +85,7 @@ class Environments:
         return places
 
     def unseat(self, places: list[int]) -> None:
-        """They are gone: what episodes they were in end as truncated, at their last steps."""
+        """Remove environments. Episodes that are running end as truncated at their last steps."""
         for place in places:
             self.cut(place)
             if self.of["length"][place]:
@@ -95,12 +95,12 @@ class Environments:
             self._places.give_back(place)
 
     def cut(self, place: int) -> None:
-        """Its row is complete, and the episode that it ends with is truncated there."""
+        """Complete its row, and truncate the episode at its end."""
         row, step = int(self.of["row"][place]), int(self.of["step"][place])
         columns = self.rows.columns
         if row >= 0 and step:
             after = take(columns["observations"], (row, step))
-            # Else the next one has begun there, and none of its steps is over.
+            # Else the next episode has begun there, without a complete step.
             if not any(columns[name][row, step - 1] for name in ("terminated", "truncated")):
                 columns["truncated"][row, step - 1] = True
                 self.rows.ended_with(row, step - 1, after)
@@ -110,7 +110,7 @@ class Environments:
         self.of["row"][place] = -1
 
     def new_episode(self) -> int:
-        """The id of one that begins."""
+        """The id of a new episode."""
         self._next_episode += 1
         return self._next_episode - 1
 
@@ -119,12 +119,12 @@ class Environments:
     def take_results(
         self, arrivals: list[Steps], slots: NDArray[np.intp], observations: Tree
     ) -> None:
-        """What the last actions have led to.
+        """Take the results of the last actions.
 
         Args:
             arrivals: of different environments.
-            slots: [B] all of theirs, in order.
-            observations: [B, ...] behind those actions, as batches hold them.
+            slots: [B] the places of their rows, in order.
+            observations: [B, ...] after those actions, as batches hold them.
         """
         of, columns = self.of, self.rows.columns
         acted = of["acted"][slots]  # [B]
@@ -156,7 +156,7 @@ class Environments:
             of["row"][place] = -1
 
     def _let_go_of_old(self, slots: NDArray[np.intp]) -> None:
-        """Rows whose first step took so long that it is not to be learned from."""
+        """Free rows whose first step took so long that it is stale."""
         rows = self.of["row"][slots]  # [B]
         old = (rows >= 0) & (self.of["step"][slots] == 0) & self._is_old(rows)
         for place in slots[old].tolist():
@@ -165,7 +165,7 @@ class Environments:
             self.counts["steps_stale"] += 1
 
     def _take_ends(self, arrivals: list[Steps]) -> None:
-        """Episodes that ended with the steps that have just come."""
+        """Take the ends of episodes from steps that have just come."""
         for steps in arrivals:
             if not (steps.terminated or steps.truncated):
                 continue
@@ -182,13 +182,13 @@ class Environments:
             self.counts["episodes"] += len(steps.terminated) + len(steps.truncated)
 
     def _end(self, place: int) -> None:
-        """The environment's next observation is an episode's first."""
+        """End an episode: the environment's next observation is the first of another."""
         self.ended.append((float(self.of["return"][place]), int(self.of["length"][place])))
         self.of["return"][place], self.of["length"][place] = 0, 0
         self.of["first"][place] = True
 
     def pause(self, places: list[int]) -> None:
-        """No episode goes on there: their rows are as long as they are going to be."""
+        """Complete the rows of environments in which no episode goes on."""
         for place in places:
             row, step = int(self.of["row"][place]), int(self.of["step"][place])
             if row >= 0:
@@ -204,11 +204,11 @@ class Environments:
         recording: NDArray[np.bool_],
         observations: Tree,
     ) -> Any:
-        """Let the policy act -> what simulators get.
+        """Let the policy act -> the actions that simulators get.
 
         Args:
             places: [B]
-            recording: [B] where it is learned from.
+            recording: [B] whose steps are recorded.
             observations: [B, ...] as batches hold them.
         """
         of = self.of
@@ -243,12 +243,12 @@ class Environments:
     # -- rows that are handed in short ------------------------------------------------------------
 
     def hand_in_old(self, version: Version) -> None:
-        """Rows that were begun with weights too far from the newest."""
+        """Hand in rows that began with weights too far behind the newest."""
         self._newest = version
         self._hand_in(self._is_old(self.of["row"]))
 
     def hand_in_stalled(self) -> None:
-        """What simulators have done that take long for their step; to be called now and then."""
+        """Hand in rows of simulators that take long for a step. To be called now and then."""
         of = self.of
         stalled = of["acted_at"] < time.monotonic() - STALL_SECONDS
         self._hand_in(stalled)
@@ -256,13 +256,13 @@ class Environments:
         self._parked = int(np.count_nonzero(standing))
 
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """[B] which rows [B] were begun with weights that are no longer to be learned from."""
+        """[B] which of rows [B] began with weights that are too old by now."""
         begun = self.rows.columns["updates"][rows, 0]  # [B]
         old: NDArray[np.bool_] = begun + np.uint64(_MOST_UPDATES) < self._newest.update
         return old
 
     def _hand_in(self, which: NDArray[np.bool_]) -> None:
-        """Let rows be complete as they are; the step under way begins another one."""
+        """Complete rows as they are; the step under way begins another row."""
         of = self.of
         for place in np.flatnonzero(which & of["acted"] & (of["row"] >= 0) & (of["step"] > 0)):
             row, step = int(of["row"][place]), int(of["step"][place])

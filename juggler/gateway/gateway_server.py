@@ -1,4 +1,4 @@
-"""The gateway's server: what simulators say comes in, actions and batches go out."""
+"""The gateway's server: messages of simulators come in, actions and batches go out."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SWEEP_SECONDS = 0.25
-#: Who waits longer than this for an action is told so.
+#: A simulator that waits longer than this for an action is told so.
 _TELL_SECONDS = 1.0
 
 
 class GatewayServer:
-    """Acts in turns: on whatever came since the last one, at once, in the transport's thread; where
-    nothing came and something is due all the same, in that of a clock.
+    """Acts in turns. A turn takes everything that came since the last one, in a thread of the
+    transport; a clock has a turn when something is due and nothing came.
 
     Args:
-        transport: carries what simulators say and are told.
-        work: see `Work`.
-        settings: see there.
-        failed: called with what ended it, where something did.
-        busy: a context of whatever may hang.
+        transport: carries messages from and to simulators.
+        work: what the gateway acts for.
+        settings: of the gateway.
+        failed: called with the error that ended the gateway.
+        busy: a context around everything that may hang.
 
     Attributes:
         seconds: where its time went.
-        counted: inferences; the rows and batches of steps in them, and for how many seconds those
-            batches had waited, all together.
+        counted: inferences, the rows and batches of steps in them, and the seconds that those
+            batches waited, summed up.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class GatewayServer:
         self._arrivals: list[Steps] = []
         self._leaving: list[Session] = []
         self._news = False
-        self._began = 0.0  # to take in what comes, seconds
+        self._began = 0.0  # to take messages, seconds
         self._next_sweep = 0.0
-        self._waiting_since: float | None = None  # for somebody who asks for samples
+        self._waiting_since: float | None = None  # for a request for samples
         self._over = False
 
     def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
@@ -76,7 +76,7 @@ class GatewayServer:
         return bound
 
     def wake(self) -> None:
-        """There is something new for `Work.go_on`. May be called in any thread."""
+        """Call `Work.go_on` soon. May be called in any thread."""
         self._clock.within(0.0)
 
     def close(self, reason: str) -> None:
@@ -91,7 +91,7 @@ class GatewayServer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """One thread at a time. Whatever goes wrong ends the server."""
+        """One thread at a time. An error ends the gateway."""
         with self._lock, self._busy():
             self._began = time.perf_counter()
             try:
@@ -113,11 +113,11 @@ class GatewayServer:
 
     def _strikes(self) -> None:
         with self.at_work():
-            self._news = True  # and yet steps may be waiting for those of others
+            self._news = True  # steps may be waiting for those of others
             self.turn()
 
     def _worth_waiting(self) -> float:
-        """Seconds, for steps of others that may come."""
+        """Seconds to wait for steps of other simulators."""
         enough = min(self._settings.max_batch, len(self._manager.sessions.by_id))
         if not self._settings.max_wait or len(self._arrivals) >= enough:
             return 0.0
@@ -129,7 +129,7 @@ class GatewayServer:
         self._take_in()
         self._act()
         self._work.go_on()
-        self._act()  # what was asked for just now
+        self._act()  # for requests that have just come
         if self._manager.player is not None:
             self._local.go_on(self._work.wanted())
             self._work.go_on()
@@ -184,12 +184,12 @@ class GatewayServer:
                 raise SessionError(Code.EXPECTED_HELLO, text)
             return self._manager.hello(stream, message.hello)
         if session.stream is not stream:
-            return None  # another stream goes on with the session
+            return None  # another stream has resumed the session
         match kind:
             case "steps":
                 self._steps(session, message.steps)
             case "goodbye":
-                self._leaving.append(session)  # when what it has just said is taken
+                self._leaving.append(session)  # once its last steps are taken
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
@@ -241,7 +241,7 @@ class GatewayServer:
         session.answers(steps.seq, message)
 
     def _sweep(self) -> None:
-        """What is to be done every now and then."""
+        """Do what is due every now and then."""
         now = time.monotonic()
         if self._manager.player is None or now < self._next_sweep:
             return
@@ -279,7 +279,7 @@ class GatewayServer:
         return info
 
     def counts(self) -> dict[str, float]:
-        """What has happened so far, by name."""
+        """Counts of events so far, by name."""
         counts: dict[str, float] = {**self._counts, **self.counted}
         counts["sessions"] = len(self._manager.sessions.by_id)
         if self._manager.player is not None:

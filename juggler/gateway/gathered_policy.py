@@ -39,21 +39,21 @@ from juggler.runtime.wire.trees import Tree
 
 
 class GatheredPolicy:
-    """A module that acts on any B of S environments at a time, and what it remembers of each.
+    """A module that acts in any B of S environments at a time, with a state for each of them.
 
     S is 1 until `grow` is called.
 
     Args:
-        module: as `BehaviourPolicy` has it.
-        connectors: contexts among them add what came before.
-        module_to_env: makes what simulators get of what was chosen.
+        module: as of `BehaviourPolicy`.
+        connectors: those with contexts add what came before.
+        module_to_env: turns chosen actions into those that simulators get.
         seed: of the noise.
 
     Attributes:
-        blank_inputs: a row [D] of what the module says of an observation, zeros.
+        blank_inputs: zeros [D], in the shape of the distribution's inputs.
 
     Raises:
-        ValueError: it says nothing of what distribution its actions are.
+        ValueError: the module returns no inputs of an action distribution.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class GatheredPolicy:
 
     @property
     def action_space(self) -> Space[Any]:
-        """Of what is chosen."""
+        """Of the actions that the module chooses."""
         return self._module_to_env.action_space
 
     def graph(self, observation_space: Space[Any], action_space: Space[Any]) -> ActingGraph:
-        """A copy, for spaces of simulators, to be exported.
+        """A copy for export, with the spaces of simulators.
 
         Raises:
-            ValueError: something in it cannot be.
+            ValueError: something in it cannot be exported.
             NotImplementedError: the same.
         """
         return ActingGraph(
@@ -103,7 +103,7 @@ class GatheredPolicy:
         )
 
     def constants(self) -> dict[str, NDArray[Any]]:
-        """What of the graph changes while a run goes on, by its names there; a view."""
+        """Values of the graph that change during a run, by their names there; views."""
         weights = {f"module.{name}": tensor.numpy() for name, tensor in self._weights.items()}
         return {**weights, **self._env_to_module.numbers()}
 
@@ -119,7 +119,7 @@ class GatheredPolicy:
     def load(self, weights: Tree) -> None:
         """
         Raises:
-            ValueError: they are another module's.
+            ValueError: they are of another module.
         """
         load_weights(self._weights, weights)
         self._initial = initial_states(self._module, 1)  # it may be learned
@@ -135,8 +135,8 @@ class GatheredPolicy:
             first: [B] which observations are the first of an episode.
 
         Returns:
-            What simulators get, a tree or value as Gymnasium wants it; what was chosen, a tree
-            [B, ...]; and the inputs [B, D] of its distribution. The memory of none is used again.
+            The actions for simulators, as Gymnasium has them; the chosen actions, a tree [B, ...];
+            and the inputs [B, D] of their distribution. Nothing else uses their memory.
         """
         seen = self._contexts.see(observations, places, first)
         with torch.inference_mode():
@@ -157,7 +157,7 @@ class GatheredPolicy:
         return sent, chosen, inputs.float().numpy()
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
-        """What the last actions of some environments led to: rewards [B]."""
+        """Take the rewards [B] of the last actions of some environments."""
         self._contexts.rewarded(places, rewards)
 
     def follow(
@@ -168,8 +168,7 @@ class GatheredPolicy:
         rewards: NDArray[np.float32],
         first: bool,
     ) -> dict[str, Tree]:
-        """Remember steps that somebody else took -> what was known before them, as
-        `states_before`.
+        """Follow steps that somebody else took -> the states before them, as `states_before`.
 
         Args:
             place: of the environment.
@@ -203,8 +202,7 @@ class GatheredPolicy:
         return states
 
     def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:
-        """What was known of environments [B] before their last step, as `EpisodeBatch.states` has
-        it."""
+        """The states of environments [B] before their last step, as in `EpisodeBatch.states`."""
         states: dict[str, Tree] = {}
         if self._remembers:
             states[MODULE_STATE] = take(self._before, places)
@@ -213,7 +211,7 @@ class GatheredPolicy:
         return states
 
     def log_probabilities(self, inputs: NDArray[np.float32], actions: Tree) -> NDArray[np.float32]:
-        """Of actions [N, T, ...] that were chosen with inputs [N, T, D] -> [N, T]."""
+        """[N, T] of actions [N, T, ...] that were chosen with inputs [N, T, D]."""
         with torch.inference_mode():
             chosen = tree_map(torch.from_numpy, actions)  # [N, T, ...]
             logp = self._distribution(torch.from_numpy(inputs)).log_prob(chosen)  # [N, T]
@@ -234,7 +232,7 @@ class GatheredPolicy:
         return outputs
 
     def _outputs_for_nothing(self) -> dict[str, Any]:
-        """What the module returns, from a pass over the least observations there are."""
+        """The outputs of the module for blank observations."""
         blank = zeros(self._module.observation_space, (1,))
         tensors = tree_map(torch.from_numpy, blank)  # [1, ...]
         with torch.inference_mode():
@@ -253,16 +251,16 @@ def policy_in(frame: FrameType | None) -> str:
 
 
 class _Contexts:
-    """What context connectors know of S environments, which are not in step.
+    """The contexts of connectors for S environments, each at its own pace.
 
-    Their memory is taken when the first of them acts: shapes are not known before.
+    Memory is taken when the first of them acts: shapes are not known before.
     """
 
     def __init__(self, connectors: EnvToModule) -> None:
         self._connectors = connectors.contexts
         self._capacity = 1
-        self._contexts: dict[str, Any] = {}  # [S, ...] of the last step that was seen
-        self._seen: dict[str, Any] = {}  # [S, ...] what each connector was given then
+        self._contexts: dict[str, Any] = {}  # [S, ...] of the last step
+        self._seen: dict[str, Any] = {}  # [S, ...] what each connector got then
         self._chosen: Any = None  # [S, ...]
 
     @property
@@ -275,7 +273,7 @@ class _Contexts:
         self._chosen = None if self._chosen is None else grown(self._chosen, capacity)
 
     def see(self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]) -> Any:
-        """What the module sees [B, ...]."""
+        """Observations as the module gets them [B, ...]."""
         begin = np.flatnonzero(first)
         for name, connector in self._connectors.items():
             if name not in self._contexts:

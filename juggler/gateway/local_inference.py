@@ -1,4 +1,4 @@
-"""The server of those who act for themselves: recordings come in, policies go out."""
+"""Simulators that act by themselves: recordings come in, policies go out."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-#: What is held for learners that do not ask for it, in bytes of messages.
+#: The most bytes of recordings that wait for requests for samples.
 _MOST_WAITING_BYTES = 1 << 30
 
 
 class LocalInference:
-    """A part of `GatewayServer`, to be used while that is at work.
+    """A part of `GatewayServer`, used within its `at_work`.
 
     Args:
-        manager: knows the sessions.
-        wake: have `go_on` called soon; from any thread.
+        manager: of the sessions.
+        wake: has `go_on` called soon; may be called in any thread.
     """
 
     def __init__(self, manager: SessionManager, wake: Callable[[], None]) -> None:
         self._manager, self._wake = manager, wake
-        self._asking: list[Session] = []  # for a policy
-        self._told = Version(0, 0)  # of which everybody knows
+        self._asking: list[Session] = []  # who ask for a policy
+        self._told = Version(0, 0)  # to everybody
 
     def recording(self, session: Session, message: pb.Recording) -> None:
         """
@@ -58,7 +58,7 @@ class LocalInference:
             self._asking.append(session)
 
     def go_on(self, wanted: int) -> None:
-        """Answer what can be answered.
+        """Answer recordings that were used, and requests for policies.
 
         Args:
             wanted: rows that may be begun.
@@ -85,7 +85,7 @@ class LocalInference:
     def _give_policy(self, player: Player, session: Session) -> None:
         stream = session.stream
         if stream is None:
-            return  # whoever comes back asks again
+            return  # a simulator that comes back asks again
         if player.publisher.failure:
             text = f"the policy cannot be handed out: {player.publisher.failure}"
             return self._manager.fail(session, SessionError(Code.NOT_EXPORTED, text))
@@ -107,7 +107,11 @@ class LocalInference:
         return self._manager.player
 
     def _must_be_known(self, player: Player, recording: Recording) -> None:
-        """That its weights came from here, and are not older than those before."""
+        """Check that its weights came from here, and are not older than those before.
+
+        Raises:
+            SessionError: they did not, or are.
+        """
         version, session = recording.version, recording.session
         if version is None:
             return

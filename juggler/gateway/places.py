@@ -1,4 +1,4 @@
-"""Trees of arrays that grow, one place for each environment or row."""
+"""Trees of arrays with a place for each environment or row, which grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from juggler.runtime.wire.structures import tree_map
 
 
 def grown(tree: Any, capacity: int) -> Any:
-    """A tree of arrays [S, ...] with room for more, of zeros."""
+    """A tree of arrays [S, ...], extended with zeros to [capacity, ...]."""
 
     def more(array: NDArray[Any]) -> NDArray[Any]:
         room = np.zeros((capacity, *array.shape[1:]), array.dtype)
@@ -45,10 +45,10 @@ def put(tree: Any, places: Any, values: Any) -> None:
 
 
 class Places:
-    """Numbers from 0 that are given out and come back, the lowest first.
+    """Numbers from 0 that are taken and given back, the lowest first.
 
     Args:
-        capacity: how many there are to begin with; see `grow`.
+        capacity: how many there are at first; see `grow`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -60,7 +60,7 @@ class Places:
         return self.capacity - len(self._free)
 
     def grow(self, more: int) -> bool:
-        """See to it that so many are free. True: there are more now than before."""
+        """Make sure that so many are free. True: the capacity has grown."""
         before = self.capacity
         while len(self._free) < more:
             new = range(self.capacity, 2 * self.capacity)

@@ -1,4 +1,4 @@
-"""From steps of many simulators, none of them in step with another, to rows of batches."""
+"""From the steps of many simulators, each at its own pace, to rows of batches."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Acted:
     """The answer to a batch of steps.
 
     Attributes:
-        steps: which.
-        actions: of all of its rows, the bytes of each leaf of the action space.
+        steps: the batch.
+        actions: of all its rows, the bytes of each leaf of the action space.
         version: of the weights that acted.
     """
 
@@ -47,13 +47,13 @@ class Acted:
 
 
 class Player:
-    """Acts in environments that simulators step, and keeps what happens in rows.
+    """Acts in environments that simulators step, and records the steps in rows.
 
-    A row is begun where somebody asks for samples, and not before: steps wait until then.
+    A row begins only when samples are asked for: steps wait until then.
 
     Args:
         observation_space: the simulators'.
-        action_space: what simulators get.
+        action_space: of the actions that simulators get.
         policy: acts.
         connectors: between the simulators and the policy.
         steps: T.
@@ -65,8 +65,8 @@ class Player:
         environments: of simulators.
         version: of the policy's weights.
         waiting: steps without an answer.
-        recorder: makes rows of what others did.
-        reader: reads that.
+        recorder: makes rows of recordings.
+        reader: reads and checks recordings.
         publisher: hands out the policy.
     """
 
@@ -84,7 +84,7 @@ class Player:
         self.version = Version(0, 0)
         self.waiting: deque[Steps] = deque()
         self._action_space = action_space
-        self._nothing = zeros(observation_space, (1,))  # [1, ...] what a paused row shows
+        self._nothing = zeros(observation_space, (1,))  # [1, ...] shown by a paused row
         if holds_masks(observation_space):
             for _, mask in flatten(at(self._nothing, (ACTION_MASK,))):
                 mask[...] = 1
@@ -97,16 +97,16 @@ class Player:
         self._delta: State = {}
 
     def unseat(self, places: list[int]) -> None:
-        """These environments are gone."""
+        """Remove environments that are gone."""
         gone = set(places)
         self.waiting = deque(each for each in self.waiting if int(each.slots[0]) not in gone)
         self.recorder.unseat(gone)
         self.environments.unseat(places)
 
-    # -- what they say --------------------------------------------------------------------------
+    # -- steps that come --------------------------------------------------------------------------
 
     def arrive(self, arrivals: list[Steps]) -> list[tuple[Steps, SessionError]]:
-        """Take in what actions have led to -> those that cannot be taken, and why."""
+        """Take the results of actions -> batches that cannot be taken, and why."""
         refused: list[tuple[Steps, SessionError]] = []
         while arrivals:
             rows = sum(steps.rows for steps in arrivals)
@@ -120,7 +120,7 @@ class Player:
         return refused
 
     def _bad(self, arrivals: list[Steps], shown: Tree) -> tuple[Steps, SessionError] | None:
-        """The first of several whose observations cannot be used."""
+        """The first batch whose observations cannot be used, and why."""
         begin = 0
         if any(steps.paused for steps in arrivals):
             put(shown, np.flatnonzero(~_shown(arrivals)), self._nothing)
@@ -156,10 +156,10 @@ class Player:
             self.waiting.append(steps)
 
     def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
-        """What batches hold of what simulators show [B, ...].
+        """Observations as batches hold them, of those that simulators show [B, ...].
 
         Args:
-            live: of it, [B]: what connectors learn from, where there are any.
+            live: returns [B], the observations that connectors learn from.
         """
         observations: Tree = self._connectors.watch(shown)
         if self._connectors.rewrites:
@@ -167,15 +167,15 @@ class Player:
             self._delta = merge(self._delta, delta) if self._delta else delta
         return observations
 
-    # -- what they are told ---------------------------------------------------------------------
+    # -- actions that go -------------------------------------------------------------------------
 
     def act(self, wanted: int, most_rows: int) -> list[Acted]:
-        """Answer those that wait, oldest first.
+        """Answer steps that wait, oldest first.
 
         Args:
-            wanted: rows that may be begun. A batch of steps that needs more begins all of its rows,
-                where there is one to begin.
-            most_rows: of steps, at once; one batch of steps may have more.
+            wanted: rows that may begin. A batch of steps that needs more begins all of its rows if
+                at least one may begin.
+            most_rows: of steps at once; a single batch of steps may have more.
         """
         chosen, recording = self._next(wanted, most_rows)
         if not chosen:
@@ -202,7 +202,7 @@ class Player:
         return answers
 
     def _next(self, wanted: int, most_rows: int) -> tuple[list[Steps], NDArray[np.bool_]]:
-        """Who is answered now, and for each of their rows whether it is learned from."""
+        """The batches to answer now, and for each of their rows whether it is recorded."""
         chosen: list[Steps] = []
         recording: list[bool] = []
         everyone = sum(steps.rows for steps in self.waiting)
@@ -226,7 +226,7 @@ class Player:
             chosen.append(steps)
             rows += len(steps.acting)
         if not chosen and wanted + standing > 0:
-            # Rows stand still whose environments wait for others of their batch to get one.
+            # Some rows stand still because others of their batch wait for a row.
             chosen.append(later.popleft())
             recording = [True] * len(chosen[0].acting)
         later.extend(self.waiting)
@@ -234,11 +234,13 @@ class Player:
         return chosen, np.array(recording, np.bool_)
 
     def _of_all_rows(self, steps: Steps, actions: list[bytes]) -> list[bytes]:
-        """The bytes of each leaf, for rows that want no action too."""
+        """The bytes of each leaf, with zeros for rows that want no action."""
         everyone = _arrays(zeros(self._action_space, (steps.rows,)))
         out = set(steps.paused)
         acting = [i for i in range(steps.rows) if i not in out]
-        leaves = zip(everyone, self.action_layout.leaves, actions, strict=False)  # nobody may act
+        leaves = zip(
+            everyone, self.action_layout.leaves, actions, strict=False
+        )  # there may be no actions
         for array, leaf, content in leaves:
             array[acting] = np.frombuffer(content, leaf.dtype).reshape(-1, *leaf.shape)
         return [array.tobytes() for array in everyone]
@@ -256,11 +258,11 @@ class Player:
         self._policy.seed(seed)
 
     def learn_from_others(self, state: State) -> None:
-        """What connectors of all EnvRunners have learned."""
+        """Take over what connectors of all EnvRunners have learned."""
         self._connectors.set_state(state)
 
     def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
-        """Rows that are ready; episodes that have ended; what connectors have learned."""
+        """A batch of complete rows, the episodes that ended, and what connectors have learned."""
         batch = self.environments.rows.batch(rows, self._policy.log_probabilities)
         ended, self.environments.ended = self.environments.ended, []
         delta, self._delta = self._delta, {}
@@ -279,7 +281,7 @@ def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
 
 
 def _gathered(chosen: list[Steps]) -> Any:
-    """The observations [B, ...] of the rows that act, of batches that came at several times."""
+    """The observations [B, ...] of the rows that act, from batches of several turns."""
     parts = []
     for steps in chosen:
         places: Any = slice(steps.begin, steps.begin + steps.rows)

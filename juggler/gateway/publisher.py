@@ -15,22 +15,22 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _CHUNK = 1 << 20
-#: Versions that are known to have been given to somebody. Older ones are long stale.
+#: Versions that were handed out and are remembered. Older ones are long stale.
 _MOST_GIVEN = 4096
-_MODULE = "module."  # how a graph names what belongs to its module
+_MODULE = "module."  # begins the names of a module's values in a graph
 
 
 class Publisher:
-    """Exports the policy once, beside all that goes on, as that takes seconds. The models of other
-    versions are the same with other weights.
+    """Exports the policy once, in a thread, as it takes seconds. The models of other versions have
+    the same graph with other weights.
 
     Args:
-        policy: which.
+        policy: to export.
         observation_space: of the simulators.
         action_space: of the simulators.
 
     Attributes:
-        failure: why there is no model; "": there is one, or may be.
+        failure: why there is no model; "": there is one, or will be.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Publisher:
         return self._without_weights is not None
 
     def begin(self, done: Callable[[], None]) -> None:
-        """Export, if nobody has yet; `done` is called in another thread when that is over."""
+        """Export the policy, once. `done` is called in another thread at the end."""
         if self._begun:
             return
         self._begun = True
         try:
             graph = self._policy.graph(*self._spaces)
-        except Exception as error:  # of others' modules and connectors
+        except Exception as error:  # of user modules and connectors
             self.failure = _said(error)
             return
         arguments = graph, done
         threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
 
     def gave(self, version: Version) -> bool:
-        """Whether somebody has got these weights."""
+        """Whether these weights were handed out."""
         return version in self._given
 
     def chunks(self, version: Version) -> Iterator[pb.ToSimulator]:
-        """The policy as it is now, in messages.
+        """Messages with the current policy.
 
         Args:
             version: of its weights.
@@ -107,14 +107,14 @@ class Publisher:
             for name in self._names:
                 model.graph.initializer.remove(mine[name])
             self._without_weights = model
-        except Exception as error:  # of others' modules and connectors
+        except Exception as error:  # of user modules and connectors
             self.failure = _said(error)
         finally:
             done()
 
     def _with_weights(self) -> bytes:
         """The whole model."""
-        from onnx import numpy_helper  # it is there: something was exported with it
+        from onnx import numpy_helper  # installed, as the export used it
 
         model, constants = type(self._without_weights)(), self._policy.constants()
         model.CopyFrom(self._without_weights)
@@ -125,6 +125,6 @@ class Publisher:
 
 
 def _said(error: Exception) -> str:
-    """An error that is told in words, or what kind it is too. Never empty."""
+    """The text of an error, with its class unless it was meant for people. Never empty."""
     told = isinstance(error, ValueError | NotImplementedError) and str(error)
     return told or f"{type(error).__name__}: {error}"

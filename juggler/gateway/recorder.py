@@ -1,4 +1,4 @@
-"""From recordings of what others did to rows of batches."""
+"""From recordings to rows of batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from juggler.runtime.wire.trees import Tree
 
 @dataclass(slots=True)
 class _Episode:
-    """Where an environment's episode is: what of it was looked at so far."""
+    """The episode of an environment, as far as it was used."""
 
     id: int
     length: int = 0
@@ -28,19 +28,19 @@ class _Episode:
 
 
 class Recorder:
-    """Takes recordings when somebody asks for samples, and not before: they wait until then.
+    """Makes rows of recordings when samples are asked for: they wait until then.
 
     Args:
-        environments: that the recordings are of; with the rows that are filled.
-        policy: learns from them, and remembers what came before in each environment.
+        environments: of the recordings, with the rows to fill.
+        policy: keeps the state of each environment.
         max_staleness: updates that weights may be behind the newest when their steps become a row.
-        see: what simulators show [B, ...], and what gives which of that is new [B] -> what batches
-            hold of it.
+        see: turns observations of simulators [B, ...] into those of batches; the second argument
+            returns which are new [B].
 
     Attributes:
-        waiting: that nothing has become of yet, the oldest first.
-        newest: weights that there are.
-        bytes_waiting: that their messages had.
+        waiting: recordings that were not used yet, the oldest first.
+        newest: version of the weights.
+        bytes_waiting: of their messages.
         max_staleness: as given.
     """
 
@@ -57,8 +57,8 @@ class Recorder:
         self._environments, self._policy = environments, policy
         self.max_staleness = max_staleness
         self._see = see
-        self._episodes: dict[int, _Episode] = {}  # that are running, by place
-        self._filling: dict[int, float] = {}  # places with a row, and when something came for it
+        self._episodes: dict[int, _Episode] = {}  # running ones, by place
+        self._filling: dict[int, float] = {}  # places with a row, and when steps last came for it
         self._stale = 0
 
     @property
@@ -68,7 +68,7 @@ class Recorder:
     def arrive(self, recording: Recording) -> None:
         def new() -> NDArray[np.bool_]:
             live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
-            live[0] = recording.starts  # else it is the last one of the recording before
+            live[0] = recording.starts  # else the recording before ended with it
             return live
 
         recording.observations = self._see(recording.observations, new)  # [L + 1, ...]
@@ -82,14 +82,14 @@ class Recorder:
         return stale
 
     def go_on(self, wanted: int) -> list[Recording]:
-        """Make rows of what waits -> recordings of which nothing is left.
+        """Make rows of waiting recordings -> those that are used up.
 
         Args:
-            wanted: rows that may be begun.
+            wanted: rows that may begin.
         """
         done: list[Recording] = []
         later: deque[Recording] = deque()
-        full: set[int] = set()  # places where something waits
+        full: set[int] = set()  # places with a recording that waits
         while self.waiting:
             recording = self.waiting.popleft()
             if recording.place not in full:
@@ -112,13 +112,13 @@ class Recorder:
                 self._hand_in(place)
 
     def hand_in_stalled(self) -> None:
-        """Rows to which nothing has come for long; to be called now and then."""
+        """Hand in rows for which no steps have come for long. To be called now and then."""
         since = time.monotonic() - STALL_SECONDS
         for place in [place for place, at in self._filling.items() if at < since]:
             self._hand_in(place)
 
     def unseat(self, places: set[int]) -> None:
-        """These environments go: call it before they are gone."""
+        """Forget environments that leave. To be called before they are gone."""
         lost = [each for each in self.waiting if each.place in places]
         self.waiting = deque(each for each in self.waiting if each.place not in places)
         self._environments.counts["steps_lost"] += sum(each.left for each in lost)
@@ -131,7 +131,7 @@ class Recorder:
     # -- one recording --------------------------------------------------------------------------
 
     def _use(self, recording: Recording, wanted: int) -> int:
-        """Make what is wanted of a recording -> rows that were begun for it."""
+        """Use a recording as far as rows are wanted -> rows that began with it."""
         begun = 0
         place, rows = recording.place, self._environments.rows
         if recording.starts and not recording.taken:
@@ -156,20 +156,20 @@ class Recorder:
         return version is not None and self.newest.update - version.update > self.max_staleness
 
     def _end_without_word(self, place: int) -> None:
-        """An episode that is running there is over, as another one begins."""
+        """End the episode that is running there, as another one begins."""
         if self._episodes.pop(place, None) is not None:
             self._environments.counts["episodes_cut"] += 1
             self._environments.cut(place)
             self._filling.pop(place, None)
 
     def _episode(self, place: int) -> _Episode:
-        """The one that is running there, or one that begins."""
+        """The episode that is running there, or a new one."""
         if place not in self._episodes:
             self._episodes[place] = _Episode(self._environments.new_episode())
         return self._episodes[place]
 
     def _drop(self, recording: Recording) -> None:
-        """All that is left of it. A row cannot go on behind the hole."""
+        """Drop the rest of a recording, which also ends its row: a row has no gaps."""
         count = recording.left
         self._stale += count
         self._environments.counts["steps_stale"] += count
@@ -179,7 +179,7 @@ class Recorder:
         self._count(recording, count)
 
     def _write(self, recording: Recording, count: int) -> None:
-        """Its next steps, into the row of their environment."""
+        """Write the next steps of a recording into the row of its environment."""
         place, begin = recording.place, recording.taken
         of, rows = self._environments.of, self._environments.rows
         episode, version = self._episode(place), recording.version or self.newest
@@ -218,7 +218,7 @@ class Recorder:
             put(rows.columns["observations"], (row, step + count), after)
 
     def _follow(self, recording: Recording, count: int) -> dict[str, Tree]:
-        """What was known before its next steps; remember them."""
+        """Let the policy follow the next steps -> its states before them."""
         begin, end = recording.taken, recording.taken + count
         return self._policy.follow(
             recording.place,
@@ -229,7 +229,7 @@ class Recorder:
         )
 
     def _count(self, recording: Recording, count: int) -> None:
-        """Its next steps have become of something."""
+        """Count the next steps as used."""
         place, begin = recording.place, recording.taken
         episode = self._episode(place)
         episode.length += count
@@ -241,10 +241,12 @@ class Recorder:
         del self._episodes[place]
         self._environments.of["first"][place] = True
         self._environments.counts["episodes"] += 1
-        if recording.version is not None:  # others say nothing of how good our policy is
+        if (
+            recording.version is not None
+        ):  # else another policy acted, and its return says nothing of ours
             self._environments.ended.append((episode.total, episode.length))
 
     def _hand_in(self, place: int) -> None:
-        """Its row is as long as it is going to be."""
+        """Complete its row, however short."""
         if self._filling.pop(place, None) is not None:
             self._environments.pause([place])

@@ -1,4 +1,4 @@
-"""What somebody else did in an environment, read and checked."""
+"""Steps that somebody else took in an environment, read and checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-_ROUNDED = 1e-3  # what others' arithmetic may make of a log-probability of 0
+_ROUNDED = 1e-3  # rounding of a log-probability of 0 in other programs
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Recording:
     """L steps of one environment, within one episode.
 
     Attributes:
-        session: whose they are.
+        session: of the simulator.
         seq: of the message.
         environment: its number in the session.
         observations: a tree [L + 1, ...], as batches hold them.
@@ -36,11 +36,11 @@ class Recording:
         action_logp: [L]
         starts: the first step begins an episode.
         terminated: the last step ended it.
-        truncated: the last step was its last, and did not end it.
-        version: of the weights that acted; None: nobody knows.
-        taken: how many of the steps have become of something.
+        truncated: the last step cut it off.
+        version: of the weights that acted; None: not known.
+        taken: how many of the steps were used.
         stale: some of them were too old to be learned from.
-        bytes: that its message had.
+        bytes: of its message.
     """
 
     session: Session
@@ -60,21 +60,21 @@ class Recording:
 
     @property
     def place(self) -> int:
-        """Of its environment in the gateway."""
+        """The place of its environment in the gateway."""
         return self.session.slots[self.environment]
 
     @property
     def left(self) -> int:
-        """Steps that nothing has become of yet."""
+        """Steps that were not used yet."""
         return len(self.rewards) - self.taken
 
 
 class Reader:
-    """Holds recordings against what they may say.
+    """Reads recordings, and checks them.
 
     Args:
         observation_space: the simulators'.
-        action_space: of what policies choose.
+        action_space: of the actions that policies choose.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -87,7 +87,7 @@ class Reader:
     def read(self, session: Session, message: pb.Recording) -> Recording:
         """
         Raises:
-            SessionError: its session may not say that.
+            SessionError: its session may not send that.
         """
         try:
             self._check_place(session, message)
@@ -139,7 +139,7 @@ class Reader:
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:
-        """What is seen where an episode ended need leave nothing to do."""
+        """The last observation of an episode need not allow any action."""
         if ended:
             last = tree_map(lambda array: array[-1:], observations)  # [1, ...]
             observations = tree_map(lambda array: array[:-1], observations)  # [L, ...]
@@ -168,7 +168,7 @@ class Reader:
         return action_logp
 
     def _check_actions(self, observations: Tree, actions: Tree) -> None:
-        """That there are such actions, and masks allow them."""
+        """Check that the space and the masks allow the actions."""
         for path, space in self._leaves:
             array, where = at(actions, path), f" at {path_name(path)}" if path else ""
             if array.dtype.kind == "f":
@@ -192,7 +192,7 @@ class Reader:
     def _illegal(
         self, observations: Tree, path: Path, counts: NDArray[Any], places: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """[L] where one of some choices [L, choices], each among so many, was not allowed."""
+        """[L] where one of the choices [L, choices] was not allowed; `counts` has their numbers."""
         masks = dict(flatten(at(observations, (ACTION_MASK,))))
         if path not in masks:
             return np.zeros(len(places), np.bool_)
@@ -203,7 +203,7 @@ class Reader:
         return illegal
 
     def _as_chosen(self, actions: Tree) -> Tree:
-        """In the dtypes that policies act in."""
+        """Actions in the dtypes that policies act in."""
         return unflatten(
             [
                 (path, at(actions, path).astype(acted_dtype(space), copy=False))

@@ -1,4 +1,4 @@
-"""How observations come in and actions go out: arrays of rows, as bytes."""
+"""Rows of observations and actions as bytes of arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 class Leaf:
-    """One array of a space: where it is, and what one row of it takes."""
+    """One array of a space: its path, and the shape and bytes of one row."""
 
     def __init__(self, path: Path, space: Space[Any]) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Layout:
         space: of observations or of actions.
 
     Raises:
-        UnsupportedSpace: nobody encodes it.
+        UnsupportedSpace: it cannot be sent as arrays.
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -54,8 +54,8 @@ class Layout:
 
         Args:
             tensors: from the network.
-            rows: that they must have.
-            what: they are, for people.
+            rows: how many they must have.
+            what: their name for people.
 
         Raises:
             SessionError: an array is missing, unknown, or not what the space says.
@@ -105,7 +105,7 @@ class Layout:
 
 
 class ValueChecks:
-    """That observations hold nothing that would break the policy or what learns from them.
+    """Checks that observations would break neither the policy nor the learner.
 
     Args:
         observation_space: of one observation, with its action mask where there is one.
@@ -124,11 +124,11 @@ class ValueChecks:
         self._legal = LegalActions.of(observation_space, action_space, "a session")
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
-        """The first row of [rows, ...] with something wrong, and what; None: all are right.
+        """The first bad row of [rows, ...], and its error; None: all are good.
 
         Args:
             observations: a tree of arrays.
-            masks: whether there has to be something to do.
+            masks: whether each mask must allow an action.
         """
         for path, array in flatten(observations):
             if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -1,4 +1,4 @@
-"""Rows of T steps that fill up one by one, and the batches that they become."""
+"""Rows of T steps, which fill up step by step and become batches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _FIRST_ROWS = 32
 
 
 class Rows:
-    """Memory for rows in the making, each of one environment at a time.
+    """Memory for rows, each of one environment at a time.
 
-    Columns are [P, T, ...]; whoever fills a row writes into them.
+    Columns are [P, T, ...], and are written directly as rows fill up.
 
     Args:
-        observation_space: of what batches hold.
+        observation_space: of the observations in batches.
         steps: T.
         blank_inputs: of the policy's distribution [D].
 
     Attributes:
-        complete: rows that are ready to go, in order.
+        complete: rows that are ready, in order.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class Rows:
             "lengths": np.zeros(_FIRST_ROWS, np.intp),  # steps of a complete row
             "last_observations": zeros(observation_space, (_FIRST_ROWS,)),
             "states": {},
-            "recorded": np.zeros(_FIRST_ROWS, np.bool_),  # by somebody who gave action_logp
+            "recorded": np.zeros(
+                _FIRST_ROWS, np.bool_
+            ),  # its log-probabilities came with its steps
             "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
@@ -67,10 +69,10 @@ class Rows:
     def begin(
         self, states: dict[str, Tree], count: int, recorded: bool = False
     ) -> NDArray[np.intp]:
-        """New rows [B], with what is known before their first steps [B, ...].
+        """New rows [B].
 
         Args:
-            states: that.
+            states: before their first steps [B, ...].
             count: B.
             recorded: log-probabilities come with the steps.
         """
@@ -93,7 +95,7 @@ class Rows:
         inputs: NDArray[np.float32],
         **columns: Any,
     ) -> None:
-        """Write what was chosen at steps [B] of rows [B]."""
+        """Write the actions chosen at steps [B] of rows [B]."""
         self._make_room_for(actions)
         put(self.columns["actions"], (rows, steps), actions)
         self.columns["inputs"][rows, steps] = inputs
@@ -101,35 +103,35 @@ class Rows:
             self.columns[name][rows, steps] = values
 
     def record(self, row: int, step: int, steps: int, **columns: Any) -> None:
-        """Write so many steps of a row, from one on.
+        """Write L steps of a row.
 
         Args:
-            row: that was begun as `recorded`.
+            row: which began as `recorded`.
             step: the first.
             steps: L.
-            columns: [L, ...] or one value for all.
+            columns: [L, ...], or one value for all.
         """
         self._make_room_for(columns["actions"])
         for name, values in columns.items():
             put(self.columns[name], (row, slice(step, step + steps)), values)
 
     def finish(self, row: int, steps: int, last_observation: Tree) -> None:
-        """A row has so many steps, and what comes after them."""
+        """Complete a row that has so many steps, with the observation after them."""
         self.columns["lengths"][row] = steps
         put(self.columns["last_observations"], row, last_observation)
         self.complete.append(row)
 
     def give_back(self, row: int) -> None:
-        """It has come to nothing."""
+        """Free a row without a batch."""
         self._finals.pop(row, None)
         self._places.give_back(row)
 
     def ended_with(self, row: int, step: int, observation: Tree) -> None:
-        """The last observation of an episode that was truncated."""
+        """Keep the last observation of a truncated episode."""
         self._finals[row].append((step, observation))
 
     def move_step(self, row: int, step: int, states: dict[str, Tree]) -> int:
-        """A new row that begins with a step of another one, and with states [1, ...]."""
+        """A new row that begins with a step of another row, and with states [1, ...]."""
         (new,) = self.begin(states, 1).tolist()
         for name, column in self.columns.items():
             if name not in ("lengths", "last_observations", "states", "recorded"):
@@ -138,7 +140,7 @@ class Rows:
         return int(new)
 
     def batch(self, count: int, log_probabilities: _LogProbabilities) -> EpisodeBatch:
-        """The first N complete rows, which are free afterwards."""
+        """A batch of the first N complete rows, which are free afterwards."""
         taken, self.complete = self.complete[:count], self.complete[count:]
         kept: dict[str, Any] = take(self.columns, np.array(taken, np.intp))  # [N, ...]
         live = np.arange(self.steps) < kept["lengths"][:, None]  # [N, T]
@@ -170,7 +172,7 @@ class Rows:
         )
 
     def _make_room_for(self, actions: Tree) -> None:
-        """Actions are known when the first come [B, ...]."""
+        """Add the column of actions, whose shapes are known from the first ones [B, ...]."""
         if "actions" not in self.columns:
             self.columns["actions"] = tree_map(
                 lambda one: np.zeros(
@@ -187,7 +189,7 @@ class Rows:
 
 
 def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:
-    """Behind a short row's last step: what follows it, an action that the space has, nothing."""
+    """Fill short rows with their last observation, their last action, and zeros."""
     rows, steps = np.nonzero(~live)  # [D] both
     put(kept["observations"], (rows, steps), take(kept["last_observations"], rows))
     last = kept["lengths"][rows] - 1  # [D]
@@ -198,8 +200,8 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:
 
 
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    """Each stretch of one episode in a row, stamped with the oldest weights that acted in it: a
-    sequence model must see it whole, and weights may come in its middle."""
+    """Segments, each a stretch of one episode in a row, with the oldest weights that acted in it: a
+    sequence model must see it whole, and weights may change in its middle."""
     episodes = kept["episodes"]  # [N, T]
     other = episodes[:, 1:] != episodes[:, :-1]  # [N, T - 1]
     first, last = live.copy(), live.copy()  # [N, T] both

@@ -70,7 +70,7 @@ class _Asked:
 class GatewayRunner(EnvRunner):
     """Takes part in a run as any EnvRunner does, once the first simulator has told its spaces.
 
-    Commands come in the process's first thread and are carried out in the transport's, which acts.
+    Commands come in the process's first thread and are carried out in the gateway's turns.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class GatewayRunner(EnvRunner):
     # -- commands, in the first thread ----------------------------------------------------------
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:
-        """Ready is said when the first simulator is here: nobody knows the spaces before."""
+        """The reply follows when the first simulator has told the spaces."""
         config = EnvRunnerConfig(**json.loads(setup.config)["env_runner"])
         self._setup_command = command_id, setup
         self._rows = config.envs_per_runner
@@ -125,7 +125,7 @@ class GatewayRunner(EnvRunner):
         self._attachment.report(training_pb2.Note(text=text))
 
     def _address(self) -> str:
-        """Where this one listens: each gateway of a host has a port of its own."""
+        """The address of this gateway: each gateway of a host has its own port."""
         host, port = split_address(self._door.address)
         host = f"[{host}]" if ":" in host else host
         return f"{host}:{port + self._index if port else 0}"
@@ -138,10 +138,10 @@ class GatewayRunner(EnvRunner):
     def _failed(self, error: BaseException) -> None:
         self._inbox.put(Detached.by(error))
 
-    # -- what the server asks for, at work --------------------------------------------------------
+    # -- called by the server, within `at_work` ---------------------------------------------------
 
     def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
-        """Build what acts, and tell the driver the spaces."""
+        """Build the player, and tell the driver the spaces."""
         assert self._setup_command is not None
         command_id, setup = self._setup_command
         parts = json.loads(setup.config)
@@ -197,7 +197,7 @@ class GatewayRunner(EnvRunner):
         player = self._player
         if player is None:
             return
-        subscription = self._subscription  # the first thread may take it away
+        subscription = self._subscription  # the first thread may replace it
         weights = None if subscription is None else subscription.newest
         if weights is not None and (not self._has_weights or weights.version > player.version):
             player.use(weights.tree[DEFAULT_MODULE], weights.version)
@@ -219,7 +219,7 @@ class GatewayRunner(EnvRunner):
         return _LOOK_SECONDS if self._new else 1.0
 
     def _can_begin(self, player: Player, asked: _Asked) -> bool:
-        """Whether its weights are here, or it is in vain."""
+        """Whether its weights are here, or its learner is gone."""
         if self._subscription is None or asked.request.learner not in self._senders:
             return True
         if not self._has_weights and time.monotonic() - asked.at > FIRST_WEIGHTS_SECONDS:
@@ -281,7 +281,7 @@ class GatewayRunner(EnvRunner):
 
 
 def _why_not_logged(wants: dict[str, Any]) -> str:
-    """For simulators: why nobody learns from what was recorded elsewhere; "": somebody does."""
+    """For simulators: why recordings of other policies are not learned from; "": they are."""
     if wants["off_policy"]:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Who comes and goes at a gateway."""
+"""Opens, resumes and closes the sessions of a gateway."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _MOST_ROW_BYTES = 256 << 20
-#: That a policy's first layer takes of an observation, or its last one gives for an action.
+#: In an observation or an action, with choices encoded one-hot.
 _MOST_NUMBERS = 1 << 22
 
 
 class Work(Protocol):
-    """What the gateway acts for: whose samples it makes, and with what weights."""
+    """What a gateway acts for: it asks for samples and brings weights."""
 
     def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
-        """Called once, for the spaces of the first simulator."""
+        """Make the player. Called once, with the spaces of the first simulator."""
 
     def wanted(self) -> int:
         """Rows that may be begun now."""
 
     def patience(self) -> float:
-        """How long to wait for events, in seconds, before `go_on` is called again."""
+        """Seconds to wait for events before `go_on` is called again."""
 
     def go_on(self) -> None:
-        """Hand in what is complete, take over what is new; called after everything that came."""
+        """Hand in complete batches, and take new weights and requests. Called after each turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """
     Attributes:
-        max_batch: rows that one inference takes, if there are so many; a batch of steps of one
-            simulator stays whole.
-        max_wait: seconds that a step waits for others to come, so that they are inferred together.
-        run_id: that simulators are told.
+        max_batch: the most rows of one inference; a batch of steps of one simulator stays whole.
+        max_wait: seconds that a step waits for others, to be inferred together with them.
+        run_id: told to simulators.
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
         refuses_logged: why nobody learns from data of other policies; "": it is learned from.
@@ -71,16 +70,16 @@ class GatewaySettings:
 
 
 class SessionManager:
-    """Lets simulators in, and sees to what becomes of those that leave.
+    """Opens sessions for simulators, and closes them.
 
     Args:
         work: what the gateway acts for.
-        settings: of the server.
-        counts: of what happens, by name.
+        settings: of the gateway.
+        counts: of events, by name.
 
     Attributes:
-        sessions: that are open.
-        player: acts for them; None: nobody has said yet in which spaces.
+        sessions: all of them.
+        player: acts for them; None until the first simulator has told its spaces.
         agent: with those spaces.
         answers: writes actions.
     """
@@ -126,7 +125,7 @@ class SessionManager:
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
     def _prepared(self, agent: pb.Agent) -> Player:
-        """The player; the first simulator says what it is for."""
+        """The player, which is made for the spaces of the first simulator."""
         if self.player is None:
             try:
                 observation_space = space_from_message(agent.observation_space)
@@ -156,7 +155,7 @@ class SessionManager:
                 )
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Steps]) -> None:
-        """A stream said what it must not."""
+        """End the session of a stream that sent something wrong."""
         session = stream.session
         if session is None:
             stream.send(error.message().SerializeToString())
@@ -179,7 +178,7 @@ class SessionManager:
 
     def close(self, session: Session) -> None:
         if session.id not in self.sessions.by_id:
-            return  # it said two wrong things at once
+            return  # it sent two wrong messages at once
         assert self.player is not None
         self.player.unseat(session.slots)
         self.sessions.remove(session)
@@ -187,8 +186,11 @@ class SessionManager:
 
 
 def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
-    """That masks are those of the actions, and policies for them and rows of such observations can
-    be held in memory."""
+    """Check that masks fit the actions, and that memory has room for policies and rows.
+
+    Raises:
+        SessionError: they do not, or it has not.
+    """
     for name, space in (("observation", observation_space), ("action", action_space)):
         if (numbers := _numbers(space)) > _MOST_NUMBERS:
             text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
@@ -204,7 +206,7 @@ def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: in
 
 
 def _numbers(space: Space[Any]) -> int:
-    """How many a value of a space is for a policy: what is counted is encoded one-hot."""
+    """How many numbers a policy sees in a value of a space: choices are encoded one-hot."""
     numbers = 0
     for _, leaf in space_leaves(space):
         if isinstance(leaf, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""Who takes part: simulators, their places, and what they may have missed."""
+"""Sessions of simulators: their places, their modes, and answers that they may have missed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
 class SessionError(Exception):
-    """Ends a session. The text says what happened, where, and what to do, fit for its simulator.
+    """Ends a session. The text tells its simulator what happened, where, and what to do.
 
     Attributes:
         code: one of `Error.Code`.
-        seq: of the batch that it is about; 0: none.
-        retryable: another session may fare better.
+        seq: of the batch concerned; 0: none.
+        retryable: another session may succeed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Stream(Protocol):
         """Never waits."""
 
     def close(self) -> None:
-        """After what was sent."""
+        """End it once everything is sent."""
 
 
 class Session:
@@ -60,20 +60,20 @@ class Session:
 
     Args:
         slots: places of its environments.
-        hello: what it said of itself.
+        hello: its first message.
 
     Attributes:
         mode: who acts.
-        batches_in_flight: batches of steps, or recordings, without an answer, at most.
-        versions: the last weights of each environment, where its simulator acts.
-        wants_news: it has the newest policy, and is to be told when there is another.
-        waiting: 1 for each environment whose action is due, by its number.
-        acted: 1 for each that has had an action in the episode that it is in.
-        places: [N] the same as an array.
+        batches_in_flight: the most batches of steps, or recordings, without an answer.
+        versions: the last weights of each environment, if its simulator acts.
+        wants_news: it has the newest policy, and is to be told of the next one.
+        waiting: 1 for each environment, by number, whose action is due.
+        acted: 1 for each environment that has had an action in its episode.
+        places: [N] the slots as an array.
         everyone: the numbers of its environments, in order.
         last_seq: the highest that has arrived.
-        stream: its connection; None: it has vanished.
-        lost_at: when, in seconds of `time.monotonic`.
+        stream: its connection; None: its simulator has vanished.
+        lost_at: when it vanished, in seconds of `time.monotonic`.
     """
 
     def __init__(self, slots: list[int], hello: pb.Hello, stream: Stream) -> None:
@@ -82,7 +82,7 @@ class Session:
         self.slots = slots
         self.mode = hello.mode
         remote = hello.mode == pb.REMOTE_INFERENCE
-        # Episodes end at any time, so that the recordings of one environment may be many.
+        # Episodes end at any time, so there may be many recordings of one environment.
         self.batches_in_flight = BATCHES_IN_FLIGHT if remote else BATCHES_IN_FLIGHT * len(slots)
         self.versions: dict[int, Version] = {}
         self.wants_news = False
@@ -101,10 +101,9 @@ class Session:
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def must_be(self, *modes: pb.Mode) -> None:
-        """Whether what it says is for its mode.
-
+        """
         Raises:
-            SessionError: it is not.
+            SessionError: a message is not for the mode of this session.
         """
         if self.mode not in modes:
             names = " or ".join(pb.Mode.Name(mode) for mode in modes)
@@ -137,7 +136,7 @@ class Session:
         raise SessionError(Code.OUT_OF_ORDER, text, seq)
 
     def answers(self, seq: int, message: bytes) -> None:
-        """Send what belongs to a batch, and keep it for a simulator that asks again."""
+        """Send the answer to a batch, and keep it for a simulator that asks again."""
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
@@ -146,7 +145,7 @@ class Session:
             self.stream.send(message)
 
     def asks(self, environments: list[int]) -> None:
-        """The actions of these are due."""
+        """The actions of these environments are due."""
         if environments is self.everyone:
             self.waiting = bytearray(self._ones)
         else:
@@ -154,7 +153,7 @@ class Session:
                 self.waiting[environment] = 1
 
     def acts(self, environments: list[int]) -> None:
-        """These have had theirs."""
+        """These environments have had their actions."""
         if environments is self.everyone:
             self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
         else:
@@ -166,10 +165,10 @@ class Session:
 
 
 class Sessions:
-    """All of them, by id.
+    """All sessions.
 
     Attributes:
-        by_id: those that are open, whether or not their simulators are connected.
+        by_id: the open ones, whether or not their simulators are connected.
     """
 
     def __init__(self, resume_seconds: float = RESUME_SECONDS) -> None:
@@ -188,7 +187,7 @@ class Sessions:
     def resumed(self, hello: pb.Hello) -> Session:
         """
         Raises:
-            SessionError: the token is of no session that is still open, or of one of other size.
+            SessionError: no open session has the token, or it has another size or mode.
         """
         session = self._by_token.get(hello.resume_token)
         if session is None:
@@ -208,18 +207,18 @@ class Sessions:
         return session
 
     def overdue(self) -> list[Session]:
-        """Those that have waited for their simulators long enough."""
+        """Sessions that have waited for their simulators long enough."""
         since = time.monotonic() - self.resume_seconds
         return [s for s in self.by_id.values() if s.stream is None and s.lost_at < since]
 
 
 def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
-    """What can be seen without knowing the run's spaces.
+    """Check what does not depend on the run's spaces.
 
     Args:
-        hello: of a new session, or of one that goes on.
-        environments: that are here.
-        sessions: that are here.
+        hello: of a new session, or of one that resumes.
+        environments: how many there are.
+        sessions: how many there are.
 
     Raises:
         SessionError: it cannot take part.

@@ -17,25 +17,25 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """R rows of one session, mostly in lists: those of many sessions become arrays together.
+    """R rows of one session, mostly as lists: the rows of many sessions become arrays together.
 
     Attributes:
-        session: whose they are.
+        session: of the simulator.
         seq: of the batch.
         environments: [R] their numbers in the session.
         slots: [R] their places in the gateway.
         rewards: [R]
         terminated: places among the R rows where the episode ended.
-        truncated: places where it was cut off, and did not end.
+        truncated: places where the episode was cut off.
         paused: places that want no action.
         raw: the bytes of each leaf of the observations.
         final_raw: the bytes of each leaf of the final observations.
         final_rows: their places.
-        final_observations: [K, ...] of the K truncated rows, as batches hold them; known once they
-            are there.
-        begin: where its acting rows begin in `observations`.
-        observations: a tree [B, ...] of rows that came at the same time; known once it is there.
-        acting: places in the gateway of the rows that want an action; known then, too.
+        final_observations: [K, ...] of the K truncated rows, as batches hold them; set by the
+            player.
+        begin: where its rows begin in `observations`.
+        observations: a tree [B, ...] of all rows of a turn; set by the player.
+        acting: places in the gateway of the rows that want an action; set by the player.
         rows: R.
         arrived: seconds of `time.perf_counter`.
     """
@@ -63,10 +63,10 @@ class Steps:
 
 
 def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
-    """What a batch says, held against what its session may say.
+    """Read and check a batch of steps.
 
     Raises:
-        SessionError: it may not.
+        SessionError: its session may not send that.
     """
     if len(batch.agents) != 1 or batch.agents[0].agent != 0:
         agents = [rows.agent for rows in batch.agents]
@@ -134,7 +134,7 @@ def _environments(session: Session, given: list[int]) -> list[int]:
 
 
 def _flagged(flags: Any, count: int, name: str) -> list[int]:
-    """The places of the flags [R] that are set; none at all: nowhere."""
+    """The places of the set flags among [R]; flags may be left out where none is set."""
     if not flags:
         return []
     _must_have(len(flags), count, name)
@@ -166,7 +166,7 @@ def _finals(
     if lacking := set(truncated) - set(places):
         text = (
             f"row {min(lacking)} was truncated and is not among final_rows: send the last "
-            "observation of its episode, which its return is estimated with"
+            "observation of its episode, from which its return is estimated"
         )
         raise SessionError(Code.NO_FINAL_OBSERVATION, text)
     if not places:
