@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
+from juggler.client.spaces import Values
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _METHOD = "/juggler.simulator.v1.Simulator/Session"
@@ -204,6 +205,44 @@ class Connection:
         if answer.WhichOneof("message") != "welcome":
             raise GatewayError("BAD_MESSAGE", "the gateway's first message was no welcome")
         return answer.welcome
+
+
+class AnySession:
+    """A session with a gateway, as a context manager. If the connection breaks, the session
+    continues over another one, provided that it is made within `welcome.resume_seconds`.
+
+    Args:
+        connection: the session's connection.
+        observations: values of the simulator's observations.
+        actions: values of its actions.
+        environments: N; None: one environment, without a dimension for it.
+
+    Attributes:
+        welcome: the gateway's first message, a `Welcome` of simulator.proto.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        observations: Values,
+        actions: Values,
+        environments: int | None,
+    ) -> None:
+        self._connection = connection
+        self._observations, self._actions = observations, actions
+        self._count = environments
+        self._seq = 0
+        self.welcome = connection.welcome
+
+    def close(self) -> None:
+        """Say goodbye. Running episodes end as truncated."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self.close()
 
 
 class _Ended(grpc.RpcError):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from juggler.client.any_session import AnySession
-from juggler.client.connection import Connection, GatewayError
+from juggler.client.connection import AnySession, Connection, GatewayError
 from juggler.client.spaces import Values, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from juggler.client.any_session import AnySession
-from juggler.client.connection import Connection
+from juggler.client.connection import AnySession, Connection
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
 from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of
@@ -18,6 +17,16 @@ _PROTOCOL = 1
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
 
 
+class _Options(TypedDict, total=False):
+    """Of every mode; see `connect`."""
+
+    environments: int | None
+    token: str | None
+    tls: str | None
+    timeout: float
+    name: str
+
+
 @overload
 def connect(
     address: str,
@@ -25,12 +34,8 @@ def connect(
     action_space: Any,
     *,
     mode: Literal["remote"] = "remote",
-    environments: int | None = None,
     real_time: bool = False,
-    token: str | None = None,
-    tls: str | None = None,
-    timeout: float = 60.0,
-    name: str = "juggler.client",
+    **options: Unpack[_Options],
 ) -> Session: ...
 
 
@@ -41,13 +46,9 @@ def connect(
     action_space: Any,
     *,
     mode: Literal["local"],
-    environments: int | None = None,
     pull: bool = True,
     seed: int | None = None,
-    token: str | None = None,
-    tls: str | None = None,
-    timeout: float = 60.0,
-    name: str = "juggler.client",
+    **options: Unpack[_Options],
 ) -> LocalSession: ...
 
 
@@ -58,11 +59,7 @@ def connect(
     action_space: Any,
     *,
     mode: Literal["logged"],
-    environments: int | None = None,
-    token: str | None = None,
-    tls: str | None = None,
-    timeout: float = 60.0,
-    name: str = "juggler.client",
+    **options: Unpack[_Options],
 ) -> RecordingSession: ...
 
 

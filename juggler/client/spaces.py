@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,31 +186,27 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
 
 
 def one_of(values: Any) -> Any:
-    """The first of values [1, ...]; an int for Discrete spaces."""
-    if isinstance(values, dict):
-        return {key: one_of(value) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(one_of(value) for value in values)
-    first = values[0]
-    return first.item() if np.ndim(first) == 0 else first
+    """The first of values [1, ...]; an int for a Discrete space."""
+    return _each(lambda array: array[0].item() if np.ndim(array) == 1 else array[0], values)
 
 
 def as_first(value: Any) -> Any:
-    """A single value as values [1, ...]."""
-    if isinstance(value, Mapping):
-        return {key: as_first(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(as_first(each) for each in value)
-    return np.asarray(value)[None]
+    """A value as values [1, ...]."""
+    return _each(lambda leaf: np.asarray(leaf)[None], value)
 
 
 def rows_of(values: Any, rows: Any) -> Any:
-    """Some rows of values [R, ...]."""
+    """Some of values [R, ...]."""
+    return _each(lambda array: np.asarray(array)[rows], values)
+
+
+def _each(function: Callable[[Any], Any], values: Any) -> Any:
+    """The same dicts and tuples, with the function applied to what is in them."""
     if isinstance(values, Mapping):
-        return {key: rows_of(each, rows) for key, each in values.items()}
+        return {key: _each(function, value) for key, value in values.items()}
     if isinstance(values, tuple):
-        return tuple(rows_of(each, rows) for each in values)
-    return np.asarray(values)[rows]
+        return tuple(_each(function, value) for value in values)
+    return function(values)
 
 
 def _leaves(space: Space, path: tuple[str, ...]) -> Any:
