@@ -38,14 +38,14 @@ class Agent:
     Args:
         index: of the environment in its EnvRunner.
         address: where the simulator is.
-        options: how to join, and what to use.
+        options: how to join, and what to use there.
         deadline: seconds that a reply may take.
         tls: of this host; None: without.
         metadata: what the stream shows.
 
     Attributes:
-        interface: what it offers; set by `join`.
-        over: the next step begins a sequence, and has no use for actions.
+        interface: the specs in use; set by `join`.
+        over: the next step begins a sequence, without actions.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Agent:
         self.over = True
 
     async def join(self) -> None:
-        """Dial, and go on dialling while nobody answers.
+        """Dial until the simulator answers, and join its world.
 
         Raises:
-            SimulatorError: nobody did for connect_seconds, or it refused.
-            TensorError: what it offers cannot be used.
+            SimulatorError: it did not answer for connect_seconds, or refused.
+            TensorError: its specs cannot be used.
         """
         started = said = time.monotonic()
         pause, longest = _BACKOFF_SECONDS
@@ -98,7 +98,7 @@ class Agent:
 
         Raises:
             SimulatorError: the simulator failed.
-            TensorError: what it sent is not what was agreed on.
+            TensorError: its reply does not fit its specs.
         """
         if seed is not None or not self.over:
             request = pb.EnvironmentRequest()
@@ -124,7 +124,7 @@ class Agent:
 
         Raises:
             SimulatorError: the simulator failed.
-            TensorError: what it sent is not what was agreed on.
+            TensorError: its reply does not fit its specs.
         """
         first = self.over
         for _ in range(_MOST_EMPTY):
@@ -137,7 +137,7 @@ class Agent:
             if state not in (pb.RUNNING, pb.TERMINATED, pb.INTERRUPTED):
                 raise SimulatorError(f"its reply to step has the state {state}, which is none")
             if first and state != pb.RUNNING:
-                continue  # a sequence that was over before anybody could act
+                continue  # the sequence was over before an action was possible
             self.over = state != pb.RUNNING
             self.interface.read_observations(response.step, self._index, into)
             signals = self.interface.read_signals(response.step)

@@ -1,4 +1,4 @@
-"""What a simulator offers to one agent, and what of it is used."""
+"""The observations and actions of a simulator that an agent uses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from juggler.runtime.wire.trees import Path
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Specs by what they are for.
+    """Specs by their use.
 
     Attributes:
         observations: to learn from.
         actions: to choose.
         signals: reward and, if there is one, discount.
-        requested: unique ids of all that a step asks for.
+        requested: unique ids of all observations that a step asks for.
     """
 
     observations: Layout
@@ -77,8 +77,8 @@ class Interface:
     def write_actions(self, arrays: Mapping[Path, Any], row: int, step: pb.StepRequest) -> None:
         """Put one environment's actions into a request.
 
-        Floats are cut to the bounds, which simulators hold actions to: a policy's may be over them
-        by a rounding, or by far where no connector clips them.
+        Floats are clipped to the bounds, which simulators check: those of a policy may exceed them
+        by rounding, or by far if no connector clips them.
 
         Args:
             arrays: all environments' [N, ...].
@@ -92,7 +92,7 @@ class Interface:
             encode(step.actions[spec.uid], spec, action)
 
     def read_observations(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> None:
-        """Copy what a reply shows into one row of arrays [N, ...].
+        """Copy the observations of a reply into one row of arrays [N, ...].
 
         Raises:
             TensorError: something is missing, or not what its spec says.

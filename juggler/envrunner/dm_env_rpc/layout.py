@@ -67,7 +67,7 @@ class Layout:
 
     @classmethod
     def of_space(cls, space: Space, name: str) -> Layout:
-        """What to offer for a space; unique ids count from 1.
+        """The tensors to offer for a space; unique ids count from 1.
 
         Args:
             space: of an environment.
@@ -111,11 +111,11 @@ def chosen(
     without: Iterable[str],
     what: str,
 ) -> list[Spec]:
-    """The specs that are to be used, in order of their ids or of `names`.
+    """The specs to use, in order of their ids or of `names`.
 
     Args:
         offered: by unique id.
-        names: those that are wanted; None: all.
+        names: of those to use; None: all.
         without: names to leave out then.
         what: "action" or "observation".
 
@@ -149,7 +149,7 @@ def _as_dict(space: Any) -> Any:
 
 
 def _space(spec: Spec, what: str) -> Space:
-    """What values of a tensor can be."""
+    """The space of a tensor's values."""
     low, high, kind, shape = spec.low, spec.high, spec.dtype.kind, spec.shape
     if kind == "b":
         return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
@@ -204,7 +204,7 @@ def _spec(uid: int, name: str, space: Space) -> Spec:
 
 
 def _end(bound: Any, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """A bound as it is sent: one number where all are equal, none where there is none."""
+    """A bound as it is sent: one number if all are equal; None if there is no bound."""
     array = np.asarray(bound, dtype)  # [*shape]
     if array.size and (array == array.flat[0]).all():
         array = array.flat[0].reshape(())  # []
@@ -212,7 +212,7 @@ def _end(bound: Any, dtype: np.dtype[Any]) -> NDArray[Any] | None:
 
 
 def _within(inner: Spec, outer: Spec) -> bool:
-    """Whether what one spec allows, another one of the same dtype does."""
+    """Whether the outer spec allows all values of the inner one, which has the same dtype."""
     return _least(inner, outer.low, np.less_equal, inner.low) and _least(
         inner, outer.high, np.greater_equal, inner.high
     )

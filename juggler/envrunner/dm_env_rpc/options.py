@@ -1,4 +1,4 @@
-"""What a run says of simulators that it dials: `env_kwargs` where `env` is dm_env_rpc://…"""
+"""Options of simulators that a run dials: `env_kwargs` if `env` is dm_env_rpc://…"""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ SCHEME: Final = "dm_env_rpc://"
 
 
 class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """How worlds are made and joined, and what of them is used.
+    """How to make and join worlds, and what to use there.
 
     Attributes:
         create_world: settings of the world that each environment has.
-        world: join this one instead, which is there already; {index} is the environment's number,
-            and {runner} that of its EnvRunner.
+        world: join this existing one instead; {index} stands for the number of the environment, and
+            {runner} for that of its EnvRunner.
         join_world: settings of joining.
         observations: names of those to learn from; none: all but reward and discount.
-        actions: names of those to choose; none: all. The simulator has its own way with others.
+        actions: names of those to choose; none: all. The simulator chooses the others.
         reward: the observation that is the reward.
         discount: the observation that is the discount. It is in infos; gamma is the run's own.
         seed_setting: the setting of a reset that takes a seed; "": the simulator gets none.
@@ -43,7 +43,7 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
     def parse(cls, env_kwargs: dict[str, Any]) -> SimulatorOptions:
         """
         Raises:
-            ValueError: a key that there is not, or a value that it cannot have.
+            ValueError: an unknown key, or a value that is not allowed.
         """
         try:
             options = msgspec.convert(env_kwargs, cls)
@@ -57,13 +57,13 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
         return options
 
     def of_runner(self, runner: int) -> SimulatorOptions:
-        """With an EnvRunner's number where the name of a world asks for it."""
+        """The same with an EnvRunner's number in the name of the world."""
         world = None if self.world is None else self.world.replace("{runner}", str(runner))
         return msgspec.structs.replace(self, world=world)
 
 
 def addresses(env: str) -> list[str]:
-    """Where the simulators are that `env` names, as "host:port" or "unix:path".
+    """The addresses in `env`, as "host:port" or "unix:path".
 
     Raises:
         ValueError: it is not of the form dm_env_rpc://HOST:PORT[,HOST:PORT…].

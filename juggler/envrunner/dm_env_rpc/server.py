@@ -33,10 +33,10 @@ _GRACE_SECONDS: Final = 2.0
 
 
 class GymServer:
-    """Serves environments until `close`. Each client makes worlds of its own, an environment each;
-    they are gone when its stream ends.
+    """Serves environments until `close`. Each client makes its own worlds, one environment in each;
+    they end with its stream.
 
-    One environment is made at once, and closed again, to see whether it can be and what it offers.
+    One environment is made and closed at the start, to find errors and to see its spaces.
 
     Args:
         make: an environment.
@@ -87,7 +87,7 @@ class GymServer:
         """Hang up on all clients, and close their environments.
 
         Returns:
-            False where one did not let go of its thread within a few seconds.
+            False if the thread of one did not end within a few seconds.
         """
         self._server.stop(_GRACE_SECONDS).wait(2 * _GRACE_SECONDS)
         with self._changed:
@@ -127,7 +127,7 @@ def _try(make: Make) -> None:
 
 
 class _Refused(Exception):
-    """What a client asked for cannot be; code and reason are for it."""
+    """A request that cannot be carried out, with a code and a reason for the client."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -139,7 +139,7 @@ class _Client:
 
     Args:
         make: an environment.
-        settings: what it may be told of environments.
+        settings: names of the settings of environments.
         names: for worlds.
     """
 
@@ -158,7 +158,7 @@ class _Client:
         }
 
     def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
-        """The reply to a request, which is an error where it cannot be carried out."""
+        """The reply to a request; an error if it cannot be carried out."""
         kind = request.WhichOneof("payload") or "nothing"
         try:
             if kind not in self._answers:

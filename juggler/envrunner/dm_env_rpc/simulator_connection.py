@@ -28,10 +28,10 @@ OPTIONS: Final = [
 
 
 class SimulatorError(Exception):
-    """A simulator did not do what was asked of it; the message says why.
+    """A simulator did not do as requested; the message says why.
 
     Attributes:
-        unavailable: nobody was there, or no more; it may help to dial again.
+        unavailable: it was not there, or is gone; dialling again may help.
     """
 
     def __init__(self, message: str, *, unavailable: bool = False) -> None:
@@ -40,7 +40,7 @@ class SimulatorError(Exception):
 
 
 class SimulatorRefused(SimulatorError):
-    """It answered with an error of its own.
+    """The simulator answered with an error of its own.
 
     Attributes:
         code: of google.rpc.Code.
@@ -82,7 +82,7 @@ class Connection:
 
         Raises:
             SimulatorRefused: the reply to one is an error.
-            SimulatorError: there is no reply in time, or none that is one.
+            SimulatorError: there is no valid reply in time.
         """
         kinds = [request.WhichOneof("payload") or "nothing" for request in requests]
         try:
@@ -107,14 +107,14 @@ class Connection:
         await self._channel.close(None)
 
     async def _lost(self) -> SimulatorError:
-        """What a stream has ended with."""
+        """The error that the stream ended with."""
         if not self._call.done():
             self._call.cancel()
         code, details = await self._call.code(), await self._call.details()
         text = (details or "").partition("\n")[0][:500]
         if code is grpc.StatusCode.OK:
             return SimulatorError("the simulator hung up", unavailable=True)
-        # Of a write to a stream that is over already, gRPC does not know how that ended.
+        # gRPC does not know how a stream ended that is written to afterwards.
         unknown = code is grpc.StatusCode.INTERNAL and text == "Internal error from Core"
         return SimulatorError(
             f"the stream to the simulator broke: {code.name}: {text}",

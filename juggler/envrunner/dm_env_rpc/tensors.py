@@ -41,15 +41,15 @@ class TensorError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What tensors of one name are like.
+    """The shape, dtype and bounds of the tensors of one name.
 
     Attributes:
         uid: stands for the name in every step.
-        name: for people and settings; with periods where there are levels.
+        name: for people and settings, with periods between levels.
         shape: of every tensor.
         dtype: of its elements.
-        low: the least that they may be, [] or [*shape]; None: anything.
-        high: the most, likewise.
+        low: the lower bound, [] or [*shape]; None: no bound.
+        high: the upper bound, likewise.
         size: elements of a tensor.
         field: of a Tensor message, which has them.
     """
@@ -81,8 +81,7 @@ class Spec:
     def read(cls, uid: int, message: pb.TensorSpec) -> Spec:
         """
         Raises:
-            TensorError: tensors like these cannot be had as arrays of one shape, or the spec
-                contradicts itself.
+            TensorError: such tensors are not arrays of one shape, or the spec contradicts itself.
         """
         name, shape = message.name, tuple(message.shape)
         if message.dtype not in _NUMBERS:
@@ -100,7 +99,7 @@ class Spec:
         return cls(uid, name, shape, dtype, low, high, size, field)
 
     def write(self, message: pb.TensorSpec) -> None:
-        """Into a message that is new."""
+        """Write the spec into a new message."""
         message.name, message.dtype = self.name, _TYPES[self.dtype]
         message.shape.extend(self.shape)
         for end, value in ((message.min, self.low), (message.max, self.high)):
@@ -109,12 +108,12 @@ class Spec:
 
 
 def decode(tensor: pb.Tensor, spec: Spec) -> NDArray[Any]:
-    """A tensor's array [*spec.shape]; read-only where it is a view of the message's bytes.
+    """A tensor's array [*spec.shape]; read-only if it is a view of the message's bytes.
 
-    One element fills the whole shape, and one dimension may be left open, as the protocol has it.
+    One element fills the whole shape, and one dimension may be left open, as in the protocol.
 
     Raises:
-        TensorError: it is not what its spec says. Nothing is allocated then.
+        TensorError: it does not fit its spec. Nothing is allocated then.
     """
     field = spec.field
     if tensor.WhichOneof("payload") != field:
@@ -132,10 +131,10 @@ def decode(tensor: pb.Tensor, spec: Spec) -> NDArray[Any]:
 
 
 def encode(tensor: pb.Tensor, spec: Spec, value: Any) -> None:
-    """Put an array into a message that is new.
+    """Write an array into a new message.
 
     Raises:
-        TensorError: its shape is another.
+        TensorError: it has another shape.
     """
     array = np.asarray(value, spec.dtype)  # [*spec.shape]
     if array.shape != spec.shape:
@@ -171,7 +170,7 @@ def setting(value: Any) -> pb.Tensor:
             others as double; {dtype = "int32", value = 3} says what else.
 
     Raises:
-        TensorError: it is nothing of these.
+        TensorError: it is none of these.
     """
     dtype = None
     if isinstance(value, Mapping):
@@ -191,7 +190,7 @@ def setting(value: Any) -> pb.Tensor:
 
 
 def setting_value(name: str, tensor: pb.Tensor) -> Any:
-    """What a setting says, as Python's own numbers, text and lists.
+    """The value of a setting, as Python's own numbers, text and lists.
 
     Raises:
         TensorError: it is empty, too large, or of a type that settings cannot have.
@@ -247,7 +246,7 @@ def _bound(message: pb.TensorSpec.Value, spec: Spec, which: str) -> NDArray[Any]
 
 
 def _get(payload: Any, field: str, spec: Spec) -> NDArray[Any]:
-    """The elements that a message has: all, or one that stands for all."""
+    """The elements in a message: all, or one that stands for all."""
     content, itemsize = payload.array, 1
     if field in _IN_BYTES:
         itemsize = spec.dtype.itemsize

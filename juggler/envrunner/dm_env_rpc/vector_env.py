@@ -27,15 +27,15 @@ from juggler.runtime.wire.trees import flatten
 T = TypeVar("T")
 
 _CLOSING_SECONDS: Final = 10.0
-#: Those of vectors that are closed. gRPC has events for a loop even when all calls are over, and a
-#: closed loop would raise in whichever one reads them.
+#: Of closed vectors. gRPC has events for a loop even after all its calls are over; a closed loop
+#: would raise in the loop that reads them.
 _idle_loops: list[asyncio.AbstractEventLoop] = []
 
 
 class SimulatorVector(VectorEnv[Any, Any, Any]):
     """N agents, each on a stream of its own: all requests are out before any reply is read.
 
-    The step behind the end of an episode begins the next one (NEXT_STEP), as in the protocol, so
+    The step after the end of an episode begins the next one (NEXT_STEP), as in the protocol, so
     that every step takes one round trip. Observations are its own memory, valid until the next
     step. Reset with a seed, agent i gets seed + i, if simulators take seeds (seed_setting).
 
@@ -48,7 +48,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
     Raises:
         EnvironmentFailed: here, or in `reset` and `step`: a simulator cannot be reached, refused,
-            hung, died, or sent what it must not. What was joined has been left then.
+            hung, died, or sent something invalid. All worlds have been left then.
         ValueError: certificates or a token cannot be read.
     """
 
@@ -95,7 +95,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a sequence everywhere. Those that ran are given up."""
+        """Begin a sequence in every environment. Running ones are given up."""
         if not self._seeded or seed is None:
             seeds: list[int | None] = [None] * self.num_envs
         elif isinstance(seed, int):
@@ -124,7 +124,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
     # -- parts ----------------------------------------------------------------------------------
 
     def _together(self, call: str, ask: Callable[[Agent], Coroutine[Any, Any, T]]) -> list[T]:
-        """What all agents answer. All have been asked before the first answer is looked at."""
+        """The answers of all agents, which all work at the same time."""
 
         async def all_of_them() -> list[T | BaseException]:
             return await asyncio.gather(*map(ask, self._agents), return_exceptions=True)
@@ -174,8 +174,8 @@ def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:
     """The environments of a configuration whose `env` is dm_env_rpc://…
 
     Raises:
-        EnvironmentFailed: they cannot be had.
-        ValueError: the configuration asks for what there is not.
+        EnvironmentFailed: a simulator cannot be used.
+        ValueError: the configuration has a value that does not fit simulators.
     """
     if config.vectorize not in ("auto", "native"):
         raise ValueError(

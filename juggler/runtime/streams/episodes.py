@@ -1,4 +1,4 @@
-"""Batches from an envrunner to a learner: the stream's two ends."""
+"""Batches from an EnvRunner to a learner: the stream's two ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EpisodeReceiver:
 
     @property
     def seconds(self) -> float:
-        """What reading frames and taking batches has cost so far, over all streams."""
+        """Seconds spent on reading frames and taking batches so far, over all streams."""
         return self._seconds
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -101,7 +101,7 @@ class EpisodeReceiver:
             self._unfinished.hold(context, 0)
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
-        """(the reason to refuse it or "", the error that its stream is to end with)."""
+        """(the reason to refuse a batch or "", the error that ends its stream)."""
         try:
             return self._take(frame), None
         except WireError as error:
@@ -109,7 +109,7 @@ class EpisodeReceiver:
 
 
 class EpisodeSender:
-    """The envrunner's end: sends batches to one learner and says what became of each.
+    """The EnvRunner's end: sends batches to one learner, and reports the outcome of each.
 
     The stream opens with the first batch, and again with the next one after it broke. `settled` is
     called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
@@ -132,11 +132,11 @@ class EpisodeSender:
         self._closed = False
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
-        """Never waits for the network. Nobody changes the tree's arrays any more: they are read
-        once what was sent before has left.
+        """Send a batch. Never waits for the network. The tree's arrays must not change any more:
+        they are read once earlier batches have left.
 
         Raises:
-            WireError: the tree holds what cannot be sent.
+            WireError: the tree holds something that cannot be sent.
         """
         chunks = encode_frame(header, tree)
         with self._lock:
@@ -149,7 +149,7 @@ class EpisodeSender:
             stream.put(header.batch_id, chunks)
 
     def close(self) -> None:
-        """What is not acknowledged by now counts as lost. May be called while another thread
+        """Count batches without an acknowledgement as lost. May be called while another thread
         sends."""
         with self._lock:
             self._closed = True
@@ -157,7 +157,7 @@ class EpisodeSender:
 
 
 class _Stream:
-    """One life of the connection; whatever is unacknowledged when it ends is lost."""
+    """One life of the connection; batches without an acknowledgement at its end are lost."""
 
     def __init__(
         self,

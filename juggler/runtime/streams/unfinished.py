@@ -1,4 +1,4 @@
-"""Frames of which a part has come: how much they may hold, and for how long."""
+"""Limits on incomplete frames: how much memory they may hold, and for how long."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SLOWEST = 64 << 10  # bytes a second, behind that
 
 
 class Unfinished:
-    """Of all streams of a server. One whose frame is too slow is ended when others say something:
-    nobody else needs what it holds.
+    """The incomplete frames of all streams of a server. A stream whose frame takes too long ends
+    when others send something: until then, nobody needs its memory.
 
     Args:
-        most_bytes: of all of them together.
+        most_bytes: of all frames together.
     """
 
     def __init__(self, most_bytes: int = _QUARTER_OF_MEMORY) -> None:
@@ -30,10 +30,10 @@ class Unfinished:
         self._bytes: dict[grpc.ServicerContext, int] = {}
 
     def hold(self, stream: grpc.ServicerContext, size: int) -> None:
-        """So many bytes of a stream's frame have come; 0: none of its frames is unfinished.
+        """Note how many bytes of a stream's frame have come; 0: it has no incomplete frame.
 
         Raises:
-            WireError: with these it is too much.
+            WireError: all frames together hold too much.
         """
         if not size and not self._began:  # as for nearly every message
             return
