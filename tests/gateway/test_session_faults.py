@@ -310,11 +310,11 @@ def test_what_is_said_right_before_a_goodbye_is_learned_from() -> None:
             simulator.send(steps=steps_of(2, rewards=[5], terminated=[True], paused=[True]))
             simulator.send(goodbye=pb.Goodbye())
             world.wait_for(1)
+            eventually(lambda: world.count("environments") == 0)
         batch, ended = world.batches[0]
         assert batch.live_steps == 1
         assert batch.terminated[0, 0]
         assert ended == [(5.0, 1)]
-        assert world.count("environments") == 0
 
 
 class Masked:
