@@ -55,12 +55,12 @@ def _serve(given: Arguments) -> int:
     from gymnasium.envs.registration import EnvSpec
 
     from juggler.envrunner.dm_env_rpc.server import GymServer
-    from juggler.envrunner.environments.naming import find
+    from juggler.envrunner.environments.naming import find_environment
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.tls import read_tls
 
     tls = read_tls(given.tls)
-    source = find(given.env)
+    source = find_environment(given.env)
     make = functools.partial(gymnasium.make, source) if isinstance(source, EnvSpec) else source
     server = GymServer(
         functools.partial(make, **given.env_kwargs),

@@ -1,4 +1,4 @@
-"""Playing with a checkpoint, in this process: needs no workers and no streams."""
+"""Evaluates a checkpoint in this process, without workers or streams."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.candidates import Played
 from juggler.driver.training import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -19,10 +20,10 @@ class Evaluated:
     """Episodes that a checkpoint's policy played deterministically.
 
     Attributes:
-        checkpoint: where the policy is from.
-        returns: undiscounted, by environment and then by time.
-        lengths: in steps, in the same order.
-        videos: one for each episode, in the same order; none where none were asked for.
+        checkpoint: path of the policy's checkpoint.
+        returns: undiscounted returns, by environment and then by time.
+        lengths: numbers of steps, in the same order.
+        videos: paths of the videos, in the same order; empty if none were recorded.
     """
 
     checkpoint: Path
@@ -32,13 +33,13 @@ class Evaluated:
 
     @property
     def mean(self) -> float:
-        return sum(self.returns) / len(self.returns)
+        """Mean of the returns."""
+        return Played.of(self.returns).mean
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the returns."""
-        variance = sum((each - self.mean) ** 2 for each in self.returns) / len(self.returns)
-        return float(variance**0.5)
+        return Played.of(self.returns).deviation
 
 
 def evaluate(
@@ -52,33 +53,33 @@ def evaluate(
     video: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Evaluated:
-    """Play `episodes` whole episodes with the policy in a checkpoint.
+    """Play whole episodes with the policy in a checkpoint, without exploration.
 
     Args:
-        checkpoint: a checkpoint, or a run directory: then its newest good one, with a warning if
-            that is not the newest.
-        episodes: how many.
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
+            warning if it is not the newest.
+        episodes: number of episodes.
         seed: of the environments.
-        env: another one than the run's; a callable where the run was trained on a callable.
-        module: the class that the run trained, where that has no name to import it by.
-        connectors: those of the run again, where classes among them have no such name.
+        env: another environment than the run's; required if the run was trained on a callable.
+        module: the class that the run trained, if it cannot be imported by name.
+        connectors: the run's connectors again, if some of their classes cannot be imported by name.
         video: a directory for a video of each episode. Environments are then stepped one after
-            the other, whatever the run says.
-        watch: called after each step of all environments, with the episodes that have ended, and
-            the steps so far.
+            the other.
+        watch: called after each step of all environments, with the number of finished episodes and
+            of steps so far.
 
     Raises:
-        ConfigError: there is nothing to play, or the run needs something of a script again.
-        CheckpointError: there is none, it is damaged, or it is another module's.
-        EnvironmentFailed: the environment did.
-        ValueError: `video`: the environment shows no pictures, or a package is missing.
+        ConfigError: `episodes` is below 1, or the run needs something of a script again.
+        CheckpointError: there is no checkpoint, it is damaged, or it is another module's.
+        EnvironmentFailed: an environment failed.
+        ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
-    # Torch is imported here and not above: the driver does without.
+    # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments.vector import make_vector_env
-    from juggler.envrunner.environments.video import recorded
+    from juggler.envrunner.environments.video import record_videos
     from juggler.envrunner.evaluation import evaluate as play
-    from juggler.policies.loading import Recipe, restored
+    from juggler.policies.loading import Recipe, restore_parts
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
@@ -96,14 +97,14 @@ def evaluate(
     factory = env if callable(env) else None
     videos: list[Path] = []
     if video is not None:
-        factory, videos = recorded(config.env_runner, factory, Path(video), episodes)
+        factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
         config.env_runner.vectorize = "sync"
     environments = make_vector_env(config.env_runner, factory)
     try:
         recipe = Recipe(
             config.module, config.connectors.parsed(), module if callable(module) else None, own
         )
-        built, env_to_module, module_to_env = restored(
+        built, env_to_module, module_to_env = restore_parts(
             found,
             recipe,
             environments.single_observation_space,

@@ -17,11 +17,10 @@ from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.intervals import Intervals
 from juggler.driver.lines import metrics_line
 from juggler.driver.listen import Listen
-from juggler.driver.record.journal import Journal
-from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.driver_file import announce, withdraw
+from juggler.driver.record.journal import Journal, LineWriter
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
-from juggler.driver.record.whereabouts import announce, withdraw
 from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader

@@ -1,4 +1,4 @@
-"""A run's mistakes are looked for before it has a directory: names, its environment, its module."""
+"""Checks a run before it has a directory: names, environment, module and learner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from juggler.runtime.modules.by_name import check_there
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 
 _LOOK_SECONDS = 0.2
-_ABORT_SECONDS = 2.0  # for a process that is aborted to write where it was
+_ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
 
 
@@ -44,8 +44,7 @@ class PreflightError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpaces:
-    """What one environment observes and acts in, before any connector, as `space_to_message`
-    gives it; `space_from_message` makes Gymnasium's spaces of them again."""
+    """The spaces of one environment, before any connector, as messages of `space_to_message`."""
 
     observation: spaces_pb2.Space
     action: spaces_pb2.Space
@@ -53,13 +52,13 @@ class EnvironmentSpaces:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What the process is started with that tries a configuration out.
+    """The arguments of the process that tries a configuration out.
 
     Attributes:
         config: of the run.
-        own_code: as `EnvRunnerProgram` has it.
-        told: takes what it does, as text, and at last a Ready or a Failure.
-        stack: takes where it was when it crashed.
+        own_code: as in `EnvRunnerProgram`.
+        told: receives what the process is doing, as text, and then a Ready or a Failure.
+        stack: receives the stack if the process crashes.
     """
 
     config: RunConfig
@@ -68,16 +67,16 @@ class Rehearsal:
     stack: Connection
 
 
-#: What a message of a rehearsal begins with.
+#: First bytes of a rehearsal's messages.
 DOES, READY, FAILED = b"d", b"r", b"f"
 
 
 def check_names(config: RunConfig) -> None:
-    """Look for what a configuration names. Nothing of anybody's is imported for it.
+    """Check the names in a configuration, without importing user code.
 
     Raises:
-        ConfigError: no environment has such a name, there is no such Python module, or a package
-            that the environment needs is not installed.
+        ConfigError: there is no such environment or Python module, or the environment needs a
+            package that is not installed.
     """
     try:
         if not config.env_runner.gateway:
@@ -89,7 +88,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Names of the form "package.module:Class", with what each is."""
+    """Yield what a configuration names as "package.module:Class": a kind and the name."""
     named: list[tuple[str, object]] = [
         ("module", config.module.module),
         ("distribution", config.module.distribution),
@@ -107,20 +106,20 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 def rehearse(
     config: RunConfig, own_code: bytes = b"", tell: Callable[[str], None] = lambda _: None
 ) -> EnvironmentSpaces | None:
-    """Make the environment, the module and its learner once, in a process that ends with that.
+    """Make the environment, the module and the learner once, in a process of its own.
 
-    It comes from the forkserver, as workers do, and may crash or hang without harm to this one.
-    It counts as hung once it has used no processor for worker_timeout_seconds, or has used
-    hang_seconds of one for a single step: a loaded host makes it slower, and does not fail it.
+    The process comes from the forkserver, as workers do, and may crash or hang without harm to this
+    one. It counts as hung after worker_timeout_seconds without processor time, or after
+    hang_seconds of processor time in one step, so that a loaded host does not fail it.
 
     Args:
         config: of a run whose workers are on this host.
-        own_code: as `EnvRunnerProgram` has it.
-        tell: gets what is done, again and again.
+        own_code: as in `EnvRunnerProgram`.
+        tell: called again and again with what the process is doing.
 
     Returns:
-        The spaces of one environment; None where the run has none on this host, or where a space is
-        of a kind that has no message, which a connector may make another of.
+        The spaces of one environment; None if the run has none on this host, or if a space has no
+        message, as with one that a connector replaces.
 
     Raises:
         PreflightError: something cannot be made, crashed or hung; the message says what.
@@ -139,14 +138,14 @@ def rehearse(
 
 
 def _started(rehearsal: Rehearsal, tell: Callable[[str], None]) -> ForkServerProcess:
-    """The process, once the forkserver answers, which imports first."""
+    """Start the process, which waits until the forkserver has imported torch."""
     started: Future[ForkServerProcess] = Future()
     program = WorkerProgram("juggler.driver.rehearsal:main", rehearsal)
 
     def work() -> None:
         try:
             started.set_result(start(program, "rehearsal"))
-        except BaseException as error:  # the forkserver died, or was ended since nobody waits
+        except BaseException as error:  # the forkserver died, or was ended
             started.set_exception(error)
 
     threading.Thread(target=work, name="rehearsal", daemon=True).start()
@@ -160,7 +159,7 @@ def _started(rehearsal: Rehearsal, tell: Callable[[str], None]) -> ForkServerPro
 
 
 class _Progress:
-    """Whether a process gets on, by the processor time that it uses."""
+    """Detects a hung process by the processor time that it uses."""
 
     def __init__(self, pid: int, driver: DriverConfig) -> None:
         self._pid = pid
@@ -169,7 +168,7 @@ class _Progress:
         self._got_on = time.monotonic()
 
     def problem(self) -> str:
-        """Why it counts as hung, or ""."""
+        """Return why the process counts as hung; "" if it does not."""
         used, now = seconds_used([self._pid]), time.monotonic()
         if used > self._used:
             self._used, self._got_on = used, now
@@ -181,7 +180,7 @@ class _Progress:
 
 
 class _Watched:
-    """A rehearsal under way, from the driver's side."""
+    """Watches a running rehearsal for the driver."""
 
     def __init__(
         self,
@@ -202,7 +201,7 @@ class _Watched:
             is_over = self._process.sentinel in wait(
                 [self._told, self._process.sentinel], _LOOK_SECONDS
             )
-            if said := self._said():  # before it ended, if it has
+            if said := self._said():  # messages come before the process's end
                 kind, rest = said[:1], said[1:]
                 if kind == READY:
                     return _spaces(training_pb2.Ready.FromString(rest))
@@ -216,7 +215,7 @@ class _Watched:
                 raise self._error(f"its process ended while {self._doing}: {how}")
             elif problem := self._progress.problem():
                 with suppress(ProcessLookupError):
-                    os.kill(self._process.pid or 0, signal.SIGABRT)  # it says where it is then
+                    os.kill(self._process.pid or 0, signal.SIGABRT)  # makes it write its stack
                 self._process.join(_ABORT_SECONDS)
                 raise self._error(f"{self._doing} hangs: {problem}")
 
@@ -231,7 +230,7 @@ class _Watched:
             return b""
 
     def _error(self, message: str) -> PreflightError:
-        """With where it was."""
+        """Make an error with the process's stack, if it has written one."""
         try:
             stack = os.read(self._stack.fileno(), _STACK_BYTES) if self._stack.poll() else b""
         except OSError:

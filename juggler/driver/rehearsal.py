@@ -1,4 +1,4 @@
-"""The process that tries a configuration out before its run begins; see `preflight.rehearse`."""
+"""The process that tries a configuration out before its run starts; see `preflight.rehearse`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 def main(rehearsal: Rehearsal) -> None:
-    """Say what is done meanwhile, and how it came out; then end, whatever still runs in here."""
+    """Report each step and the outcome, then end the process, even if threads still run."""
     faulthandler.enable(rehearsal.stack.fileno())
-    warnings.simplefilter("ignore")  # workers will give the same ones
+    warnings.simplefilter("ignore")  # workers will show them
     torch.set_num_threads(1)
     try:
         said = READY + _rehearse(rehearsal).SerializeToString()
-    except BaseException as error:  # code of others runs in here, and may call sys.exit
+    except BaseException as error:  # user code may call sys.exit
         said = FAILED + describe(error).SerializeToString()
     rehearsal.told.send_bytes(said)
     os._exit(0)
@@ -53,14 +53,14 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
             found(name, what)
     runner = config.env_runner
     if runner.gateway or runner.env.startswith(SCHEME):
-        return training_pb2.Ready()  # its environments are those of others, elsewhere
+        return training_pb2.Ready()  # its environments are on other hosts
     own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, None)
     env_factory, module_factory, own_connectors = own_code
     does(f"making the environment {runner.env}")
     try:
         env = make_vector_env(runner, env_factory, just_one=True)
     except EnvironmentFailed as error:
-        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium may have said it
+        if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
     does("building the module and its learner")
@@ -80,7 +80,7 @@ def _build(
         connectors, env.single_observation_space, env.single_action_space, own_connectors
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
-        space_to_message(space)  # as an EnvRunner will tell learners of it
+        space_to_message(space)  # EnvRunners will send them to learners
     build_learner(
         config.learner,
         module_factory or config.module.module,
@@ -99,5 +99,5 @@ def _ready(env: VectorEnvironment) -> training_pb2.Ready:
             observation_space=space_to_message(env.single_observation_space),
             action_space=space_to_message(env.single_action_space),
         )
-    except WireError:  # a connector makes another of it
+    except WireError:  # a connector replaces this space
         return training_pb2.Ready()

@@ -1,13 +1,19 @@
-"""How a run ended, for people and for programs."""
+"""How a run ended, and whether it can go further."""
 
 from __future__ import annotations
 
 import html
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from juggler.driver.config import RunConfig
+from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE
 from juggler.driver.record.wording import outcome
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
+
+_GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -15,9 +21,9 @@ class Result:
     """How a run ended. It prints as five lines, and as a table in a notebook.
 
     Attributes:
-        summary: what `summary.json` holds.
-        run_dir: where everything is.
-        checkpoint: the newest checkpoint; None where the run made none.
+        summary: the content of `summary.json`.
+        run_dir: the run's directory.
+        checkpoint: the newest checkpoint; None if the run has none.
     """
 
     summary: dict[str, Any]
@@ -43,3 +49,32 @@ class Result:
         checkpoint = "none" if self.checkpoint is None else str(self.checkpoint)
         where = [("run", str(self.run_dir)), ("checkpoint", checkpoint)]
         return [*outcome(self.summary), *where]
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Tell whether a run has left a checkpoint, good or not."""
+    checkpoints = run_dir / DIRECTORY
+    return checkpoints.is_dir() and bool(newest_first(checkpoints))
+
+
+def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
+    """Return the stop condition that ended a run; "" if there was none, or it has changed since."""
+    try:
+        # A run writes its summary last: one older than the metrics is from before a resume.
+        last_line = (run_dir / METRICS_FILE).stat().st_mtime_ns
+        if (run_dir / SUMMARY_FILE).stat().st_mtime_ns < last_line:
+            return ""
+        reason = json.loads((run_dir / SUMMARY_FILE).read_text())["reason_for_stop"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    goal = _GOALS.get(reason, "")
+    return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
+
+
+def nothing_to_do(run_dir: Path, reached: str, config: RunConfig) -> str:
+    """Say that a run has reached its goal, and how to go further."""
+    goal = _GOALS[reached]
+    return (
+        f"the run in {run_dir} has ended ({reached}): nothing to go on with. To go further, "
+        f"give it another {goal} than {vars(config.driver)[goal]}"
+    )

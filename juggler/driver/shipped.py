@@ -1,4 +1,4 @@
-"""Configurations that ship with Juggler, and how far runs of them were seen to get."""
+"""The configurations that ship with Juggler, and the results of runs with them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CONFIGS = resources.files("juggler.driver.configs")
 
 
 class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How runs of a configuration ended: the median of each over the seeds.
+    """Results of runs of a configuration, as medians over the seeds.
 
     Attributes:
-        episode_return: the mean of the last 100 training episodes.
-        env_steps: trained on.
-        seconds: from the command on.
-        seeds: how many, 0 and up.
-        machine: what they ran on.
+        episode_return: mean return of the last 100 training episodes.
+        env_steps: trained steps.
+        seconds: duration from the command on.
+        seeds: number of seeds, from 0 on.
+        machine: the machine that they ran on.
     """
 
     episode_return: float
@@ -38,9 +38,9 @@ class Shipped:
     """A configuration in the package.
 
     Attributes:
-        name: that `juggler train` knows it by.
-        config: what it says.
-        seen: what its file has in the table `seen`; None: it was not tried in full.
+        name: its name for `juggler train`.
+        config: the configuration.
+        seen: the table `seen` of its file; None: there were no full runs.
     """
 
     name: str
@@ -49,19 +49,17 @@ class Shipped:
 
 
 def shipped_configs() -> list[str]:
-    """Names of the configurations in the package."""
+    """Return the names of the configurations in the package."""
     return sorted(
         Path(file.name).stem for file in _CONFIGS.iterdir() if file.name.endswith(".toml")
     )
 
 
 def read_shipped(name: str) -> Shipped:
-    """
-    Args:
-        name: one of `shipped_configs()`.
+    """Read one of `shipped_configs()`.
 
     Raises:
-        ConfigError: the file says something wrong.
+        ConfigError: the file has an invalid key or value.
     """
     file = f"{name}.toml"
     values: dict[str, Any] = tomllib.loads((_CONFIGS / file).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""How a run is doing, as a message for those who watch it."""
+"""Reads the status of a run for those who watch it."""
 
 from __future__ import annotations
 

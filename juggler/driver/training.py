@@ -1,4 +1,4 @@
-"""Starting a run from Python: what the command line does too."""
+"""Starts and resumes runs, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from juggler.driver.checkpoint.beginning import beginning_of
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
-from juggler.driver.going_on import goal_reached, nothing_to_do
 from juggler.driver.listen import Listen
 from juggler.driver.loop import Driver
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
-from juggler.driver.result import Result
+from juggler.driver.result import Result, goal_reached, nothing_to_do
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
@@ -37,24 +36,22 @@ from juggler.runtime.nearest import closest
 
 
 def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
-    """As `load_given`, without the keys."""
+    """Load a configuration as `load_given` does, without the keys."""
     return load_given(name, algorithm)[0]
 
 
 def load_given(
     name: str | Path | None, algorithm: str | None = None
 ) -> tuple[RunConfig, frozenset[str]]:
-    """The configuration in a file, or a shipped one by its name; None: the defaults. With it, the
-    keys that it gives: one that ships is complete.
+    """Load a configuration and the keys that it gives. Shipped configurations give all keys.
 
     Args:
-        name: of a file or a shipped configuration. What ships for a task and another algorithm
-            than the one it is best learned by is named after both: cartpole-ppo is what "cartpole"
-            means for "ppo".
-        algorithm: in place of the one that the configuration names; none: that one.
+        name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
+            the algorithm "ppo" means cartpole-ppo, if that ships.
+        algorithm: replaces the configuration's algorithm; None: keeps it.
 
     Raises:
-        ConfigError: there is no such configuration, or it says something wrong.
+        ConfigError: there is no such configuration, or it has an invalid key or value.
     """
     keys = {} if algorithm is None else {"algorithm": algorithm}
     if name is None:
@@ -80,7 +77,7 @@ def load_given(
         )
     config = read_shipped(found).config
     if algorithm not in (None, config.learner.algorithm):
-        RunConfig.from_flat(keys)  # an algorithm that nobody knows is what is wrong then
+        RunConfig.from_flat(keys)  # raises if the algorithm is unknown
         raise ConfigError(
             f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
             f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
@@ -97,26 +94,26 @@ def train(
 ) -> Result:
     """Train until the run's stop conditions hold.
 
-    Ctrl-C and SIGTERM end the run in order, with a checkpoint, and then the program, as they end
-    every other: by KeyboardInterrupt and SystemExit, whose `result` is the run's.
+    Ctrl-C and SIGTERM end the run with a checkpoint, and then raise KeyboardInterrupt and
+    SystemExit, which have the run's result as their `result`.
 
     Args:
-        config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`. What a
-            file leaves open is chosen as the guide to algorithms tells; the others leave nothing.
+        config: a shipped configuration's name ("cartpole"), a TOML file, or a `RunConfig`. Keys
+            that a file leaves out are chosen as the guide to algorithms says.
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
         module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
-            an `RLModuleSpec` with the module's config, where parts of it are such classes.
+            an `RLModuleSpec` whose config has such classes.
         keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`. Where
             `connectors` names a class, that may be a class of this script or notebook.
 
     Returns:
-        The summary, and where plot, metrics and checkpoints are.
+        The summary, and the paths of the run directory and the newest checkpoint.
 
     Raises:
         ConfigError: a key is unknown, or a value is wrong.
         RunFailed: something failed; the message says what.
-        KeyboardInterrupt: of Ctrl-C.
-        SystemExit: of SIGTERM or SIGHUP; its status is 128 and the signal's number.
+        KeyboardInterrupt: on Ctrl-C.
+        SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
     """
     started = time.monotonic()
     algorithm = keys.get("algorithm")
@@ -136,12 +133,12 @@ def resume(
     module: str | Callable[..., Any] | None = None,
     **keys: Any,
 ) -> Result:
-    """Go on with a run from its newest good checkpoint; signals end it as they do for `train`.
+    """Resume a run from its newest good checkpoint. Signals end it as in `train`.
 
     Args:
         run_dir: of the run.
-        env: as for `train`; a run that was trained on a callable needs it again.
-        module: the same.
+        env: as in `train`; a run that was trained on a callable needs it again.
+        module: likewise.
         keys: of the configuration, to be other than before.
 
     Raises:
@@ -161,9 +158,10 @@ def resume(
 def must_be_given_again(
     config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
 ) -> None:
-    """
+    """Check that everything that cannot be imported by name has been passed.
+
     Raises:
-        ConfigError: the run was trained on something of a script, which no name leads to.
+        ConfigError: the run was trained on something of a script, which has not been passed again.
     """
     try:
         by_name.must_be_given_again("env", config.env_runner.env, env)
@@ -209,15 +207,15 @@ def start_run(
     listen: Listen | None = None,
     doors: Doors | None = None,
 ) -> Result:
-    """A new run of a whole configuration. See `Driver` for the arguments.
+    """Start a new run of a complete configuration. See `Driver` for the other arguments.
 
     Args:
-        given: the keys that somebody gave; for others the run may choose values.
-        over: begin anew in the directory of a run that was killed before its first checkpoint.
+        given: the keys that somebody gave; the run may choose values for the others.
+        over: start over in the directory of a run that was killed before its first checkpoint.
 
     Raises:
-        ConfigError: what the configuration names is not on this host, where its workers would be,
-            or cannot be made here; or the run cannot begin with the weights that it names.
+        ConfigError: the configuration names something that this host does not have or cannot make,
+            or weights that the run cannot begin with.
     """
     progress = make_progress(config.driver.progress)
     beginning = beginning_of(config)
@@ -257,12 +255,12 @@ def resume_run(
     listen: Listen | None = None,
     doors: Doors | None = None,
 ) -> Result:
-    """Go on with a run, unless it has reached its goal. See `Driver` for the arguments.
+    """Resume a run, unless it has reached its goal. See `Driver` for the arguments.
 
     Raises:
-        CheckpointError: it holds what no run writes.
-        RunDirectoryError: this is no run directory.
-        ConfigError: the run has another algorithm, or its module is one of a script.
+        CheckpointError: the checkpoint has content that no run writes.
+        RunDirectoryError: this is not a run directory.
+        ConfigError: the algorithm or the starting weights have changed.
     """
     must_be_sound(checkpoint)
     before = checkpoint.config["algorithm"]
@@ -279,8 +277,7 @@ def resume_run(
         )
     progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
-        text = nothing_to_do(run_dir, reached, config)
-        progress.message(text)
+        progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
     with _checked(config, own_code, listen, progress, started):
@@ -304,17 +301,17 @@ def _checked(
     progress: Progress,
     started: float,
 ) -> Iterator[EnvironmentSpaces | None]:
-    """For a run whose mistakes are told before it has a directory. Gives its spaces, if they show.
+    """Check a configuration before its run has a directory, and yield its spaces if known.
 
-    Where its workers are on other hosts, so is what it names.
+    A run with workers on other hosts is not checked: what it names is on those hosts.
     """
-    allow_many_open_files(_files_open(config))  # before the first of the processes that inherit it
+    allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
     if listen is not None:
         yield None
         return
     if not own_code:
         check_names(config)
-    share_forkserver()  # which workers will come from
+    share_forkserver()  # the workers will come from it too
     try:
         try:
             spaces = rehearse(
@@ -323,14 +320,14 @@ def _checked(
                 lambda text: progress.waiting(text, time.monotonic() - started),
             )
         finally:
-            progress.waits_no_more()
+            progress.stop_waiting()
         yield spaces
     finally:
         let_go_of_forkserver()
 
 
 def _files_open(config: RunConfig) -> int:
-    """By the driver at once, if it starts its own workers."""
+    """Estimate the files that the driver has open at once with its own workers."""
     driver = config.driver
     return 32 + 4 * (driver.num_env_runners + driver.learners)
 
@@ -349,6 +346,6 @@ def _drive(
     result = Result(summary, directory.path, Path(newest) if newest else None)
     if driver.signal:
         end: Any = as_exception(driver.signal)
-        end.result = result  # no class of its own: Python knows its own alone when a program ends
+        end.result = result  # a subclass would change how Python ends the program
         raise end
     return result

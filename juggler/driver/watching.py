@@ -1,4 +1,4 @@
-"""The doors through which others watch a driver: its status, metrics, health, reflection."""
+"""Serves a driver's status, metrics, health and reflection to those who watch it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
 
-#: For the driver's loop to come round.
+#: Time limit for the driver's loop to answer.
 ANSWER_SECONDS = 5.0
 
 _ATTACH_SERVICE = ATTACH_METHOD.split("/")[1]
@@ -31,15 +31,15 @@ _STATUS_SERVICE = STATUS_METHOD.split("/")[1]
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Which of them are open.
+    """Which services a driver offers to those who watch it.
 
     Attributes:
-        metrics_bind: where /metrics is served, "host:port"; "": nowhere.
-        health_bind: where health is served to probes that know no TLS, "host:port"; "": nowhere.
-        reflection: tools may list what the driver's server has.
-        insecure: /metrics may be read from other machines, without encryption.
-        token: that /metrics wants to be shown; "": none.
-        tls: that /metrics is served with; None: plain.
+        metrics_bind: "host:port" of /metrics; "": not served.
+        health_bind: "host:port" of health for probes without TLS; "": not served.
+        reflection: tools may list the services of the driver's server.
+        insecure: other machines may read /metrics without encryption.
+        token: the token that /metrics requires; "": none.
+        tls: of /metrics; None: plain HTTP.
     """
 
     metrics_bind: str = ""
@@ -52,16 +52,16 @@ class Doors:
 
 @dataclass(frozen=True, slots=True)
 class StatusAsked:
-    """Somebody wants to know how the run is doing."""
+    """A request for the run's status, which the driver's loop answers."""
 
     answer: Future[status_pb2.RunStatus]
 
 
 class Watching:
-    """Serves what `doors` says; whatever is asked is answered by the driver's loop.
+    """Serves what `doors` lists. The driver's loop answers requests.
 
     Attributes:
-        services: for the driver's hub.
+        services: services for the driver's hub.
     """
 
     def __init__(self, doors: Doors, token: str, ask: Callable[[StatusAsked], None]) -> None:
@@ -79,13 +79,14 @@ class Watching:
         return asked.answer
 
     def start(self) -> None:
-        """
+        """Open the doors.
+
         Raises:
             EndpointError: one of the addresses cannot be bound.
         """
         with ExitStack() as opened:
             if self._doors.metrics_bind:
-                # Here, for those who asked for it.
+                # Imported here because it imports prometheus_client.
                 from juggler.driver.record.prometheus import serve_metrics
 
                 close = serve_metrics(
@@ -102,7 +103,7 @@ class Watching:
             self._open = opened.pop_all()
 
     def ready(self, is_ready: bool) -> None:
-        """Whether workers should come, as probes see it."""
+        """Tell health probes whether the driver takes workers."""
         self._health.ready(is_ready)
         self._health_beside.ready(is_ready)
 
@@ -118,8 +119,7 @@ class _RunService:
         self._token = token
 
     async def add_to(self, server: Any) -> None:
-        # As a stream, because gRPC would wait for the request of any other before the token is
-        # looked at.
+        # A stream, because gRPC would read a unary request before the token is checked.
         handler: Any = grpc.stream_stream_rpc_method_handler(
             self._status, response_serializer=status_pb2.RunStatus.SerializeToString
         )
@@ -129,16 +129,16 @@ class _RunService:
         )
 
     async def _status(self, _: Any, context: Any) -> None:
-        # Whoever can open the Unix socket is the driver's own user.
+        # Only the driver's own user can open its Unix socket.
         if not context.peer().startswith("unix:"):
             metadata = context.invocation_metadata() or ()
             if (refusal := why_not_admitted(metadata, self._token)) is not None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         try:
-            # The request says nothing, so that nobody waits for it.
+            # The request is empty and need not be read.
             status = await asyncio.wait_for(asyncio.wrap_future(self._question()), ANSWER_SECONDS)
         except TimeoutError:
-            reason = f"the driver's loop has not come round for {ANSWER_SECONDS:.0f} s"
+            reason = f"the driver's loop has not answered for {ANSWER_SECONDS:.0f} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         else:
             await context.write(status)

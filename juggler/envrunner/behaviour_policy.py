@@ -1,4 +1,4 @@
-"""The policy that acts in a runner's environments."""
+"""The policy that acts in an EnvRunner's environments."""
 
 from __future__ import annotations
 
@@ -32,32 +32,30 @@ from juggler.runtime.wire.trees import Tree
 
 
 class BehaviourPolicy:
-    """A module, its action distribution, and the state that it carries from step to step.
+    """A module, its action distribution, and its recurrent state.
 
-    For every fragment: `begin`, then `act` once for each step, then `finish`. All noise of a
-    fragment is drawn at once, and log-probabilities are computed at once at its end.
+    Each fragment takes one `begin`, then `act` for each step, then `finish`. The noise of a
+    fragment is drawn in `begin`, and the log-probabilities are computed in `finish`, all at once.
 
-    A module that returns "actions" has them used as they are; with "action_dist_inputs" beside
-    them, these give their log-probabilities, and without, the log-probability is 0: the policy is
-    taken as deterministic.
+    The "actions" that a module returns are used as they are. Their log-probabilities come from
+    its "action_dist_inputs"; without these they are 0, as those of a deterministic policy.
 
     Args:
-        module: acts in evaluation mode (no dropout), as its log-probabilities must be those of
-            the policy that learns.
+        module: is put into evaluation mode (no dropout), since its log-probabilities must be those
+            of the policy that learns.
         rows: N, environments.
         steps: T, steps of a fragment.
         seed: of the noise.
-        module_to_env: makes what the environments get of what was chosen; none: it is clipped to
-            the bounds of Box spaces. Episodes hold what was chosen: log-probabilities belong to
-            that.
+        module_to_env: maps chosen actions to the environments' actions; none: clips them to Box
+            bounds. Batches hold the chosen actions, which log-probabilities belong to.
 
     Attributes:
-        knows_log_probabilities: whether the module says of what distribution its actions are.
-        remembers: whether it has to be told where episodes start.
-        chosen: what the module chose at the last step, a tree of arrays [N, ...].
+        knows_log_probabilities: whether the module returns "action_dist_inputs".
+        remembers: whether the module has a recurrent state, so that `act` needs `first`.
+        chosen: the module's actions at the last step, a tree of arrays [N, ...].
 
     Raises:
-        ValueError: the module's outputs are not what they must be.
+        ValueError: the module's outputs do not follow its contract.
     """
 
     def __init__(
@@ -93,25 +91,25 @@ class BehaviourPolicy:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Start the noise anew."""
+        """Seed the noise."""
         self._generator.manual_seed(seed)
 
     @property
     def names(self) -> Collection[str]:
-        """Of the parameters and buffers that `load` takes."""
+        """Names of the parameters and buffers that `load` takes."""
         return self._weights.keys()
 
     def load(self, weights: Tree) -> None:
-        """Take weights from the network: arrays by the names of parameters and buffers.
+        """Load weights: arrays by the names of parameters and buffers.
 
         Raises:
             ValueError: they are another module's.
         """
         load_weights(self._weights, weights)
-        self._initial_state = initial_states(self._module, self._rows)  # it may be learned
+        self._initial_state = initial_states(self._module, self._rows)  # may be learned
 
     def begin(self) -> None:
-        """Start a fragment: draw its noise."""
+        """Begin a fragment: draw its noise."""
         self._inputs, self._actions = [], []
         if self._draws:
             noise = self._distribution.draw_noise((self._steps, self._rows), self._generator)
@@ -123,20 +121,13 @@ class BehaviourPolicy:
         Args:
             observations: a tree of tensors [N, ...].
             step: from 0, in order.
-            first: [N] which of them are the first of an episode. Only who remembers needs it.
+            first: [N] which observations are an episode's first; needed if `remembers`.
 
         Returns:
-            What the environments get, as Gymnasium wants it: of arrays [N, ...] of its own, which
-            they may keep.
+            Actions for `env.step`: arrays [N, ...] of their own, which environments may keep.
         """
         with torch.inference_mode():
-            if first is None or not self.remembers:
-                outputs = self._module.forward_exploration({OBSERVATIONS: observations})
-            else:
-                self._restart(first)
-                if step == 0:
-                    self._row_state = tree_map(torch.clone, self._state)
-                outputs = self._step_on(self._module.forward_exploration, observations)
+            outputs = self._run(self._module.forward_exploration, observations, first, step)
             if self.knows_log_probabilities:
                 inputs = outputs[ACTION_DIST_INPUTS]  # [N, D]
                 self._inputs.append(inputs)
@@ -148,8 +139,12 @@ class BehaviourPolicy:
         return self._for_environments(actions)
 
     def finish(self) -> tuple[Tree, NDArray[np.float32], dict[str, Tree]]:
-        """The fragment's actions [N, T, ...] as chosen, their log-probabilities [N, T], and what
-        was remembered at the start of each row [N, ...], as `EpisodeBatch.states` has it."""
+        """End a fragment.
+
+        Returns:
+            The chosen actions [N, T, ...], their log-probabilities [N, T], and the recurrent state
+            at the start of each row [N, ...], as in `EpisodeBatch.states`.
+        """
         states = {MODULE_STATE: tree_map(Tensor.numpy, self._row_state)} if self.remembers else {}
         with torch.inference_mode():
             actions = tree_map(_over_steps, *self._actions)  # [N, T, ...]
@@ -160,8 +155,7 @@ class BehaviourPolicy:
             return arrays, logp.float().contiguous().numpy(), states
 
     def why_not_finite(self, row: int, step: int) -> str:
-        """For people: what is wrong with a policy whose log-probability at a step of the last
-        fragment is not finite; empty where nothing is to be seen."""
+        """Explain why a log-probability of the last fragment is not finite; "" if unknown."""
         if not self.knows_log_probabilities:
             return ""
         return self._distribution.why_not_finite(self._inputs[step][row])
@@ -169,7 +163,7 @@ class BehaviourPolicy:
     def act_deterministically(
         self, observations: Tree, first: NDArray[np.bool_] | None = None
     ) -> Any:
-        """What the module thinks best, for the environments.
+        """Choose the best actions, without exploration.
 
         Args:
             observations: a tree of arrays [N, ...].
@@ -177,16 +171,12 @@ class BehaviourPolicy:
         """
         with torch.inference_mode():
             tensors = tree_map(torch.tensor, observations)  # [N, ...]
-            if first is None or not self.remembers:
-                outputs = self._module.forward_inference({OBSERVATIONS: tensors})
-            else:
-                self._restart(first)
-                outputs = self._step_on(self._module.forward_inference, tensors)
+            outputs = self._run(self._module.forward_inference, tensors, first)
             actions = best_actions(self._module, outputs)  # [N, ...]
         return self._for_environments(actions)
 
     def _for_environments(self, actions: Any) -> Any:
-        """What environments get, of which they may keep the memory."""
+        """Map chosen actions to arrays [N, ...] that the environments may keep."""
         if self._one_array:
             self.chosen = actions.numpy()  # [N, ...]
             sent = self.chosen.copy()  # [N, ...]
@@ -195,48 +185,42 @@ class BehaviourPolicy:
             sent = tree_map(np.copy, self.chosen)  # [N, ...]
         return sent if self._module_to_env is None else self._module_to_env(sent)
 
-    # -- what is remembered ---------------------------------------------------------------------
-
-    def _restart(self, first: NDArray[np.bool_]) -> None:
-        if not first.any():
-            return
-        self._state = restarted(self._state, self._initial_state, torch.from_numpy(first))
-
-    def _step_on(
-        self, forward: Callable[[Any], dict[str, Any]], observations: Any
+    def _run(
+        self,
+        forward: Callable[[Any], dict[str, Any]],
+        observations: Any,
+        first: NDArray[np.bool_] | None,
+        step: int = -1,
     ) -> dict[str, Any]:
-        """One step of a recurrent module."""
+        """Run one step of the module on tensors [N, ...], with its recurrent state if any."""
+        if first is None or not self.remembers:
+            return forward({OBSERVATIONS: observations})
+        if first.any():
+            self._state = restarted(self._state, self._initial_state, torch.from_numpy(first))
+        if step == 0:
+            self._row_state = tree_map(torch.clone, self._state)  # [N, ...]
         outputs, self._state = one_step(forward, observations, self._state)  # [N, ...]
         return outputs
 
     def _first_outputs(self) -> dict[str, Any]:
-        """What the module returns, from a pass over the least observations there are."""
+        """Run the module once, on blank observations, to see which outputs it has."""
         blank = zeros(self._module.observation_space, (self._rows,))
         tensors = tree_map(torch.from_numpy, blank)  # [N, ...]
         with torch.inference_mode():
-            if self.remembers:
-                return self._step_on(self._module.forward_exploration, tensors)
-            return self._module.forward_exploration({OBSERVATIONS: tensors})
+            return self._run(self._module.forward_exploration, tensors, np.zeros(self._rows, bool))
 
 
 def _over_steps(*leaves: Tensor) -> Tensor:
-    """T tensors [N, ...] -> [N, T, ...]."""
+    """Stack T tensors [N, ...] to [N, T, ...]."""
     return torch.stack(leaves, 1)
 
 
 def require_log_probabilities(module: RLModule, known: bool) -> None:
-    """
-    Args:
-        module: acts.
-        known: whether it says of what distribution its actions are.
-
-    Raises:
-        ValueError: it does not, and a learner would take every action for a certain one.
-    """
+    """Raise ValueError unless the log-probabilities are `known`, which every algorithm needs."""
     if not known:
         raise ValueError(
             f"{type(module).__name__} returns {ACTIONS!r} without {ACTION_DIST_INPUTS!r} where it "
-            "explores: how far the policy has moved since then is known from the log-probabilities "
-            f"of its actions alone. Return {ACTION_DIST_INPUTS!r} beside them, or these alone, and "
-            "actions are drawn"
+            "explores: algorithms need the log-probabilities of actions to tell how far the policy "
+            f"has moved since. Return {ACTION_DIST_INPUTS!r} as well, or instead: then actions are "
+            "sampled from them"
         )

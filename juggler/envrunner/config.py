@@ -73,10 +73,10 @@ class EnvRunnerConfig:
             wrapper_specs(self.env_wrappers)
         if self.env_wrappers and (self.gateway or self.is_elsewhere):
             raise ValueError(
-                f"env_wrappers go around environments that Python steps one by one, and those of "
+                f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
             )
-        for name in ("envs_per_runner", "fragment_steps"):
+        for name in ("envs_per_runner", "fragment_steps", "gateway_max_batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
@@ -86,10 +86,6 @@ class EnvRunnerConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
                 )
-        if type(self.gateway_max_batch) is not int or self.gateway_max_batch < 1:
-            raise ValueError(
-                f"gateway_max_batch must be an integer of at least 1, not {self.gateway_max_batch}"
-            )
         if not 0 <= self.gateway_max_wait_ms <= 1000:
             raise ValueError(
                 f"gateway_max_wait_ms must be from 0 to 1000, not {self.gateway_max_wait_ms}"

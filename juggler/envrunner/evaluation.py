@@ -1,4 +1,4 @@
-"""Whole episodes, played as well as the policy can."""
+"""Evaluates a policy on whole episodes, without exploration."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ from juggler.runtime.wire.structures import to_tree, tree_map
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a mean over episodes is to reach.
+    """The mean return that an evaluation is to reach.
 
     Attributes:
-        mean: that much.
-        best: the best return of an episode so far.
+        mean: the goal.
+        best: the best return of an episode in training.
     """
 
     mean: float
     best: float
 
     def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
-        """Whether the mean over so many episodes stays below, even if all that follow on these
-        returns were as good as the best."""
+        """Tell whether the mean stays below the goal even if every episode left is the best."""
         best = max((self.best, *returns))
         return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
 
 
 def load_checkpoint(path: Path, policy: BehaviourPolicy, connectors: EnvToModule) -> Version:
-    """Have a policy and its connectors be those of a checkpoint of this run.
+    """Load a checkpoint of this run into a policy and its connectors.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -70,32 +69,32 @@ def evaluate(
     most_steps: int = 0,
     goal: Goal | None = None,
 ) -> tuple[list[float], list[int]]:
-    """Play episodes deterministically, from freshly seeded environments.
+    """Play episodes deterministically in freshly seeded environments.
 
-    Every environment plays its share of the episodes, settled beforehand: taking those that end
-    first would favour short ones.
+    Each environment plays a fixed share of the episodes: taking the first that end would favour
+    short ones.
 
     Args:
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
-        policy: as many rows as `env` has.
+        policy: has as many rows as `env`.
         episodes: at least 1.
         seed: of the environments.
         connectors: between the environments and the policy; they learn nothing here.
-        watch: called behind each step with the episodes that have ended, and the steps so far.
-        most_steps: of an episode, which counts as it is then, and what follows as the next one:
-            not every policy comes to an end of its episodes; 0: however many they take.
-        goal: end as soon as it is out of reach.
+        watch: called after each step with the number of finished episodes and of steps so far.
+        most_steps: limit of an episode's steps; an episode that reaches it counts as it is, and the
+            steps after it count as another. 0: no limit.
+        goal: stop as soon as it is out of reach.
 
     Returns:
         Undiscounted returns and lengths, by environment and then by time.
 
     Raises:
-        EnvironmentFailed: an environment did, or its rewards were not finite.
+        EnvironmentFailed: an environment failed, or a return was not finite.
     """
     count, space = env.num_envs, env.single_observation_space
     connectors = connectors or EnvToModule({}, {}, space)
     contexts = Contexts(connectors.contexts)
-    owed = np.full(count, episodes // count)  # [N] episodes still to be played
+    owed = np.full(count, episodes // count)  # [N] episodes left to play
     owed[: episodes % count] += 1
     mode = autoreset_mode(env)
     legal = LegalActions.of(connectors.observation_space, env.single_action_space, "an evaluation")
@@ -110,7 +109,7 @@ def evaluate(
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, over=~live)
         if connectors.contexts:
-            # The environments' own memory, until their step; context is worked out behind that.
+            # Contexts read it after the step, which overwrites the environments' memory.
             tree = tree_map(np.copy, tree)  # [N, ...]
         seen = contexts.see(tree, first)  # [N, ...]
         actions = policy.act_deterministically(seen, first)

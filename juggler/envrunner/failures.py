@@ -1,18 +1,21 @@
-"""What an environment's own error becomes."""
+"""The exception that an environment's failure becomes."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 class EnvironmentFailed(Exception):
     """An environment raised, hung, died, or broke Gymnasium's contract.
 
     Attributes:
-        environment: which one, such as "environment 3 (CartPole-v1)".
-        call: what was asked of it: "constructor", "reset" or "step".
+        environment: its name, such as "environment 3 (CartPole-v1)".
+        call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
-        traceback: the environment's own, from whichever process it ran in; empty where it has none.
+        traceback: of the environment's exception, from its own process; empty if there is none.
     """
 
     def __init__(self, environment: str, call: str, reason: str, traceback: str = "") -> None:
@@ -22,14 +25,45 @@ class EnvironmentFailed(Exception):
         self.reason = reason
         self.traceback = traceback
         if traceback:
-            # A note is part of every printed traceback, so nobody who prints one can lose it.
-            self.add_note(traceback)
+            self.add_note(traceback)  # notes are part of every printed traceback
 
     @classmethod
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
-        """From an exception that is being handled."""
+        """Make one from the exception that is being handled."""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return cls(environment, call, reason, traceback.format_exc())
 
     def __str__(self) -> str:
         return f"{self.environment} failed in {self.call}: {self.reason}"
+
+
+@contextmanager
+def failures_of(environment: str, call: str) -> Iterator[None]:
+    """Raise whatever the environment raises in this context as `EnvironmentFailed`."""
+    try:
+        yield
+    except EnvironmentFailed:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed.during(environment, call, error) from None
+
+
+class ReportsFailures:
+    """Makes `reset` and `step` of a wrapper raise `EnvironmentFailed`.
+
+    Attributes:
+        env: the wrapped environment, or a vector of them.
+        where: its name in the error.
+    """
+
+    env: Any
+    where: str
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        with failures_of(self.where, "reset"):
+            result: tuple[Any, dict[str, Any]] = self.env.reset(**arguments)
+            return result
+
+    def step(self, actions: Any) -> Any:
+        with failures_of(self.where, "step"):
+            return self.env.step(actions)

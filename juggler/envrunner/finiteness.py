@@ -1,4 +1,4 @@
-"""Numbers that are not finite, found before they leave the runner."""
+"""Finds numbers that are not finite before a batch leaves the EnvRunner."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from juggler.runtime.wire.trees import Tree, flatten
 
 
 class NonFinite(Exception):
-    """A batch holds NaN or infinity where something would be learned from it.
+    """A batch holds NaN or infinity in a live step.
 
     Attributes:
-        environment: its index in the runner, which is the row of the batch.
+        environment: its index, which is the row of the batch.
         step: of the fragment.
-        column: of the batch: observations, rewards, …, with the path in it of what is in a Dict or
-            Tuple; "action_logp" where the policy itself broke while it saw nothing but finite
-            observations.
+        column: of the batch, such as "rewards" or, in a Dict, "observations/camera". It is
+            "action_logp" if the policy is broken, although all observations are finite.
         live_steps: of the batch, all of which are lost.
-        why: what is known beside that; may be empty.
-        traceback: none: the message says where it was.
+        why: the reason, if known; else "".
+        traceback: always "", since the message names the place.
     """
 
     traceback = ""
@@ -39,22 +38,22 @@ class NonFinite(Exception):
         self.why = why
 
     def __str__(self) -> str:
-        whose = (
+        reason = (
             "the policy's weights are broken"
             if self.column == "action_logp"
             else "the environment must give finite numbers"
         )
         return (
             f"{self.column} of environment {self.environment} at step {self.step} of a fragment "
-            f"are not finite: {whose}" + (f" ({self.why})" if self.why else "")
+            f"are not finite: {reason}" + (f" ({self.why})" if self.why else "")
         )
 
 
 def check_finite(batch: EpisodeBatch) -> None:
-    """Refuse a batch that holds NaN or infinity.
+    """Refuse a batch that holds NaN or infinity in a live step.
 
-    What belongs to no live step (the observation after the end of an episode, which a simulator
-    may have ended because of it) is set to 0 instead, since a masked NaN is still NaN.
+    In other steps, such numbers are set to 0, since a masked NaN is still NaN. A simulator may
+    have ended an episode because of them.
 
     Raises:
         NonFinite: names the first in time.
@@ -100,14 +99,14 @@ def _clear_after_ends(batch: EpisodeBatch) -> None:
 
 
 def _floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The arrays of a column that could hold such a number, with their names."""
+    """Yield the floating-point arrays of a column with their names."""
     for path, array in flatten(column):
         if array.dtype.kind == "f":
             yield "/".join((name, *path)), array
 
 
 def _not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
-    """Which entries, over the leading dimensions, hold something not finite."""
+    """Tell which entries, by the leading dimensions, hold a number that is not finite."""
     bad = ~np.isfinite(array)
     flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
     return flags

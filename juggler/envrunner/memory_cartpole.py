@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 
 class MemoryCartPole(CartPoleEnv):
-    """The positions of cart and pole alone are seen: where to push is in how they change."""
+    """CartPole that shows only positions [2], so that a policy must remember how they change."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -32,7 +32,7 @@ class MemoryCartPole(CartPoleEnv):
 
 
 class MemoryCartPoleVector(CartPoleVectorEnv):
-    """N of them, stepped together."""
+    """N environments, stepped together; observations [N, 2]."""
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         super().__init__(num_envs, **options)
@@ -49,7 +49,7 @@ class MemoryCartPoleVector(CartPoleVectorEnv):
 
 
 def _positions(every: Any) -> spaces.Box:
-    """The space without its velocities."""
+    """Remove the velocities from the space."""
     return spaces.Box(every.low[::2], every.high[::2])
 
 

@@ -1,4 +1,4 @@
-"""Which episode each environment is in, and the segments that fragments cut them into."""
+"""Tracks the running episodes, which fragments cut into segments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Stretches of live steps of one episode within a row of one fragment, by row and start."""
+    """The live steps of one episode in one row of a fragment, for S segments by row and start."""
 
     episodes: NDArray[np.uint64]  # [S]
     rows: NDArray[np.int32]  # [S]
     starts: NDArray[np.int32]  # [S]
     lengths: NDArray[np.int32]  # [S]
     offsets: NDArray[np.int32]  # [S]
-    # Of the episodes that ended in this fragment, in the order of their last steps.
-    episode_returns: NDArray[np.float64]  # [E]
+    episode_returns: NDArray[np.float64]  # [E] episodes that ended here, by their last steps
     episode_lengths: NDArray[np.int64]  # [E]
 
 
 class RunningEpisodes:
-    """Episode ids, and lengths and returns so far, of the episodes that fragments leave open.
+    """Ids, lengths and returns so far of the episodes that are running between fragments.
 
     Args:
         rows: N, environments.
@@ -37,7 +36,7 @@ class RunningEpisodes:
         self.restart()
 
     def restart(self) -> None:
-        """Give up all running episodes; every environment starts a new one."""
+        """Drop all running episodes and start a new one in each environment."""
         self._ids[:] = self._new_ids(len(self._ids))
         self._lengths[:] = 0
         self._returns[:] = 0

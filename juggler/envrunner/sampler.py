@@ -1,4 +1,4 @@
-"""From environments and a policy to a batch of episodes."""
+"""Samples batches of episodes from environments with a policy."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = ["Fragment", "NonFinite", "Sampler"]
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What `Sampler.sample` returns: T steps of each of N environments.
+    """T steps of each of N environments.
 
     Attributes:
-        batch: in memory of its own, so that it may be sent while the next one is sampled.
-        episode_returns: undiscounted, of the episodes that ended in this fragment; their earlier
-            steps may be in fragments before it.
-        episode_lengths: their steps.
-        seconds: where the time went: "environment", "inference", "frames" for memory to send from,
-            and "connectors" for the rest, which is what stands between them.
-        connector_delta: what connectors have learned from its live steps; {}: nothing.
+        batch: has memory of its own, so that it can be sent while the next one is sampled.
+        episode_returns: undiscounted returns of the episodes that ended in this fragment, with
+            their steps in earlier fragments.
+        episode_lengths: their numbers of steps.
+        seconds: time spent in "environment", in "inference", in "frames" (allocating memory), and
+            in "connectors" (everything else).
+        connector_delta: what connectors have learned from the live steps; {}: nothing.
     """
 
     batch: EpisodeBatch
@@ -54,19 +54,20 @@ class Fragment:
 
 
 class Sampler:
-    """Steps N environments T times, and writes what it sees straight into [N, T] columns.
+    """Steps N environments T times and writes each step straight into [N, T] columns.
 
-    Episodes go on from one fragment to the next.
+    Episodes continue from one fragment to the next.
 
     Args:
         env: N environments, with any autoreset mode.
-        policy: for N rows and T steps.
+        policy: acts for N rows and T steps.
         steps: T.
         seed: of the environments and of the policy's noise.
-        connectors: between the environments and the policy; none: it sees what they show.
+        connectors: between the environments and the policy; none: the policy sees the observations
+            as they are.
 
     Raises:
-        EnvironmentFailed: here, or in `reset` and `sample`.
+        EnvironmentFailed: here, in `reset` or in `sample`.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Sampler:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begin as a new sampler with this seed does. Episodes that were running are given up."""
+        """Start as a new sampler with this seed would; running episodes are dropped."""
         self._policy.seed(noise_seed(seed))
         self._running.restart()
         self._connectors.forget()
@@ -103,19 +104,19 @@ class Sampler:
         self._observation: Any = reset_environments(self._env, seed)  # [N, ...]
 
     def sample(self, version: tuple[int, int]) -> Fragment:
-        """One fragment.
+        """Sample one fragment.
 
         Args:
-            version: of the weights that the policy has, which every step is stamped with.
+            version: (generation, update) of the policy's weights, which every step is stamped with.
 
         Raises:
-            NonFinite: an observation, a reward or the policy gave no finite number.
-            EnvironmentFailed: an environment did.
-            RuntimeError: the last sample raised, and nobody has called `reset` since.
+            NonFinite: an observation, a reward or a log-probability was not finite.
+            EnvironmentFailed: an environment failed.
+            RuntimeError: the last call raised, and `reset` has not been called since.
         """
         started = time.perf_counter()
         if self._observation is None:
-            raise RuntimeError("the last fragment failed in its middle: call reset first")
+            raise RuntimeError("the last fragment failed half-way: call reset first")
         self._make_columns()
         seconds = {"frames": time.perf_counter() - started}
         finals = self._step_through(seconds)
@@ -164,7 +165,7 @@ class Sampler:
         return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta)
 
     def _make_columns(self) -> None:
-        """Of one fragment."""
+        """Allocate the columns of one fragment."""
         kept, n, t = self._connectors.observation_space, self._rows, self._steps
         self._observations: Any = zeros(kept, (n, t))  # [N, T, ...]
         self._last_observations: Any = zeros(kept, (n,))  # [N, ...]
@@ -172,20 +173,23 @@ class Sampler:
         self._terminated = np.zeros((n, t), np.bool_)
         self._truncated = np.zeros((n, t), np.bool_)
         self._live = np.ones((n, t), np.bool_)
-        # The policy reads each step's observations where they are kept: T x [N, ...]
+        # Views by step, T x [N, ...]: the policy reads observations where they are stored.
         self._seen = _by_step(self._observations, t, lambda column: column.swapaxes(0, 1))
         self._policy_observations = _by_step(
             self._observations, t, lambda column: torch.from_numpy(column).unbind(1)
         )
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
-        """Fill the columns -> row, step and observation of every end that autoreset hides."""
+        """Fill the columns; return row, step and last observation [...] of truncated episodes.
+
+        With NEXT_STEP autoreset, the columns have these observations.
+        """
         observation, self._observation = self._observation, None
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
         clock, policy, env, legal = time.perf_counter, self._policy, self._env, self._legal
         connectors, contexts = self._connectors, self._contexts
-        over = self._resetting  # [N] whose observation is the one after an end
+        over = self._resetting  # [N] the observation is the last of an episode
         first = self._first if policy.remembers or contexts is not None else None  # [N]
         environment, before = 0.0, clock()
         policy.begin()
@@ -215,7 +219,7 @@ class Sampler:
                 contexts.acted(policy.chosen, rewards)
             if first is not None or legal is not None:
                 done = terminated | truncated  # [N]
-                # Under NEXT_STEP, an episode starts behind the step that only resets.
+                # Under NEXT_STEP, an episode starts after the step that only resets.
                 starts, over = (over, done) if next_step else (done, over)
                 first = None if first is None else starts
             if not next_step and (np.count_nonzero(terminated) or np.count_nonzero(truncated)):
@@ -226,7 +230,7 @@ class Sampler:
                     mask = terminated | truncated  # [N]
                     observation, _ = env.reset(options={"reset_mask": mask})
         if not self._masked and ACTION_MASK in infos:
-            reason = "it gives an action mask in its info, and gave none at its first reset"
+            reason = "it gives an action mask in its info, but gave none at its first reset"
             raise EnvironmentFailed("one of the environments", "step", reason)
         if legal is not None:
             legal.require_zeros_and_ones(self._observations[ACTION_MASK])
@@ -238,22 +242,22 @@ class Sampler:
         return finals
 
     def _delta(self, batch: EpisodeBatch) -> State:
-        """What connectors have learned from a fragment."""
+        """Take what the connectors have learned from a fragment."""
         try:
             return self._connectors.take_delta(batch.live)
         except NotFinite as error:
-            # A connector that clips has hidden it from the batch.
+            # A connector that clips may have hidden the number from `check_finite`.
             raise NonFinite(error.row, error.step, "observations", batch.live_steps) from error
 
     def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
-        """The last one of an episode that was truncated, without NEXT_STEP autoreset."""
+        """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""
         if self._autoreset is AutoresetMode.SAME_STEP:
             return final_observation(self._space, infos, row)
         return _row(to_tree(self._space, observations), row)
 
     def _set_live(self) -> NDArray[np.bool_]:
-        """Mark the steps that only reset, and clear what they say -> live [N, T]."""
-        # At both once there is nothing to bootstrap from.
+        """Mark the steps that only reset as not live [N, T], and clear their columns."""
+        # A step that is both terminated and truncated is terminal: nothing is bootstrapped.
         self._truncated &= ~self._terminated
         if self._autoreset is not AutoresetMode.NEXT_STEP:
             return self._live
@@ -269,7 +273,7 @@ class Sampler:
     def _final_observations(
         self, finals: list[tuple[int, int, Any]]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-        """Rows, steps and last observations of the truncated episodes: [K], [K], [K, ...]."""
+        """Return rows [K], steps [K] and last observations [K, ...] of truncated episodes."""
         if self._autoreset is not AutoresetMode.NEXT_STEP:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
@@ -291,7 +295,7 @@ class Sampler:
 
 
 def _by_step(columns: Any, steps: int, split: Callable[[NDArray[Any]], Any]) -> Any:
-    """Views of each of T steps, T x [N, ...], of columns [N, T, ...]: as `split` makes them."""
+    """Split columns [N, T, ...] into views of each step, T x [N, ...]."""
     if isinstance(columns, np.ndarray):
         return split(columns)
     branches = {key: _by_step(branch, steps, split) for key, branch in columns.items()}
@@ -299,13 +303,13 @@ def _by_step(columns: Any, steps: int, split: Callable[[NDArray[Any]], Any]) -> 
 
 
 def _row(batch: Tree, row: int) -> Tree:
-    """Views of one row [...] of a batch [N, ...]."""
+    """Return views of one row [...] of a batch [N, ...]."""
     views: Tree = tree_map(lambda leaf: leaf[row, ...], batch)
     return views
 
 
 def _write(memory: Any, tree: Any) -> None:
-    """Copy a tree of arrays into another."""
+    """Copy a tree of arrays into one of the same shapes."""
     if isinstance(memory, np.ndarray):
         memory[...] = tree
     else:

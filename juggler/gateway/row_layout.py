@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.legal_actions import LegalActions, other_number
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.gateway.sessions import Code, SessionError
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -144,10 +144,10 @@ class ValueChecks:
         if self._legal is None or not masks:
             return None
         given = at(observations, (ACTION_MASK,))
-        if found := other_number(given):
+        if found := find_non_binary(given):
             (row, *_), what = found
             return row, SessionError(Code.NO_LEGAL_ACTION, what)
-        for _, legal in self._legal.somewhere(given):
+        for _, legal in self._legal.has_legal_action(given):
             if not legal.all():
                 text = "its action mask allows no action: end the episode instead"
                 return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)

@@ -87,11 +87,11 @@ def load_policy(
         space_from_message(ParseDict(saved.spaces[key], spaces_pb2.Space()))
         for key in ("observation", "action")
     )
-    parts = restored(saved, recipe, observation_space, action_space)
+    parts = restore_parts(saved, recipe, observation_space, action_space)
     return Policy(*parts, observation_space, action_space, seed)
 
 
-def restored(
+def restore_parts(
     saved: Checkpoint,
     recipe: Recipe,
     observation_space: gymnasium.Space[Any],

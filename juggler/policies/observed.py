@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.action_masks import masks_of
-from juggler.envrunner.environments.legal_actions import LegalActions, other_number
+from juggler.envrunner.environments.action_masks import read_masks
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import tree_map
@@ -86,7 +86,7 @@ class Observed:
         given, rows = (mask, shape[0]) if shape else ([mask], 1)
         _require_rows(given, rows)
         try:
-            masks = masks_of(self._action_space, given, np.arange(rows))  # [N, n]
+            masks = read_masks(self._action_space, given, np.arange(rows))  # [N, n]
         except (IndexError, KeyError, TypeError) as error:
             raise ValueError(
                 f"mask: expected what the environment says in info['action_mask'], not {mask!r}"
@@ -97,7 +97,7 @@ class Observed:
 
     def _require_legal(self, masks: Any) -> None:
         assert self._legal is not None
-        for path, legal in self._legal.somewhere(masks):
+        for path, legal in self._legal.has_legal_action(masks):
             if not legal.all():
                 which = f" for {path_name(path)}" if path else ""
                 row = f" in row {int(legal.argmin())}" if len(legal) > 1 else ""
@@ -125,7 +125,7 @@ def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
         masks: [N, ...]
         batch: (N,), or () for those of a single observation.
     """
-    if found := other_number(masks):
+    if found := find_non_binary(masks):
         (row, *_), what = found
         raise ValueError(f"{what}, in row {row}" if batch else what)
 

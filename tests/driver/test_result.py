@@ -80,7 +80,7 @@ def test_a_notebook_has_one_line_that_is_written_anew(
     assert isinstance(progress, NotebookProgress)
     progress.waiting("the forkserver imports torch", 0.5)
     assert notebook.shown == ["0.5 s  starting: the forkserver imports torch"]
-    progress.waits_no_more()
+    progress.stop_waiting()
     progress.start({"env": "CartPole-v1", "algorithm": "impala", "stop_steps": 313_000})
     progress.update(LINE)
     progress.message("something happened", "warning")

@@ -88,7 +88,7 @@ def test_images_with_odd_sides_become_videos_too(tmp_path: Path) -> None:
     [
         (worlds.plain, "video of plain: it cannot be made with render_mode='rgb_array'"),
         (Blind, "video of Blind: it does not render: .* returned NoneType"),
-        (fleet, "video of fleet: it makes a SyncVectorEnv, and single environments"),
+        (fleet, "video of fleet: it makes a SyncVectorEnv, and only single environments"),
     ],
 )
 def test_an_environment_that_shows_no_pictures_is_named(env, said, tmp_path: Path, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Weights that may have solved a task, and what an evaluation of them says."""
+"""Candidates: weights that may have solved the task, until an evaluation confirms it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: Episodes that the training return is a mean over. Those who reach the goal are a candidate.
+#: Episodes that the training return is a mean over. If it reaches the goal, there is a candidate.
 RETURN_WINDOW = 100
 
-#: Episodes that confirm a candidate: as many as proposed it. Their mean is off by a tenth of what
-#: single episodes differ by, so that a policy 0.3 deviations below the goal passes once in 700.
+#: Episodes that confirm a candidate. The standard error of their mean is a tenth of the standard
+#: deviation, so that a policy 0.3 deviations below the goal is confirmed once in 700 times.
 CONFIRMING_EPISODES = 100
 
-#: At most so many times as many, where candidates were refused before: each of them is another
-#: chance to be lucky, and chances must not add up.
+#: Limit of the factor by which these episodes grow with each refusal. They grow because every
+#: candidate is another chance to be lucky.
 _MORE_EPISODES = 5
 
-#: Episodes may take so many times as many steps as the longest in training, or as this many.
+#: An episode may take _MORE_STEPS times the longest training episode, or _FEW_STEPS if longer.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
 
 
 @dataclass(slots=True)
 class Candidates:
-    """When the next candidate is due, and what is asked of it.
+    """When the next candidate is due, and how many episodes must confirm it.
 
-    Behind the n-th that was refused, n times 100 new episodes come first: what proposes one is new,
-    and those who hover about the goal for long are evaluated ever more seldom, and longer.
+    After the n-th refusal, the next candidate needs n times 100 new training episodes. A run that
+    hovers about the goal is evaluated less often, and for longer.
 
     Attributes:
-        refused: how many were.
-        not_before: episodes of the run until the next is due.
+        refused: number of refused candidates.
+        not_before: episodes of the run before which no candidate is due.
     """
 
     refused: int = 0
@@ -38,31 +38,25 @@ class Candidates:
 
     @property
     def episodes(self) -> int:
-        """That confirm the next one."""
+        """Episodes that must confirm the next candidate."""
         return CONFIRMING_EPISODES * min(self.refused + 1, _MORE_EPISODES)
 
     def due(self, episodes: int) -> bool:
         return episodes >= self.not_before
 
     def refuse(self, episodes: int) -> None:
-        """That of so many episodes plays worse than it was asked to."""
+        """Count a candidate, found after this many episodes, as refused."""
         self.refused += 1
         self.put_off(episodes, self.refused)
 
     def put_off(self, episodes: int, windows: int = 1) -> None:
-        """Look for another one later than that of so many episodes."""
+        """Wait for more windows of new episodes before the next candidate."""
         self.not_before = episodes + windows * RETURN_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Episodes of a candidate.
-
-    Attributes:
-        mean: of their returns.
-        deviation: standard deviation of these.
-        episodes: how many.
-    """
+    """The result of an evaluation: mean and standard deviation of its episodes' returns."""
 
     mean: float
     deviation: float
@@ -75,13 +69,13 @@ class Played:
         return cls(mean, math.sqrt(variance), len(returns))
 
     def confirms(self, stop_return: float, episodes: int) -> bool:
-        """Whether these are as many as were asked for, and good enough."""
+        """Tell whether there are enough episodes and their mean reaches the goal."""
         return self.episodes >= episodes and self.mean >= stop_return
 
 
 def most_steps(lengths: Iterable[int]) -> int:
-    """That an episode of an evaluation may take, after training episodes of these lengths.
+    """Return the limit of an evaluation episode's steps, from the lengths of training episodes.
 
-    The best action in every state may lead in a circle, in an environment without a limit.
+    Without a limit, a deterministic policy may go in circles for ever.
     """
     return _MORE_STEPS * max((_FEW_STEPS, *lengths))

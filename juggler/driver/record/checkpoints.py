@@ -1,4 +1,4 @@
-"""Writing checkpoints: whole or not at all, whatever happens meanwhile."""
+"""Writes checkpoints, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ _TEMPORARY = re.compile(r"\.\d{9,}(\.replaced)?\.tmp")
 
 
 def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
-    """Writes a checkpoint into `directory`, whole or not at all, and deletes those it outdates.
+    """Write a checkpoint, whole or not at all, and delete outdated ones.
 
-    A power failure at any moment leaves a good checkpoint: files are complete and on the disk
-    before they get their name. A checkpoint of the same update is replaced.
+    A power failure at any moment leaves a good checkpoint, because files are complete and on the
+    disk before they get their name. A checkpoint of the same update is replaced.
 
     Args:
-        directory: the `checkpoints` directory of a run; made where it is missing.
-        checkpoint: what to write.
-        keep: how many to keep, the new one included. Damaged ones are not counted, and deleted.
+        directory: the `checkpoints` directory of a run; created if it is missing.
+        checkpoint: the state to write.
+        keep: number of checkpoints to keep, with the new one. Damaged ones are deleted and do not
+            count.
 
     Returns:
         The directory of the new checkpoint.
 
     Raises:
-        CheckpointError: the disk refuses, or the checkpoint holds what has no place in one.
+        CheckpointError: the disk refuses, or a value cannot be stored in a checkpoint.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
@@ -78,11 +79,12 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
 
 
 def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
-    """Makes a checkpoint that was written elsewhere on the same disk the newest of a directory,
-    without a moment in which there is none. Newer ones are deleted, and those that it outdates.
+    """Move a checkpoint into a directory as its newest, and delete newer and outdated ones.
+
+    At every moment, the directory has a good checkpoint.
 
     Args:
-        candidate: where it is; it is moved.
+        candidate: a checkpoint on the same disk.
         directory: the `checkpoints` directory of a run.
         keep: as in `write`.
 
@@ -104,7 +106,7 @@ def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a file and waits until the disk has it."""
+    """Write a file and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -120,13 +122,13 @@ def _encode_record(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, 
         "empty_branches": empty,
         "files": {STATE_FILE: {"size": len(state), "sha256": hashlib.sha256(state).hexdigest()}},
     }
-    record = json.loads(json.dumps(record))  # as it will be read: keys strings, tuples lists
+    record = json.loads(json.dumps(record))  # as it will be read: string keys, and lists for tuples
     return json.dumps({**record, "sha256": digest(record)}, indent=2).encode()
 
 
 def _rename_over(temporary: Path, target: Path) -> None:
-    # A directory cannot be replaced in one step: until the second rename is done, what stood here
-    # goes by another name that `newest_good` knows.
+    # A directory cannot be replaced in one step. Between the two renames, the old checkpoint has
+    # another name, which readers know.
     if target.exists():
         replaced = target.with_name(target.name + ".replaced")
         if replaced.exists():
@@ -144,7 +146,7 @@ def _delete_outdated(directory: Path, newest: Path, keep: int) -> None:
 
 
 def _delete(path: Path) -> None:
-    # Under a temporary name first, so that a half-deleted one is not taken for damaged.
+    # Renamed first, so that a half-deleted checkpoint is not taken for a damaged one.
     path.rename(temporary := path.with_name(f".{path.name}.tmp"))
     shutil.rmtree(temporary)
 

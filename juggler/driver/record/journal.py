@@ -1,4 +1,4 @@
-"""What happened in a run, kept beside what people are shown of it."""
+"""Writes a run's messages and metrics lines to its directory, even while the disk fails."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.record.progress import JsonProgress, Progress
+from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.record.wording import Level, plain
 from juggler.runtime.actors.logs import log_record
 
@@ -20,19 +21,13 @@ _LONG_LINE = 500  # characters
 
 
 class Journal:
-    """A display that writes each message to `events.jsonl` too, and keeps the newest.
+    """A display that also writes messages to `events.jsonl` and keeps the newest.
 
     Attributes:
         newest: (seconds since 1970, level, first line), oldest first.
     """
 
     def __init__(self, shown: Progress, run_dir: Path, run_id: str) -> None:
-        """
-        Args:
-            shown: the display.
-            run_dir: where the file is; it is made with the first message.
-            run_id: stands in every line.
-        """
         self.newest: deque[tuple[float, Level, str]] = deque(maxlen=_KEPT)
         self._shown = shown
         self._path = run_dir / EVENTS_FILE
@@ -44,8 +39,8 @@ class Journal:
     def waiting(self, text: str, wall_time: float) -> None:
         self._shown.waiting(text, wall_time)
 
-    def waits_no_more(self) -> None:
-        self._shown.waits_no_more()
+    def stop_waiting(self) -> None:
+        self._shown.stop_waiting()
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._shown.start(config)
@@ -68,3 +63,34 @@ class Journal:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._shown.finish(summary)
+
+
+class LineWriter:
+    """Appends metrics lines to a run directory.
+
+    A run continues when the disk fails: one message tells of the problem, and one of its end.
+    """
+
+    def __init__(self, directory: RunDirectory, progress: Progress) -> None:
+        self._directory = directory
+        self._progress = progress
+        self._problem = ""
+
+    def append(self, line: Mapping[str, Any]) -> bool:
+        """Append a line; return whether the directory was gone and has been made again."""
+        problem, renewed = "", False
+        try:
+            renewed = self._directory.renew()
+            self._directory.append(line)
+        except RunDirectoryError as error:
+            problem = str(error)
+        path = self._directory.path
+        if renewed:
+            text = f"the run directory {path} was deleted or moved. It is made again, without its"
+            self._progress.message(f"{text} files", "error")
+        if problem and problem != self._problem:
+            self._progress.message(problem, "error")
+        elif self._problem and not problem:
+            self._progress.message(f"metrics are written in {path} again", "info")
+        self._problem = problem
+        return renewed

@@ -1,4 +1,4 @@
-"""The display of a run in a terminal."""
+"""Shows a run in a terminal."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from juggler.driver.record.wording import (
     time_left,
 )
 
-_NARROW = 60  # columns; below, there is no place for bars
+_NARROW = 60  # columns; narrower terminals show no bars
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
 
 class LiveProgress:
-    """A small panel that stays at the foot of the terminal; messages scroll by above it."""
+    """A small panel at the foot of the terminal, with messages scrolling above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -44,8 +44,8 @@ class LiveProgress:
         self._line_came = time.monotonic()
         self._returns = Curve()
         self._last = Text()
-        self._waits_for = "workers"  # until the first update; "" behind it
-        self._status = Status("", console=self._console)  # before there is a panel
+        self._waits_for = "workers"  # "" after the first update
+        self._status = Status("", console=self._console)  # before the panel
         self._over = False
 
     def waiting(self, text: str, wall_time: float) -> None:
@@ -57,13 +57,13 @@ class LiveProgress:
             self._status.update(Text(f"starting: {self._waits_for}", style="dim"))
             self._status.start()
 
-    def waits_no_more(self) -> None:
+    def stop_waiting(self) -> None:
         self._status.stop()
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._line_came = time.monotonic()
-        # Whatever way the process ends, the terminal gets its cursor back.
+        # The terminal gets its cursor back however the process ends.
         atexit.register(self._live.stop)
         self._live.start()
 
@@ -96,7 +96,7 @@ class LiveProgress:
         waits, last = Text(f"starting: {self._waits_for}"), self._last.copy()
         for text in (waits, last):
             text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
-        shown: list[RenderableType] = [waits]  # in place of rows of zeros
+        shown: list[RenderableType] = [waits]  # instead of rows of zeros
         if not self._waits_for or self._over:
             shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
         yield Panel(
@@ -108,12 +108,12 @@ class LiveProgress:
             border_style="cyan",
         )
         if not self._over:
-            # The cursor rests on a line of its own: the "^C" that a terminal writes where it is
-            # would break the line of the border, and leave a piece of it behind.
+            # The cursor has a line of its own: a terminal writes "^C" at the cursor, which would
+            # break the border.
             yield Text("")
 
     def _goals(self, wide: bool) -> Table:
-        """The return and the steps, each on its way to where the run stops."""
+        """Show the return, the steps and the time, each with a bar up to its stop condition."""
         episode_return = self._line.get("episode_return_mean")
         steps = self._line.get("env_steps_trained", 0)
         stop_return, stop_steps = self._config.get("stop_return"), self._config.get("stop_steps")
@@ -139,7 +139,7 @@ class LiveProgress:
                 )
             )
         goals = any(self._config.get(f"stop_{key}") is not None for key in _GOALS)
-        # Without a goal there is no bar, and nothing to fill the width with.
+        # Without a goal there is no bar to fill the width.
         grid = Table.grid(padding=(0, 1), expand=not wide or goals)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", style="bold", no_wrap=True, min_width=7)
@@ -163,7 +163,7 @@ class LiveProgress:
         return Text(" · ".join(parts))
 
     def _incidents(self) -> Text:
-        """What not every run has."""
+        """Show dropped steps, restarts, old returns and evaluations, if there are any."""
         line = self._line
         parts = [
             Text(f"{quantity(steps)} steps dropped ({reason})", style="yellow")
@@ -182,7 +182,7 @@ class LiveProgress:
         return time.monotonic() - self._line_came
 
     def _trained_for(self) -> float:
-        """Seconds from the first sample request on, as `stop_seconds` counts them."""
+        """Seconds since the first sample request, which `stop_seconds` limits."""
         seconds: float = self._line.get("training_time", 0.0)
         return seconds + self._since_line() if seconds else 0.0
 
@@ -196,19 +196,19 @@ class LiveProgress:
 
 
 class Curve:
-    """The course of a number from the first value to the last, in a few block characters.
+    """The course of a number over the run, drawn with block characters.
 
     Attributes:
-        first: the first value, None before there is one.
+        first: the first value; None before there is one.
     """
 
     points = 16
 
     def __init__(self) -> None:
         self.first: float | None = None
-        self._means: list[float] = []  # of `_share` values each, but for the last
+        self._means: list[float] = []  # of `_share` values each, except the last
         self._share = 1
-        self._left = 0  # values that the last mean still takes
+        self._left = 0  # values that the last mean still lacks
 
     def add(self, value: float | None) -> None:
         if value is None or not math.isfinite(value):
@@ -239,7 +239,7 @@ class Curve:
 
 
 def _bar(first: float | None, now: float | None, goal: float | None) -> RenderableType:
-    """How much of the way from the first value to the goal is done; nothing without a goal."""
+    """Show how far a number has come from its first value to the goal; nothing without a goal."""
     if goal is None:
         return ""
     done = 0.0

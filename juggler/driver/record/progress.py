@@ -1,4 +1,4 @@
-"""What people see of a run while it goes on."""
+"""Shows a run to people while it trains."""
 
 from __future__ import annotations
 
@@ -29,36 +29,39 @@ class Progress(Protocol):
     """Shows a run to people. All calls come from one thread."""
 
     def waiting(self, text: str, wall_time: float) -> None:
-        """What is done before the first update, said again and again; before `start`, too.
+        """Show what the run waits for before its first update, `wall_time` seconds into it.
 
-        `wall_time` is how long the run takes already, in seconds.
+        Called again and again, also before `start`.
         """
 
-    def waits_no_more(self) -> None:
-        """What was waited for before `start` is there, or nobody waits for it any more."""
+    def stop_waiting(self) -> None:
+        """Stop showing what the run waits for before `start`."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """The run begins; `config` is its flat configuration."""
+        """Show that the run starts with this flat configuration."""
 
     def update(self, line: Mapping[str, Any]) -> None:
-        """A new metrics line."""
+        """Show a new metrics line."""
 
     def message(self, text: str, level: Level = "info") -> None:
-        """Something that happened, in one line or many, such as a worker's traceback."""
+        """Show an event in one line or more, such as a worker's traceback."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over; `summary` is what `summary.json` holds."""
+        """Show the end of the run; `summary` is the content of `summary.json`."""
 
 
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
-    """The display of that kind; "auto" is live in a terminal that can show it, one line that is
-    written anew in a notebook, else plain."""
+    """Make a display.
+
+    "auto" is live in a terminal that can show it, one line that changes in a notebook, and plain
+    lines elsewhere.
+    """
     if kind == "off":
         return SilentProgress()
     if kind == "json":
         return JsonProgress()
     if kind == "live" or (kind == "auto" and _is_capable(sys.stdout)):
-        from juggler.driver.record.live_progress import LiveProgress  # rich is for those who see it
+        from juggler.driver.record.live_progress import LiveProgress  # imports rich
 
         return LiveProgress()
     if kind == "auto" and _in_notebook():
@@ -66,32 +69,20 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
     return PlainProgress()
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 class SilentProgress:
     """Shows nothing."""
 
-    def waiting(self, text: str, wall_time: float) -> None:
-        pass
-
-    def waits_no_more(self) -> None:
-        pass
-
-    def start(self, config: Mapping[str, Any]) -> None:
-        pass
-
-    def update(self, line: Mapping[str, Any]) -> None:
-        pass
-
-    def message(self, text: str, level: Level = "info") -> None:
-        pass
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        pass
+    waiting = stop_waiting = start = update = message = finish = staticmethod(_nothing)
 
 
 class PlainProgress:
     """A line of plain text about every two seconds, for log files and pipes.
 
-    Where nobody reads any more (a closed pipe, a lost terminal), the run goes on unseen.
+    The run continues when the pipe or the terminal is closed.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -103,7 +94,7 @@ class PlainProgress:
         if self._is_due(wall_time):
             self._print(f"{clock(wall_time):>7}  starting: {text}")
 
-    def waits_no_more(self) -> None:
+    def stop_waiting(self) -> None:
         pass
 
     def start(self, config: Mapping[str, Any]) -> None:
@@ -146,15 +137,15 @@ class PlainProgress:
         try:
             print(text, file=self._stream, flush=True)
         except OSError:
-            # What is still in the stream's buffer has to go somewhere when the process ends.
+            # The rest of the stream's buffer is written when the process ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class JsonProgress(PlainProgress):
-    """The same lines as JSON objects, for machines that gather logs.
+    """The same lines as JSON objects, for programs that collect logs.
 
     Attributes:
-        ids: in every line; the driver adds those of the run.
+        ids: keys of every line; the driver adds the run's id.
     """
 
     ids: Mapping[str, str] = {"worker": "driver"}
@@ -167,7 +158,7 @@ class JsonProgress(PlainProgress):
 
 
 class NotebookProgress(PlainProgress):
-    """Plain progress in a notebook: the newest line replaces the one before it; messages stay."""
+    """Plain progress in a notebook, where each line replaces the last; messages stay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +173,7 @@ class NotebookProgress(PlainProgress):
         self._write(text if level == "info" else f"{level}: {text}")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        # The notebook shows the run's result as a table, which says where it is.
+        # The notebook shows the result as a table, which has the directory.
         self._print(conclude(summary).partition("\n")[0])
 
     def _print(self, text: str) -> None:
@@ -196,13 +187,13 @@ class NotebookProgress(PlainProgress):
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which shows what is displayed."""
+    """Tell whether this process is a notebook's kernel."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def _is_capable(stream: TextIO) -> bool:
-    """A terminal that can move its cursor and show the bars' characters."""
+    """Tell whether a stream is a terminal that can move its cursor and show Unicode."""
     encoding = (stream.encoding or "").lower().replace("-", "")
     return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") != "dumb"

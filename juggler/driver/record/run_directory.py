@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
@@ -30,16 +29,16 @@ SUMMARY_FILE = "summary.json"
 
 
 class RunDirectoryError(Exception):
-    """A run directory that cannot be made, opened or written; the message says what to do."""
+    """A run directory cannot be created, opened or written; the message says what to do."""
 
 
 class RunDirectory:
-    """Where a run writes. Made by `create` for a new run and by `open` for one that goes on.
+    """The directory that a run writes to. `create` is for a new run, `open` for a resumed one.
 
     - `config.toml`: the configuration;
     - `metrics.jsonl`: one JSON object a line, whole lines only;
-    - `events.jsonl`: what happened, as people were told; written by the `Journal`;
-    - `driver.json`: while it runs, where its driver can be asked;
+    - `events.jsonl`: the messages of the run, written by the `Journal`;
+    - `driver.json`: the addresses of the driver while it runs;
     - `summary.json`: how the run ended;
     - `checkpoints/`: see `juggler.runtime.checkpoints`;
     - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
@@ -55,16 +54,16 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
-        """Makes the directory of a new run.
+        """Create the directory of a new run.
 
         Args:
-            path: the directory, which must be empty where it exists. None: a new one under runs/,
+            path: the directory, which must be empty if it exists. None: a new one under runs/,
                 named after `name` and the time.
             config: the run's flat configuration.
-            name: of the run, for people; any text.
+            name: any text.
 
         Raises:
-            RunDirectoryError: the directory holds something already, or cannot be made.
+            RunDirectoryError: the directory is not empty, or cannot be created.
         """
         text = _to_toml(config)
         try:
@@ -88,14 +87,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
-        """Opens the directory of a run that goes on. A half-written last metrics line is cut off.
+        """Open the directory of a resumed run, and cut off a half-written last metrics line.
 
         Args:
             path: the directory.
-            config: what the run goes on with; takes the place of what `config.toml` says.
+            config: the run's flat configuration, which replaces `config.toml`.
 
         Raises:
-            RunDirectoryError: this is no run directory, or it cannot be written.
+            RunDirectoryError: this is not a run directory, or it cannot be written.
         """
         if not (path / CONFIG_FILE).is_file():
             what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
@@ -112,7 +111,7 @@ class RunDirectory:
         return cls(path, metrics, text)
 
     def discard(self) -> None:
-        """Undo `create`: the run never began."""
+        """Undo `create`, for a run that never began."""
         self.close()
         (self.path / CONFIG_FILE).unlink()
         (self.path / METRICS_FILE).unlink()
@@ -120,13 +119,13 @@ class RunDirectory:
         self.path.rmdir()
 
     def renew(self) -> bool:
-        """Make the directory again where somebody deleted or moved it while the run goes on.
+        """Create the directory again if somebody deleted or moved it during the run.
 
         Returns:
-            Whether that was so. Then it holds nothing but the configuration.
+            Whether this was necessary. The new directory has only the configuration.
 
         Raises:
-            RunDirectoryError: it cannot be made.
+            RunDirectoryError: it cannot be created.
         """
         file = self.path / METRICS_FILE
         try:
@@ -153,11 +152,11 @@ class RunDirectory:
         return True
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Appends a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
+        """Append a metrics line to `metrics.jsonl`, and its scalars to the TensorBoard events.
 
         Args:
-            line: what JSON can hold; numbers that are not finite become null. The scalars' step is
-                its `env_steps_sampled`, their tags are its keys, joined with "/".
+            line: values for JSON; numbers that are not finite become null. The scalars' step is
+                `env_steps_sampled`, and their tags are the keys, joined with "/".
 
         Raises:
             RunDirectoryError: the disk refuses; no half line is left.
@@ -170,18 +169,18 @@ class RunDirectory:
             while content:
                 content = content[self._metrics.write(content) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # the disk refuses that too: then before the next
+            with contextlib.suppress(OSError):  # else the next line cuts it
                 self._cut()
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
         try:
             self._append_events(plain)
         except OSError as error:
-            self._close_events()  # a new file, rather than one with half a record in it
+            self._close_events()  # it may end in half a record: the next line starts a new file
             raise RunDirectoryError(f"cannot write events in {self.path}: {error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes `summary.json`, whole or not at all.
+        """Write `summary.json`, whole or not at all.
 
         Raises:
             RunDirectoryError: the disk refuses.
@@ -199,19 +198,8 @@ class RunDirectory:
         self._metrics.close()
         self._close_events()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _cut(self) -> None:
-        """What a line that could not be written whole has left goes."""
+        """Cut off what a failed write has left after the last whole line."""
         self._metrics.seek(self._end)
         self._metrics.truncate()
 
@@ -222,7 +210,7 @@ class RunDirectory:
                 events.close()
 
     def _append_events(self, line: dict[str, Any]) -> None:
-        # Here, since the import takes a tenth of a second that the start of a run can do without.
+        # Imported here because it takes a tenth of a second, which would delay the start of a run.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
@@ -230,7 +218,7 @@ class RunDirectory:
             event.summary.value.add(tag=tag, simple_value=value)
         if self._events is None:
             self._events = _event_file_writer(self.path)
-            # Of a run that goes on, TensorBoard forgets what it had after this step.
+            # Makes TensorBoard forget what a resumed run wrote after this step.
             start = SessionLog(status=SessionLog.START)
             self._events.add_event(
                 Event(wall_time=event.wall_time, step=event.step, session_log=start)
@@ -240,14 +228,14 @@ class RunDirectory:
 
 
 def _event_file_writer(directory: Path) -> EventFileWriter:
-    """TensorBoard's own, by the name under which trackers replace it to follow what is written."""
+    """Make TensorBoard's writer, looked up by the name that trackers patch to follow it."""
     from tensorboard.compat import tensorflow_stub
     from tensorboard.summary.writer import event_file_writer
 
     instead = {
-        # It would import TensorFlow wherever that is installed, to make one file.
+        # Otherwise the writer imports TensorFlow, if installed, to create one file.
         "tf": tensorflow_stub,
-        # It would write in a thread, whose traceback is all that tells of a full disk.
+        # Otherwise a thread writes, and a full disk shows only as its traceback.
         "_AsyncWriter": lambda records, *_: records,
     }
     names = vars(event_file_writer)
@@ -260,7 +248,7 @@ def _event_file_writer(directory: Path) -> EventFileWriter:
 
 
 def to_json(value: Any) -> Any:
-    """The value as JSON has it: NumPy's numbers plain, what is not finite None, keys strings."""
+    """Convert a value for JSON: NumPy's numbers to Python's, NaN and infinity to None."""
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -273,27 +261,28 @@ def to_json(value: Any) -> Any:
 
 
 def _to_toml(config: Mapping[str, Any]) -> bytes:
-    """
+    """Encode a configuration.
+
     Raises:
-        RunDirectoryError: it holds what TOML cannot.
+        RunDirectoryError: TOML has no form for one of its values.
     """
-    # TOML has no word for None; the configuration's own keys take "none" for it.
+    # TOML has no None: the configuration's own keys take "none", and tables leave such keys out.
     plain = {key: "none" if value is None else _filled(value) for key, value in config.items()}
     try:
         return tomli_w.dumps(plain).encode()
     except (TypeError, ValueError) as error:
-        raise RunDirectoryError(f"the configuration does not go into TOML: {error}") from error
+        raise RunDirectoryError(f"the configuration cannot be written as TOML: {error}") from error
 
 
 def _filled(value: Any) -> Any:
-    """A table without the keys that hold None."""
+    """Remove the keys of a table that hold None."""
     if not isinstance(value, Mapping):
         return value
     return {key: _filled(each) for key, each in value.items() if each is not None}
 
 
 def _make_default(name: str) -> Path:
-    """A new directory under runs/."""
+    """Create a new directory under runs/."""
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     stem = f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
     attempt = 1
@@ -307,7 +296,7 @@ def _make_default(name: str) -> Path:
 
 
 def _lock(path: Path, metrics: BinaryIO) -> None:
-    """Keeps other processes out while the file is open."""
+    """Keep other processes out while the file is open."""
     try:
         fcntl.flock(metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -320,14 +309,14 @@ def _lock(path: Path, metrics: BinaryIO) -> None:
 
 
 def _cut_half_line(file: BinaryIO) -> None:
-    """Whatever follows the last newline is what a killed run did not get to finish."""
+    """Cut off what follows the last newline: a line that a killed run did not finish."""
     file.seek(0)
     end = file.read().rfind(b"\n") + 1
     file.truncate(end)
 
 
 def _scalars(value: Any, tag: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in a metrics line, each with the path to it."""
+    """Yield the numbers in a metrics line, each with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _scalars(item, f"{tag}/{key}" if tag else key)

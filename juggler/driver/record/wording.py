@@ -1,4 +1,4 @@
-"""Numbers and endings of a run, for people."""
+"""Words a run's numbers and its end for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Level = Literal["info", "warning", "error"]
 
-#: Behind which a mean return is not of now.
+#: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
@@ -16,7 +16,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def describe(config: Mapping[str, Any]) -> str:
-    """What is trained, with what, until when: from a flat configuration."""
+    """Describe a run by its flat configuration: environment, algorithm, stop conditions."""
     until = [
         text.format(quantity(config[key]))
         for key, text in (
@@ -32,7 +32,7 @@ def describe(config: Mapping[str, Any]) -> str:
 
 
 def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What came out, in three rows of a name and a value: from a run's summary."""
+    """Word a run's summary as three rows of a name and a value."""
     steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
     time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     return [
@@ -43,7 +43,7 @@ def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def conclude(summary: Mapping[str, Any]) -> str:
-    """How the run ended, in a few lines: from its summary."""
+    """Word a run's summary in a few lines."""
     steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
         f"{_how(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
@@ -63,8 +63,7 @@ def _parts(summary: Mapping[str, Any]) -> str:
 
 
 def age(line: Mapping[str, Any]) -> str:
-    """For how long no episode has ended, of a metrics line or summary; "" where the mean return is
-    of now, or there is none."""
+    """Word how long no episode has ended, from a metrics line or a summary; "" if not for long."""
     seconds = line.get("episode_return_age")
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
@@ -74,7 +73,7 @@ def _how(summary: Mapping[str, Any]) -> str:
 
 
 def _confirmed(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What confirms that the run is solved; None: nothing."""
+    """Return the evaluation that confirms that the run is solved; None: there is none."""
     confirmation: Mapping[str, Any] = summary.get("confirmation") or {"confirmed": False}
     return confirmation if confirmation["confirmed"] else None
 
@@ -95,12 +94,7 @@ def _mean(summary: Mapping[str, Any]) -> str:
 
 
 def time_left(config: Mapping[str, Any], line: Mapping[str, Any]) -> float | None:
-    """Seconds until `stop_steps` or `stop_seconds` ends the run, as it goes now; None: no such end.
-
-    Args:
-        config: a flat configuration.
-        line: of metrics.
-    """
+    """Estimate the seconds until `stop_steps` or `stop_seconds` ends the run; None: never."""
     left = []
     if (steps := config.get("stop_steps")) is not None and line.get("steps_per_second"):
         left.append((steps - line["env_steps_trained"]) / line["steps_per_second"])
@@ -110,12 +104,12 @@ def time_left(config: Mapping[str, Any], line: Mapping[str, Any]) -> float | Non
 
 
 def plain(text: str) -> str:
-    """The text without what would move the cursor or colour the terminal."""
+    """Remove control characters and escape sequences from a text."""
     return _CONTROLS.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n"))
 
 
 def quantity(value: float) -> str:
-    """A count in at most three digits and a letter: 950, 12.3k, 1.23M."""
+    """Format a count with three digits and a letter: 950, 12.3k, 1.23M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g}{letter}"
@@ -123,7 +117,7 @@ def quantity(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A measured number with about four digits; a dash where there is none yet."""
+    """Format a measured number with about four digits; a dash if there is none yet."""
     if value is None:
         return "-"
     size = abs(value)
@@ -131,12 +125,12 @@ def number(value: float | None) -> str:
 
 
 def spread(mean: float, deviation: float) -> str:
-    """A mean, and how far what it is over lies from it."""
+    """Format a mean and a standard deviation."""
     return f"{number(mean)} ± {quantity(deviation)}"
 
 
 def clock(seconds: float) -> str:
-    """A duration: 9.4 s, 1:23 or 2:03:04."""
+    """Format a duration: 9.4 s, 1:23 or 2:03:04."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, second = divmod(int(seconds), 60)

@@ -1,8 +1,8 @@
-"""What became of the workers of this run, by worker id: of all who are here, and of those who left
-lately."""
+"""Records of the run's workers: of all that are attached, and of the newest that left."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from juggler.runtime.episodes.version import Version
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
-#: Records that are kept of workers that left.
+#: Most records of workers that left.
 MOST_GONE = 256
 
 
@@ -23,9 +23,9 @@ class WorkerRecord:
     """All processes that had one worker id.
 
     Attributes:
-        state: starting, ready, left, restarting, or down: it will not be started again.
-        changed: when it last came or went, of `time.monotonic`.
-        steps: live ones, sampled or trained on.
+        state: starting, ready, left, restarting, or down (it is not started again).
+        changed: time of the last change of state, by `time.monotonic`.
+        steps: live steps, sampled or trained.
     """
 
     worker_id: str
@@ -37,53 +37,53 @@ class WorkerRecord:
     version: Version | None = None
     last_error: str = ""
     error_time: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)  # where this process's time went
-    seconds_before: dict[str, float] = field(default_factory=dict)  # where that of others went
-    counts: dict[str, float] = field(default_factory=dict)  # what this process has counted
-    counts_before: dict[str, float] = field(default_factory=dict)  # what others did
-    said_why: bool = False  # this process
+    seconds: dict[str, float] = field(default_factory=dict)  # of this process, by activity
+    seconds_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
+    counts: dict[str, float] = field(default_factory=dict)  # of this process, by name
+    counts_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
+    reported_failure: bool = False  # this process has reported its failure
     ended_pid: int | None = None  # of the local process that ended last
 
     @property
     def role(self) -> str:
         return self.worker_id.rpartition("-")[0]
 
-    def failed(self, error: str) -> None:
+    def set_error(self, error: str) -> None:
         self.last_error = error.partition("\n")[0][:_LONG_TEXT]
         self.error_time = time.monotonic()
 
-    def turns(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         self.state, self.changed = state, time.monotonic()
 
     @property
     def remote_restarts(self) -> int:
-        """Those that no supervisor counts."""
+        """Restarts that no supervisor counts."""
         return self.restarts if self.worker is not None and not self.worker.local else 0
 
     def total_seconds(self) -> dict[str, float]:
-        """Of all processes; never goes down."""
+        """Seconds of all processes by activity; they never go down."""
         return _sum(self.seconds_before, self.seconds)
 
     def total_counts(self) -> dict[str, float]:
-        """Of all processes; never goes down."""
+        """Counts of all processes by name; they never go down."""
         return _sum(self.counts_before, self.counts)
 
 
 class WorkerRecords:
-    """Told of whatever happens to workers; costs next to nothing for each batch.
+    """Records every worker's state, steps and time, at almost no cost for a batch.
 
     Attributes:
-        updates: that made new weights, in this process.
+        updates: number of updates that made new weights since this driver started.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
         self.updates = 0
-        self._gone: dict[str, WorkerRecord] = {}  # of those in `by_id` who left, oldest first
-        self._forgotten: dict[str, WorkerRecord] = {}  # by role, the totals of those before
+        self._gone: dict[str, WorkerRecord] = {}  # those in `by_id` that left, oldest first
+        self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
         self._newest = Version(0, 0)
-        # Steps by worker id, and those of the run under "", at some moments of the last seconds.
+        # (time, steps by worker id, and of the run under "") over the last seconds
         self._marks: deque[tuple[float, dict[str, int]]] = deque()
 
     def joined(self, worker: Worker) -> None:
@@ -93,35 +93,35 @@ class WorkerRecords:
             record.restarts += 1
         record.seconds_before, record.seconds = record.total_seconds(), {}
         record.counts_before, record.counts = record.total_counts(), {}
-        record.worker, record.said_why = worker, False
-        record.turns("starting")
+        record.worker, record.reported_failure = worker, False
+        record.set_state("starting")
 
     def ready(self, worker: Worker) -> None:
-        self._of(worker.worker_id).turns("ready")
+        self._of(worker.worker_id).set_state("ready")
 
     def left(self, event: Left) -> None:
         record = self._of(event.worker.worker_id)
         if record.worker is not event.worker:
-            return  # another one is here already
-        ended = record.ended_pid == event.worker.pid  # which may be told before
+            return  # its successor has attached already
+        ended = record.ended_pid == event.worker.pid  # its exit may be reported first
         if event.failure is not None:
-            record.said_why = True
-            record.failed(event.failure.message)
+            record.reported_failure = True
+            record.set_error(event.failure.message)
         elif not event.farewell and not ended:
-            record.failed(event.reason)
+            record.set_error(event.reason)
         if not ended:
-            record.turns("left")
+            record.set_state("left")
             self._gone[record.worker_id] = record
             self._forget()
 
     def exited(self, event: Exited) -> None:
-        """A local process has ended."""
+        """Record that a local process has ended."""
         record = self._of(event.worker_id)
         self._gone.pop(event.worker_id, None)
         record.ended_pid = event.pid
-        if not record.said_why:
-            record.failed(event.how)
-        record.turns("down" if event.restart_in is None else "restarting")
+        if not record.reported_failure:
+            record.set_error(event.how)
+        record.set_state("down" if event.restart_in is None else "restarting")
 
     def sampled(self, worker_id: str, steps: int, version: Version) -> None:
         record = self.by_id[worker_id]
@@ -135,33 +135,28 @@ class WorkerRecords:
             self.updates += 1
 
     def spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
-        """A process's own totals since it began."""
+        """Record a process's seconds since it began."""
         if seconds:
             self._of(worker_id).seconds = dict(seconds)
 
     def counted(self, worker_id: str, counts: Mapping[str, float]) -> None:
-        """A process's own totals since it began."""
+        """Record a process's counts since it began."""
         if counts:
             self._of(worker_id).counts = dict(counts)
 
     def counts(self) -> dict[str, float]:
-        """What all processes have counted, by name."""
-        sums: dict[str, float] = {}
-        for record in self._all():
-            sums = _sum(sums, record.total_counts())
-        return sums
+        """Return the counts of all processes by name."""
+        return functools.reduce(_sum, (each.total_counts() for each in self._all()), {})
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """By role, where the time of all processes went; never goes down."""
+        """Return the seconds of all processes by role and activity; they never go down."""
         sums: dict[str, dict[str, float]] = {}
         for record in self._all():
-            for name, spent in record.total_seconds().items():
-                of_role = sums.setdefault(record.role, {})
-                of_role[name] = of_role.get(name, 0.0) + spent
-        return sums
+            sums[record.role] = _sum(sums.get(record.role, {}), record.total_seconds())
+        return {role: spent for role, spent in sums.items() if spent}
 
     def mark(self, steps_trained: int) -> None:
-        """To be called every second or so: rates are over what came since a mark."""
+        """Note the steps so far. Called about every second, since rates are over these marks."""
         now = time.monotonic()
         steps = {name: record.steps for name, record in self.by_id.items()}
         self._marks.append((now, {"": steps_trained, **steps}))
@@ -169,7 +164,7 @@ class WorkerRecords:
             self._marks.popleft()
 
     def rates(self, steps_trained: int) -> dict[str, float]:
-        """Steps per second, by worker id; under "" those of the run that were trained on."""
+        """Return steps per second by worker id, and under "" the trained steps of the run."""
         if not self._marks:
             return {}
         then, before = self._marks[0]
@@ -178,7 +173,7 @@ class WorkerRecords:
         return {name: (now[name] - before.get(name, 0)) / seconds for name in now}
 
     def remote_restarts(self) -> int:
-        """Of workers that no supervisor has started; never goes down."""
+        """Restarts of workers that no supervisor starts; they never go down."""
         return self._forgotten_restarts + sum(each.remote_restarts for each in self.by_id.values())
 
     def _all(self) -> Iterator[WorkerRecord]:
@@ -186,7 +181,7 @@ class WorkerRecords:
         yield from self._forgotten.values()
 
     def _forget(self) -> None:
-        """One of those who left, if they are too many: first those who never did anything."""
+        """Delete a record if too many workers have left, first of a worker without steps."""
         if len(self._gone) <= MOST_GONE:
             return
         useless = (record for record in self._gone.values() if not record.steps)

@@ -1,4 +1,4 @@
-"""Action masks that environments give in their infos."""
+"""Moves the action masks that environments give in their infos into their observations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.legal_actions import LegalActions, other_number
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -23,12 +23,12 @@ Space = gymnasium.Space[Any]
 
 
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """A vector of environments whose action masks, if they give any, are in their observations.
+    """Put a vector's action masks into its observations, if its infos have any.
 
-    They are reset once, to see whether their infos have some.
+    The environments are reset once to see whether they do.
 
     Raises:
-        EnvironmentFailed: an environment could not be reset, or its mask does not fit its actions.
+        EnvironmentFailed: a reset failed, or a mask does not fit the actions.
     """
     if holds_masks(env.single_observation_space):
         return env
@@ -39,17 +39,18 @@ def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
 class ObservedMasks(VectorWrapper):
     """Puts the masks in infos["action_mask"] into observations.
 
-    A Dict gets the key "action_mask"; any other observation comes under the key "observation",
-    beside it. There must be a mask at every reset, and at every step that does not end an episode.
-    The observation after an end has the mask that came with it, or else all ones.
+    A Dict observation gets the key "action_mask". Any other becomes a Dict with the keys
+    "observation" and "action_mask". Every reset must give a mask, and so must every step that does
+    not end an episode. The last observation of an episode has the mask that came with it, or else
+    all ones.
 
-    The mask of a Discrete(n) action is [n]; that of a MultiDiscrete one is [sum(nvec)], or a tuple
-    of one for each of its numbers; those of Dict and Tuple actions are dicts and tuples of these,
-    where what has no mask is left out, or None.
+    The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
+    shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
+    actions are dicts and tuples of these; an action without a mask is left out, or None.
 
     Args:
-        env: a vector of such environments.
-        infos: of a reset of all of them.
+        env: a vector of environments that give masks.
+        infos: of a reset of all environments.
 
     Raises:
         EnvironmentFailed: the masks do not fit the actions.
@@ -62,9 +63,9 @@ class ObservedMasks(VectorWrapper):
         self._everyone = np.ones(env.num_envs, np.bool_)  # [N]
         self._require(infos, self._everyone, "reset")
         try:
-            example = masks_of(env.single_action_space, infos[ACTION_MASK], np.arange(1))  # [1, n]
-            space = _space_of(example)
-            LegalActions(space, env.single_action_space, "")
+            actions = env.single_action_space
+            space = _space_of(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
+            LegalActions(space, actions, "")
         except (ValueError, TypeError, LookupError) as error:
             reason = f"the action mask in its info is not one: {error}"
             raise EnvironmentFailed("environment 0", "reset", reason) from error
@@ -77,7 +78,7 @@ class ObservedMasks(VectorWrapper):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        rows = (options or {}).get("reset_mask", self._everyone)  # [N] taken out by some
+        rows = (options or {}).get("reset_mask", self._everyone)  # [N]; the vector may pop it
         observations, infos = self.env.reset(seed=seed, options=options)
         self._require(infos, rows, "reset")
         self._keep(infos, "reset")
@@ -98,30 +99,33 @@ class ObservedMasks(VectorWrapper):
     def _require(self, infos: dict[str, Any], rows: NDArray[np.bool_], call: str) -> None:
         missing = np.flatnonzero(rows & ~self._given(infos))
         if len(missing):
-            reason = "it has given an action mask in its info before, and here it has not"
+            reason = "its info had an action mask before, and here it has none"
             raise EnvironmentFailed(f"environment {missing[0]}", call, reason)
 
     def _given(self, infos: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Which environments gave a mask [N]. A vector that does not say has it of all."""
+        """Tell which environments gave a mask [N]: all, if the vector does not say."""
         given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._everyone)
         return given if ACTION_MASK in infos else ~self._everyone
 
     def _keep(self, infos: dict[str, Any], call: str) -> None:
-        """Take over the masks of all environments that gave one."""
+        """Store the masks of all environments that gave one."""
         rows = np.flatnonzero(self._given(infos))
         if len(rows):
             _fill(self._masks, rows, self._read(infos, rows, call))
 
     def _read(self, infos: dict[str, Any], rows: NDArray[np.intp], call: str) -> Any:
-        """The masks [k, n] of some environments."""
-        masks = masks_of(self.single_action_space, infos[ACTION_MASK], rows)
-        if found := other_number(masks):
+        """Read and check the masks [k, n] of some environments."""
+        masks = read_masks(self.single_action_space, infos[ACTION_MASK], rows)
+        if found := find_non_binary(masks):
             (k, *_), what = found
             raise EnvironmentFailed(f"environment {rows[k]}", call, what)
         return masks
 
     def _finals(self, infos: dict[str, Any], cut: NDArray[np.bool_]) -> NDArray[Any]:
-        """The last observations of truncated episodes, each with its mask [N]; else None."""
+        """Give the last observations of truncated episodes their masks.
+
+        Returns an array [N] of observations, with None where `cut` [N] is false.
+        """
         finals = np.full(self.num_envs, None, object)
         final_infos = infos.get("final_info", {})
         given = self._given(final_infos)  # [N]
@@ -138,20 +142,20 @@ class ObservedMasks(VectorWrapper):
         return {**self._observed(observations), ACTION_MASK: masks}
 
     def _observed(self, observations: Any) -> Mapping[str, Any]:
-        """Observations, or their space, by keys."""
+        """Return observations, or their space, as a mapping."""
         if not isinstance(self._plain_space, spaces.Dict):
             return {OBSERVATION: observations}
         by_key: Mapping[str, Any] = getattr(observations, "spaces", observations)
         return by_key
 
 
-def masks_of(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
-    """What infos say of some rows' actions -> a tree of flat masks [k, n].
+def read_masks(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
+    """Read a tree of flat masks [k, n] from infos["action_mask"].
 
     Args:
         space: of one action.
-        given: infos["action_mask"] of a vector of environments.
-        rows: which of them.
+        given: the vector's infos["action_mask"].
+        rows: [k] indices of environments.
     """
     if isinstance(given, np.ndarray) and given.dtype != object:
         return given[rows].reshape(len(rows), -1)
@@ -160,22 +164,21 @@ def masks_of(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
 
 
 def _mask(space: Space, given: Any, row: int) -> Any:
-    """The same of one row; None: no mask.
+    """Read the masks of one environment; None: no mask.
 
-    Vectors of environments give dicts of arrays [N, ...] where the environments give dicts.
+    A vector gives dicts of arrays [N, ...] where its environments give dicts.
     """
     if not isinstance(given, Mapping):
         return _mask_of(space, given[row])
     children = space.spaces if isinstance(space, spaces.Dict) else {}
     for key in given.keys() - children.keys():
-        if not str(key).startswith("_"):  # such keys say who gave what
+        if not str(key).startswith("_"):  # keys with "_" tell which environments gave one
             raise ValueError(f"there is no action {key!r} in {space}")
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
 
 def _mask_of(space: Space, given: Any) -> Any:
-    """What the info of one environment says of its action -> a tree of flat masks [n]; None:
-    nothing."""
+    """Flatten the mask in one environment's info: a tree of masks [n]; None: no mask."""
     if given is None:
         return None
     if isinstance(space, spaces.Dict):
@@ -191,7 +194,7 @@ def _branch(masks: dict[str, Any]) -> Any:
 
 
 def _space_of(masks: Any) -> Space:
-    """The space of masks [k, n]."""
+    """Return the space of one environment's masks, from masks [k, n]."""
     if isinstance(masks, Mapping):
         return spaces.Dict({key: _space_of(branch) for key, branch in masks.items()})
     return spaces.MultiBinary(masks.shape[1])

@@ -1,4 +1,4 @@
-"""When a vector of environments resets them, and what it then says of the episodes that ended."""
+"""When a vector resets its environments, and the last observations of episodes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from juggler.runtime.wire.trees import Tree
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """When the environments of a vector are reset.
+    """Return when a vector resets its environments.
 
     Raises:
-        ValueError: it does not say.
+        ValueError: its metadata does not say.
     """
     try:
         return AutoresetMode(env.metadata.get("autoreset_mode"))
     except ValueError:
         raise ValueError(
-            f"{env} must say in metadata['autoreset_mode'] when it resets environments, as a "
-            f"gymnasium.vector.AutoresetMode, not {env.metadata.get('autoreset_mode')!r}"
+            f"{env}: metadata['autoreset_mode'] must be a gymnasium.vector.AutoresetMode, "
+            f"not {env.metadata.get('autoreset_mode')!r}"
         ) from None
 
 
 def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: int) -> Tree:
-    """The last observation of an episode that ended and was reset within one step.
+    """Return the last observation of an episode that a SAME_STEP vector has ended and reset.
 
     Args:
         space: of one environment's observations.
-        infos: of that step. "final_obs" holds an observation for each environment, or is a batch
-            of observations.
-        row: the environment.
+        infos: of that step. "final_obs" is an array [N] of observations, or a batch [N, ...] of
+            them.
+        row: the environment's index.
 
     Raises:
-        EnvironmentFailed: it is not there.
+        EnvironmentFailed: the infos do not have it.
     """
     finals = infos.get("final_obs")
     if isinstance(finals, (Mapping, tuple)):
@@ -48,7 +48,7 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
         raise EnvironmentFailed(
             f"environment {row}",
             "step",
-            "it truncated an episode under SAME_STEP autoreset, and its infos have no "
-            "'final_obs', which is what to bootstrap from",
+            "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
+            "which the value of the last step is bootstrapped from",
         )
     return to_tree(space, finals[row])

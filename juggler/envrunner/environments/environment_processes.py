@@ -1,4 +1,4 @@
-"""Environments in processes of their own."""
+"""Environments in processes of their own. No torch here: every process would import it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,75 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import _async_worker
 
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
 from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
 _PATIENCE_SECONDS = 2.0
 
+Env = gymnasium.Env[Any, Any]
+
+
+class EnvironmentFunction:
+    """Makes one environment, in this process or, sent by cloudpickle, in one of its own.
+
+    Attributes:
+        ready: an environment made already, which the first call returns.
+    """
+
+    def __init__(
+        self, make: Callable[..., Env], arguments: dict[str, Any], where: str, separate: bool
+    ) -> None:
+        self.make = make
+        self.arguments = arguments
+        self.where = where
+        self.separate = separate
+        self.ready: Env | None = None
+
+    def __call__(self) -> Env:
+        env, self.ready = self.ready, None
+        if env is None:
+            with failures_of(self.where, "constructor"):
+                env = self.make(**self.arguments)
+        # A copy, since vectors write into it and it may belong to the class.
+        env.metadata = dict(env.metadata)
+        return _ReportingEnv(env, self.where) if self.separate else env
+
+
+class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: Env, where: str) -> None:
+        super().__init__(env)
+        self.where = where
+
 
 class EnvironmentProcesses(AsyncVectorEnv):
-    """Gymnasium's AsyncVectorEnv, with every possible end of an environment accounted for.
+    """Gymnasium's AsyncVectorEnv, which also reports environments that die or hang.
 
-    Processes come from a forkserver (this process has threads that a fork would break), die with
-    this process, and are gone after `close`, whatever state they are in. Observations are views
-    of shared memory: valid until the next step.
+    A forkserver starts the processes, because this one has threads that a fork would break. They
+    die with this process, and `close` ends them in whatever state they are. Observations are views
+    of shared memory, valid until the next step.
 
     Args:
-        functions: make one environment each; picklable by cloudpickle.
+        functions: make one environment each; cloudpickle must be able to pickle them.
         autoreset_mode: of all environments.
         deadline: seconds that a step or a reset may take.
-        name: of the environments, for people.
+        name: of the environments, in errors.
 
     Raises:
-        EnvironmentFailed: here, or in `reset` and `step`: an environment raised, hung or died.
+        EnvironmentFailed: here, in `reset` or in `step`: an environment raised, hung or died.
     """
 
     def __init__(
         self,
-        functions: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        functions: Sequence[Callable[[], Env]],
         autoreset_mode: AutoresetMode,
         deadline: float,
         name: str,
     ) -> None:
         self._deadline = deadline
         self._name = name
-        # What environments share; torch is not among it.
+        # The forkserver imports this module once for all environments.
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         claim_multiprocessings()
         try:
@@ -83,14 +117,14 @@ class EnvironmentProcesses(AsyncVectorEnv):
             return self.step_wait(self._deadline)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Let environments close themselves; kill those that do not within `timeout` seconds."""
+        """Let environments close, and kill those that have not after `timeout` seconds."""
         patience = 0.0 if terminate else _PATIENCE_SECONDS if timeout is None else timeout
         pipes = [pipe for pipe in getattr(self, "parent_pipes", []) if pipe is not None]
         for pipe in pipes:
             try:
                 pipe.send(("close", None))
             except OSError:
-                pass  # It is dead already.
+                pass  # the process is dead
         give_up = time.monotonic() + patience
         for process in getattr(self, "processes", []):
             process.join(max(0.0, give_up - time.monotonic()))
@@ -114,7 +148,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
             raise self._death(call) from None
 
     def _death(self, call: str) -> EnvironmentFailed:
-        # A pipe breaks a moment before its process can be waited for.
+        # A pipe breaks a moment before its process has an exit code.
         wait([process.sentinel for process in self.processes], timeout=_PATIENCE_SECONDS)
         codes = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode is not None}
         ends = ", ".join(str(code) for code in codes.values())
@@ -125,7 +159,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         )
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        # Gymnasium would log the traceback and raise without it.
+        # Gymnasium's own logs the traceback and leaves it out of the exception.
         if all(successes):
             return
         index, kind, error, trace = self.error_queue.get()
@@ -141,14 +175,14 @@ class EnvironmentProcesses(AsyncVectorEnv):
 
 def _run_environment(
     index: int,
-    function: Callable[[], gymnasium.Env[Any, Any]],
+    function: Callable[[], Env],
     pipe: Connection,
     parent_pipe: Connection,
     shared_memory: Any,
     error_queue: Queue[Any],
     *rest: Any,
 ) -> None:
-    """The program of an environment's process: Gymnasium's own, once there is an environment."""
+    """Run an environment's process: make the environment, then follow Gymnasium's worker."""
     owner = multiprocessing.parent_process()
     assert owner is not None
     assert owner.pid is not None
@@ -158,7 +192,7 @@ def _run_environment(
     try:
         env = function()
     except Exception as error:
-        pipe.recv()  # whatever the owner asks first, this is the answer
+        pipe.recv()  # the error answers the owner's first request, whatever it is
         error_queue.put((index, type(error), error, traceback.format_exc()))
         pipe.send((None, False))
         return

@@ -1,4 +1,4 @@
-"""Environments in this process, one after the other."""
+"""Environments that are stepped in this process, one after the other."""
 
 from __future__ import annotations
 
@@ -23,18 +23,13 @@ _RETURNED = {
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
-    """Gymnasium's SyncVectorEnv with a tenth less to do in every step.
+    """A faster SyncVectorEnv whose errors name the environment that raised.
 
-    It says which environment raised what. All arrays that it returns are its own memory, valid
-    until the next step, and of what environments say in their infos it keeps action masks alone.
-
-    Args:
-        functions: make one environment each.
-        autoreset_mode: of all environments.
-        name: of the environments, for people.
+    The arrays that it returns are its own memory, valid until the next step. Of the infos it keeps
+    only the action masks.
 
     Raises:
-        EnvironmentFailed: in `reset` and `step`: an environment raised.
+        EnvironmentFailed: in `reset` or `step`: an environment raised.
     """
 
     def __init__(
@@ -45,7 +40,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
     ) -> None:
         super().__init__(functions, copy=False, autoreset_mode=autoreset_mode)
         self._name = name
-        # Observations of at least one dimension, one behind the other in the same memory.
+        # The same memory [N * d, ...] of observations [N, d, ...], for one call of concatenate.
         self._one_by_one: NDArray[Any] | None = None
         if isinstance(self._observations, np.ndarray) and self._observations.ndim > 1:
             self._one_by_one = self._observations.reshape(-1, *self._observations.shape[2:])
@@ -73,7 +68,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 raise self._failure(i, "reset", error) from None
             self._over[i] = False
             infos = self._add_info(infos, kept, i)
-        return self._together("reset"), infos
+        return self._batch_observations("reset"), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
@@ -106,10 +101,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     infos = self._add_info(infos, _kept(info), i)
         except Exception as error:
             raise self._failure(i, call, error) from None
-        return self._together("step"), rewards, terminated, truncated, infos
+        return self._batch_observations("step"), rewards, terminated, truncated, infos
 
-    def _together(self, call: str) -> Any:
-        """The observations of all environments."""
+    def _batch_observations(self, call: str) -> Any:
+        """Batch the observations of all environments [N, ...]."""
         observations: list[Any] = self._env_obs
         try:
             if self._one_by_one is None:
@@ -130,12 +125,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
     def name_of(self, index: int) -> str:
-        """Of one environment, for people."""
+        """Name one environment in errors."""
         return f"environment {index} ({self._name})"
 
 
 class _NoInfo(TypeError):
-    """What should be the info is none, as where an observation of two numbers came alone."""
+    """The info is not a dict, for example because `reset` returned an observation [2] alone."""
 
 
 def _kept(info: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +140,11 @@ def _kept(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _misfit(space: gymnasium.Space[Any], observation: Any) -> str:
-    """For people: why an observation cannot be one of the space; empty: nothing is to be seen."""
+    """Explain why an observation is not of the space; "" if no reason is found."""
     try:
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
-        return f"its observation has not the parts of {space}: {type(error).__name__}: {error}"
+        return f"its observation has other parts than {space}: {type(error).__name__}: {error}"
     for path, leaf in space_leaves(space):
         array, dtype = arrays[path], np.dtype(leaf.dtype)
         if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):

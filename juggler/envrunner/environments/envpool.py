@@ -1,4 +1,4 @@
-"""EnvPool's environments, which are stepped together by threads in C++. No torch here."""
+"""EnvPool's environments, which C++ threads step together. No torch here."""
 
 from __future__ import annotations
 
@@ -10,30 +10,22 @@ from gymnasium.vector.utils import batch_space
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.extras import check_extra
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.failures import failures_of
 
-#: What the names of its environments begin with.
+#: The prefix of their names in `env`.
 SCHEME: Final = "envpool:"
 
 
 class EnvPoolVector(VectorWrapper):
-    """N of one kind. The step behind the end of an episode begins the next one (NEXT_STEP).
+    """N environments of EnvPool, with NEXT_STEP autoreset.
 
-    EnvPool seeds environments when it makes them: a reset with a seed makes all of them anew.
-
-    Args:
-        name: of EnvPool's, such as "Pong-v5".
-        count: N.
-        options: of `envpool.make`.
-
-    Raises:
-        EnvironmentFailed: EnvPool does not make it.
+    EnvPool takes a seed only when it makes environments, so a reset with a seed makes them anew.
     """
 
     def __init__(self, name: str, count: int, options: dict[str, Any]) -> None:
         self._name, self._count, self._options = name, count, options
-        super().__init__(self._made({}))
-        # EnvPool's own are those of one environment.
+        super().__init__(self._make({}))
+        # EnvPool's spaces are those of one environment.
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
 
@@ -42,29 +34,27 @@ class EnvPoolVector(VectorWrapper):
     ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.env.close()
-            self.env = self._made({"seed": seed % 2**31})
+            self.env = self._make({"seed": seed % 2**31})
         observations, _ = self.env.reset()  # [N, ...]
         return observations, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        # What its infos hold is not Gymnasium's.
+        # EnvPool's infos do not follow Gymnasium's conventions.
         return *self.env.step(actions)[:4], {}
 
-    def _made(self, seed: dict[str, int]) -> Any:
+    def _make(self, seed: dict[str, int]) -> Any:
         envpool = importlib.import_module("envpool")
         arguments = {**self._options, **seed, "num_envs": self._count}
-        try:
+        with failures_of(SCHEME + self._name, "constructor"):
             return envpool.make_gymnasium(self._name, **arguments)
-        except Exception as error:
-            raise EnvironmentFailed.during(SCHEME + self._name, "constructor", error) from None
 
 
-def envpool_environments(config: EnvRunnerConfig) -> EnvPoolVector:
-    """The environments of a configuration whose `env` is envpool:…
+def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
+    """Make the environments of a configuration whose `env` is envpool:…
 
     Raises:
-        EnvironmentFailed: EnvPool does not make them.
-        ValueError: it is not installed, or the configuration asks for what there is not.
+        EnvironmentFailed: EnvPool cannot make them.
+        ValueError: EnvPool is not installed, or the configuration has options that it lacks.
     """
     check_extra(config.env)
     if config.vectorize not in ("auto", "native"):
@@ -74,7 +64,7 @@ def envpool_environments(config: EnvRunnerConfig) -> EnvPoolVector:
         )
     if reserved := {"num_envs", "seed", "batch_size"} & config.env_kwargs.keys():
         raise ValueError(
-            f"env_kwargs of an envpool: env: without {', '.join(sorted(reserved))}; "
-            "envs_per_runner and seed are keys of the run"
+            f"env_kwargs of an envpool: environment cannot have {', '.join(sorted(reserved))}: "
+            "set envs_per_runner and seed instead"
         )
     return EnvPoolVector(config.env.removeprefix(SCHEME), config.envs_per_runner, config.env_kwargs)

@@ -1,4 +1,4 @@
-"""The simulators that Juggler's extras bring."""
+"""The simulators that Juggler's extras install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from juggler.runtime.installing import installing
 
-#: Extras by the Python packages that make the environments.
+#: Extras by the Python package that makes the environments.
 EXTRAS: Final = {
     "ale_py": "atari",
     "envpool": "envpool",
@@ -19,23 +19,20 @@ EXTRAS: Final = {
     "gymnasium.envs.mujoco": "mujoco",
 }
 
-#: What those of Gymnasium's own modules import, by extra.
+#: What Gymnasium's own environments import, by extra.
 _IMPORTED: Final = {"box2d": ("Box2D", "pygame"), "mujoco": ("mujoco",)}
 
 
 def extra_for(env: str) -> str | None:
-    """The extra that an environment needs; None: none, or nobody knows.
-
-    Args:
-        env: its name, as in a configuration.
-    """
+    """Return the extra that the environment of this name needs; None if no known one."""
     module = _module_of(env)
     needed = (extra for package, extra in EXTRAS.items() if f"{module}.".startswith(f"{package}."))
     return next(needed, None)
 
 
 def check_extra(env: str) -> None:
-    """
+    """Import the package that makes an environment.
+
     Raises:
         ValueError: the environment's extra is not installed.
     """
@@ -49,7 +46,7 @@ def check_extra(env: str) -> None:
 
 
 def check_extra_there(env: str) -> None:
-    """As `check_extra`, as far as that shows without importing anything.
+    """Look for the packages that an environment needs, without importing them.
 
     Raises:
         ValueError: the environment's extra is not installed.
@@ -63,12 +60,12 @@ def check_extra_there(env: str) -> None:
 def _needs(env: str, package: str, extra: str) -> str:
     return (
         f"env {env!r} needs the package {package}: "
-        f"{installing(extra)}, wherever this run has envrunners"
+        f"{installing(extra)}, on every host with EnvRunners"
     )
 
 
 def _module_of(env: str) -> str:
-    """Where an environment is registered or made; empty where its name does not lead there."""
+    """Return the module that registers or makes an environment; "" if its name does not tell."""
     module, colon, _ = env.rpartition(":")
     if colon:
         return module

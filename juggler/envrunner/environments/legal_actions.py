@@ -1,4 +1,4 @@
-"""That action masks are made of 0 and 1, and leave every environment something to do."""
+"""Checks that action masks hold only 0 and 1 and leave every environment a legal action."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Space = gymnasium.Space[Any]
 
 
 class LegalActions:
-    """Finds action masks in which all is 0 for a Discrete action, or for one of MultiDiscrete ones.
+    """Checks action masks of Discrete and MultiDiscrete actions.
 
     Args:
-        mask_space: of the masks.
-        action_space: what they are for.
-        during: what steps are counted in, for people: "a fragment".
+        mask_space: of one environment's masks.
+        action_space: of one environment's actions.
+        during: what errors count steps in: "a fragment".
 
     Raises:
         ValueError: the masks do not fit the actions.
@@ -34,40 +34,41 @@ class LegalActions:
     def __init__(self, mask_space: Space, action_space: Space, during: str) -> None:
         self._during = during
         actions = dict(space_leaves(action_space))
-        self._starts: dict[Path, NDArray[np.intp]] = {}  # [choices] of each in the mask
+        self._starts: dict[Path, NDArray[np.intp]] = {}  # [choices] where each begins in the mask
         for path, mask in space_leaves(mask_space):
             if path not in actions:
                 raise ValueError(
                     f"there is an action mask for {path_name(path)}, and no such action: masks "
-                    f"must be laid out as actions are, which are in {action_space}"
+                    f"must have the structure of the action space, {action_space}"
                 )
             counts = _choices(actions[path])
             if counts is not None:
                 if mask.shape != (sum(counts),):
                     raise ValueError(
                         f"the action mask for {actions[path]} has shape {list(mask.shape or ())}, "
-                        f"not [{sum(counts)}]: one number, 0 or 1, for each thing to choose"
+                        f"not [{sum(counts)}]: one number, 0 or 1, for each choice"
                     )
                 self._starts[path] = np.cumsum([0, *counts[:-1]])
 
     @classmethod
     def of(cls, observation_space: Space, action_space: Space, during: str) -> LegalActions | None:
-        """None where observations hold no mask."""
+        """Build it from an observation space; None if observations hold no mask."""
         if not holds_masks(observation_space):
             return None
         return cls(at(observation_space, (ACTION_MASK,)), action_space, during)
 
     def require(self, masks: Any, step: int, over: NDArray[np.bool_] | None = None) -> None:
-        """
+        """Check that every environment has a legal action.
+
         Args:
-            masks: [N, ...]
-            step: of the fragment, or of what else steps are counted in.
-            over: [N] whose episode has ended, so that there is nothing to do.
+            masks: [N, n] each.
+            step: of the fragment, for the error.
+            over: [N] environments whose episode has ended, which need none.
 
         Raises:
             EnvironmentFailed: a mask has no legal action.
         """
-        for path, legal in self.somewhere(masks):
+        for path, legal in self.has_legal_action(masks):
             if over is not None:
                 legal |= over
             if not legal.all():
@@ -76,34 +77,37 @@ class LegalActions:
                     f"environment {int(legal.argmin())}",
                     "step",
                     f"before step {step} of {self._during} its action mask has no legal action"
-                    f"{which}: an episode in which nothing can be done must end",
+                    f"{which}: an episode without legal actions must end",
                 )
 
     def require_zeros_and_ones(self, masks: Any) -> None:
-        """
+        """Check that masks hold only 0 and 1.
+
         Args:
-            masks: [N, T, ...] of a whole fragment: those of a single step would cost as much.
+            masks: [N, T, n] each, of a whole fragment: checking one step would cost as much.
 
         Raises:
-            EnvironmentFailed: a mask has another number.
+            EnvironmentFailed: a mask holds another number.
         """
-        if found := other_number(masks):
+        if found := find_non_binary(masks):
             (row, step, *_), what = found
-            said = f"before step {step} of {self._during} {what}"
-            raise EnvironmentFailed(f"environment {row}", "step", said)
+            reason = f"before step {step} of {self._during} {what}"
+            raise EnvironmentFailed(f"environment {row}", "step", reason)
 
-    def somewhere(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
-        """For each action that is one of several: its path, and where the masks leave it something
-        to do [N]."""
+    def has_legal_action(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
+        """Yield, for each discrete action, its path and which environments have a legal one [N].
+
+        Args:
+            masks: [N, n] each.
+        """
         for path, starts in self._starts.items():
             each = np.logical_or.reduceat(at(masks, path), starts, axis=-1)  # [N, choices]
             legal: NDArray[np.bool_] = np.asarray(each.all(-1))  # [N]
             yield path, legal
 
 
-def other_number(masks: Any) -> tuple[tuple[int, ...], str] | None:
-    """Where masks [N, ...] first have another number than 0 and 1, and what to say of that; None:
-    nowhere."""
+def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
+    """Find the first number in masks [N, ...] that is not 0 or 1: its index and an error text."""
     for path, mask in flatten(masks):
         other = (mask != 0) & (mask != 1)  # [N, ...]
         if other.any():
@@ -114,7 +118,7 @@ def other_number(masks: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def _choices(space: Space) -> list[int] | None:
-    """Among how many things each number of an action is one; None: nothing can be wrong."""
+    """Return the number of choices of each discrete action; None if there are none."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):

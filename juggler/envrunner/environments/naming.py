@@ -1,4 +1,4 @@
-"""From the name of an environment to what makes it. No torch here."""
+"""Finds what makes an environment by its name. No torch here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.extras import check_extra, check_extra_there
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.failures import failures_of
 from juggler.runtime.modules.by_name import is_there, no_module
 
 Env = gymnasium.Env[Any, Any]
 VectorEnvironment = VectorEnv[Any, Any, Any]
-#: Called with env_kwargs; makes one environment, or N of them as one VectorEnv.
+#: Makes one environment from env_kwargs, or N of them as one VectorEnv.
 EnvironmentFactory = Callable[..., Env | VectorEnvironment]
 
 
-def find(name: str) -> EnvSpec | EnvironmentFactory:
-    """What `env` names: a registered environment, or a callable of a module."""
+def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
+    """Find the registered environment, or the callable of a module, that `env` names.
+
+    Raises:
+        ValueError: there is no such environment, or its package is not installed.
+        EnvironmentFailed: importing its module failed.
+    """
     check_extra(name)
     module_name, colon, attribute = name.rpartition(":")
     callables: list[str] = []
@@ -42,10 +47,10 @@ def find(name: str) -> EnvSpec | EnvironmentFactory:
 
 
 def check_name(name: str) -> None:
-    """What `find` would say of a name, as far as that shows without importing what it leads to.
+    """Check the name of an environment as far as possible without importing its module.
 
     Raises:
-        ValueError: it leads nowhere.
+        ValueError: there is no such environment, or its package is not installed.
     """
     module_name, colon, _ = name.rpartition(":")
     if name.startswith(SCHEME):
@@ -60,7 +65,7 @@ def check_name(name: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether this is an environment's name, as far as `check_name` can tell."""
+    """Tell whether `check_name` accepts a name."""
     try:
         check_name(name)
     except ValueError:
@@ -72,13 +77,13 @@ def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)
     if name.startswith("ALE/"):
-        near = [f"ale_py:{name}"]  # nothing is registered before its module is imported
+        near = [f"ale_py:{name}"]  # it is registered once its module is imported
     return (
         f"env {name!r}: "
         + (f"module {module_name!r} has no callable {attribute!r}, and " if colon else "")
         + f"no environment is registered as {attribute!r}. "
         + (f"Nearest: {', '.join(near)}. " if near else "")
-        + 'An environment that a module registers or makes is named as "module:Id-v0" or '
+        + 'Name an environment that a module registers or makes as "module:Id-v0" or '
         '"module:callable".'
     )
 
@@ -90,12 +95,12 @@ def _nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _imported(name: str, module: str) -> object:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            # The module is there; something that it imports is not.
-            raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
-        raise ValueError(no_module(name, "env", error.name)) from None
-    except Exception as error:
-        raise EnvironmentFailed.during(f"module {module!r}", "import", error) from None
+    missing = ""
+    with failures_of(f"module {module!r}", "import"):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module exists, and something that it imports does not
+            missing = error.name
+    raise ValueError(no_module(name, "env", missing))

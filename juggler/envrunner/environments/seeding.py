@@ -1,4 +1,4 @@
-"""The streams of randomness that one seed of a runner becomes."""
+"""Derives every random generator of an EnvRunner from its seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOISE, _ENVIRONMENTS, _PROCESS = 0, 1, 2
 
 
 def seed_process(seed: int) -> None:
-    """For modules and environments that draw from the generators of Python, NumPy and torch."""
+    """Seed the global generators of Python, NumPy and torch, from which user code may draw."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_PROCESS,))
     for_python, for_numpy, for_torch = sequence.generate_state(3).tolist()
     random.seed(for_python)
@@ -20,15 +20,15 @@ def seed_process(seed: int) -> None:
 
 
 def noise_seed(seed: int) -> int:
-    """For the noise that a policy acts with."""
+    """Return the seed of the noise that a policy samples actions with."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE,))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
-    """One for each environment of a runner, no two of them equal.
+    """Return a different seed for each environment of an EnvRunner.
 
-    Below 2**31: simulators written in C++ take no more.
+    They are below 2**31, since simulators in C++ often take no larger ones.
     """
     seeds: dict[int, None] = {}
     sequence = np.random.SeedSequence(seed, spawn_key=(_ENVIRONMENTS,))

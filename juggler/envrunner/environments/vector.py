@@ -1,4 +1,4 @@
-"""From a config to a vector of environments."""
+"""Builds the vector of environments that a config describes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,22 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
-from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environment_processes import (
+    EnvironmentFunction,
+    EnvironmentProcesses,
+)
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.envpool import envpool_environments
-from juggler.envrunner.environments.naming import Env, EnvironmentFactory, VectorEnvironment, find
-from juggler.envrunner.environments.one_environment import EnvironmentFunction
+from juggler.envrunner.environments.envpool import make_envpool_vector
+from juggler.envrunner.environments.naming import (
+    Env,
+    EnvironmentFactory,
+    VectorEnvironment,
+    find_environment,
+)
 from juggler.envrunner.environments.seeding import environment_seeds
-from juggler.envrunner.environments.wrappers import wrapped, wrapper_specs
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
+from juggler.envrunner.failures import ReportsFailures, failures_of
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -47,31 +54,32 @@ def make_vector_env(
     *,
     just_one: bool = False,
 ) -> VectorEnvironment:
-    """A runner's environments.
+    """Build an EnvRunner's environments.
 
-    Arrays that it returns may be views of its own memory, valid until its next step. Action masks
-    that environments give in their infos are in its observations.
+    The arrays that they return may be views of their own memory, valid until the next step. Action
+    masks that environments give in their infos become part of the observations.
 
     Args:
-        config: which environments and how many.
-        factory: makes them, instead of what `config.env` names.
-        runner: this one's number, by which simulators are shared among EnvRunners.
-        just_one: make one environment, in this process, where each is made by itself: enough to
-            see its spaces.
+        config: the environments and their number.
+        factory: makes the environments instead of `config.env`.
+        runner: the EnvRunner's index, by which EnvRunners share simulators.
+        just_one: make only one environment, in this process, which is enough to see its spaces.
+            Environments that come as a vector are all made.
 
     Raises:
-        ValueError: `config` names nothing that exists, or what cannot be had.
-        EnvironmentFailed: an environment could not be constructed.
+        ValueError: `config` names an environment that does not exist, or options that it lacks.
+        EnvironmentFailed: the constructor of an environment failed.
     """
     config.validate()
     if factory is None and config.env.startswith(SCHEME):
-        # It brings gRPC, which environments do without.
+        # Imported here because it imports gRPC.
         from juggler.envrunner.dm_env_rpc.vector_env import simulators
 
-        return _as_it_is(config, simulators(config, runner), config.env)
+        return _accept_vector(config, simulators(config, runner), config.env)
     if factory is None and config.env.startswith(ENVPOOL):
-        return _as_it_is(config, envpool_environments(config), config.env)
-    source = wrapped(factory or find(config.env), wrapper_specs(config.env_wrappers))
+        return _accept_vector(config, make_envpool_vector(config), config.env)
+    specs = wrapper_specs(config.env_wrappers)
+    source = add_wrappers(factory or find_environment(config.env), specs)
     if isinstance(source, EnvSpec):
         env = _from_registry(config, source, just_one)
     else:
@@ -84,13 +92,32 @@ def make_vector_env(
 
 
 def reset_environments(env: VectorEnvironment, seed: int) -> Any:
-    """Seed and reset all environments -> their first observations [N, ...]."""
+    """Seed and reset all environments; return their first observations [N, ...]."""
     seeds = environment_seeds(seed, env.num_envs)
-    # Other vectors of environments take one seed, and make of it what they need.
+    # Other vectors take one seed and derive the rest from it.
     each = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
     first: Any = seeds if each else seeds[0]
     observations, _ = env.reset(seed=first)
     return observations
+
+
+def environment_in(frame: FrameType | None) -> str:
+    """Name the environment call that a thread is in, such as "step of environment 3 (CartPole-v1)".
+
+    The stack tells it, at no cost for the steps. Returns "" if the thread is in no such call.
+    """
+    found = ""
+    while frame is not None:
+        call, variables = frame.f_code.co_name, frame.f_locals
+        env = variables.get("self")
+        if isinstance(env, VectorEnv) and call in ("step", "reset"):
+            if isinstance(env, EnvironmentsInTurn) and "i" in variables:
+                return f"{variables.get('call', call)} of {env.name_of(variables['i'])}"
+            found = found or f"{call} of {type(env).__name__}"
+        elif frame.f_code is make_vector_env.__code__:
+            found = found or "the constructor of an environment"
+        frame = frame.f_back
+    return found
 
 
 def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> VectorEnvironment:
@@ -99,39 +126,35 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> Ve
         lack = "has no vector entry point" if spec.vector_entry_point is None else "has wrappers"
         raise ValueError(f"vectorize = 'native': {spec.id} {lack}; use auto, sync or async")
     if config.vectorize == "native" or (config.vectorize == "auto" and native):
-        try:
+        with failures_of(spec.id, "constructor"):
             env = gymnasium.make_vec(
                 spec,
                 num_envs=config.envs_per_runner,
                 vectorization_mode="vector_entry_point",
                 **config.env_kwargs,
             )
-        except Exception as error:
-            raise EnvironmentFailed.during(spec.id, "constructor", error) from None
-        return _as_it_is(config, env, spec.id)
+        return _accept_vector(config, env, spec.id)
     if spec.entry_point is None:
         raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
     make = functools.partial(gymnasium.make, spec)
-    # Gymnasium's checks cost time in every step: one environment of many equal ones shows enough.
+    # Gymnasium's checks cost time in every step: they run in one of N equal environments.
     unchecked = functools.partial(make, disable_env_checker=True)
-    return _of_single_ones(config, make, unchecked, spec.id, just_one)
+    return _from_single(config, make, unchecked, spec.id, just_one)
 
 
 def _from_callable(
     config: EnvRunnerConfig, factory: EnvironmentFactory, just_one: bool
 ) -> VectorEnvironment:
     name = getattr(factory, "__qualname__", type(factory).__name__)
-    try:
+    with failures_of(f"environment 0 ({name})", "constructor"):
         first = factory(**config.env_kwargs)
-    except Exception as error:
-        raise EnvironmentFailed.during(f"environment 0 ({name})", "constructor", error) from None
     if isinstance(first, VectorEnv):
         if config.vectorize in ("sync", "async"):
             first.close()
             raise ValueError(
                 f"vectorize = {config.vectorize!r}: {name} makes a VectorEnv; use auto or native"
             )
-        return _as_it_is(config, first, name)
+        return _accept_vector(config, first, name)
     if not isinstance(first, gymnasium.Env):
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
@@ -145,11 +168,11 @@ def _from_callable(
         raise ValueError(
             f"vectorize = 'native': {name} makes single environments; use auto, sync or async"
         )
-    return _of_single_ones(config, factory, factory, name, just_one, first)
+    return _from_single(config, factory, factory, name, just_one, first)
 
 
-def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
-    """A vector of environments that makes its own choices."""
+def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
+    """Check a vector that steps and resets its environments in its own way."""
     if env.num_envs != config.envs_per_runner:
         env.close()
         raise ValueError(
@@ -166,7 +189,7 @@ def _as_it_is(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> Vec
     return _ReportingVector(env, f"one of {env.num_envs} environments ({name})")
 
 
-def _of_single_ones(
+def _from_single(
     config: EnvRunnerConfig,
     make_first: Callable[..., Any],
     make_other: Callable[..., Any],
@@ -187,50 +210,7 @@ def _of_single_ones(
     return EnvironmentsInTurn(functions, mode, name)
 
 
-class _ReportingVector(VectorWrapper):
-    """The same for what a vector of environments raises by itself."""
-
+class _ReportingVector(ReportsFailures, VectorWrapper):
     def __init__(self, env: VectorEnvironment, where: str) -> None:
         super().__init__(env)
-        self._where = where
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        try:
-            return self.env.reset(seed=seed, options=options)
-        except EnvironmentFailed:
-            raise
-        except Exception as error:
-            raise EnvironmentFailed.during(self._where, "reset", error) from None
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        try:
-            return self.env.step(actions)
-        except EnvironmentFailed:
-            raise
-        except Exception as error:
-            raise EnvironmentFailed.during(self._where, "step", error) from None
-
-
-def environment_in(frame: FrameType | None) -> str:
-    """For people: the call of an environment that a thread is in, such as
-    "step of environment 3 (CartPole-v1)"; "" where it is in none.
-
-    Read off the stack, so that steps that take no longer than they should pay nothing for it.
-
-    Args:
-        frame: the innermost of the thread.
-    """
-    found = ""
-    while frame is not None:
-        call, there = frame.f_code.co_name, frame.f_locals
-        env = there.get("self")
-        if isinstance(env, VectorEnv) and call in ("step", "reset"):
-            if isinstance(env, EnvironmentsInTurn) and "i" in there:
-                return f"{there.get('call', call)} of {env.name_of(there['i'])}"
-            found = found or f"{call} of {type(env).__name__}"
-        elif frame.f_code is make_vector_env.__code__:
-            found = found or "the constructor of an environment"
-        frame = frame.f_back
-    return found
+        self.where = where

@@ -1,7 +1,8 @@
-"""Videos of episodes, as environments show them."""
+"""Records videos of episodes."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,31 @@ from numpy.typing import NDArray
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.naming import EnvironmentFactory, find
+from juggler.envrunner.environments.naming import Env, EnvironmentFactory, find_environment
 from juggler.runtime.installing import installing
 
-Env = gymnasium.Env[Any, Any]
 Image = NDArray[np.uint8]
 
 _RENDERING = {"render_mode": "rgb_array"}
 
 
-def recorded(
+def record_videos(
     config: EnvRunnerConfig, factory: EnvironmentFactory | None, directory: Path, episodes: int
 ) -> tuple[Callable[..., Env], list[Path]]:
-    """What makes the same environments one by one, such that they record what is played in them.
+    """Prepare environments that record their first episodes.
 
     Args:
-        config: which environments, and how many.
-        factory: makes them, instead of what `config.env` names.
-        directory: for the videos; made where it is missing.
-        episodes: how many are to be recorded, of all environments together.
+        config: the environments and their number.
+        factory: makes the environments instead of `config.env`.
+        directory: of the videos; created if it is missing.
+        episodes: number of videos, over all environments.
 
     Returns:
-        Makes environments 0, 1, … in that order; and the videos that there will be, by environment
-        and then by time.
+        A factory that makes environments 0, 1, … in this order, and the paths of the videos, by
+        environment and then by time.
 
     Raises:
-        ValueError: the environment shows no pictures, or a package is missing; says what to do.
+        ValueError: the environment cannot render images, or a package is missing.
     """
     shares = [
         [directory / f"environment-{i}-episode-{k}.mp4" for k in range(len(share))]
@@ -47,8 +47,8 @@ def recorded(
         if (share := range(i, episodes, config.envs_per_runner))
     ]
     if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
-        raise ValueError(f"env {config.env!r} is elsewhere and shows no pictures here")
-    source = factory or find(config.env)
+        raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
+    source = factory or find_environment(config.env)
     name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)
     makes = _Recording(source, name, config.env_kwargs, shares)
     directory.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def recorded(
 
 
 class _Recording:
-    """Makes environments that record. The first is made at once, to see whether it can."""
+    """Makes environments that record. The first is made at once, to check that it renders."""
 
     def __init__(
         self,
@@ -66,13 +66,11 @@ class _Recording:
         shares: list[list[Path]],
     ) -> None:
         try:
-            import imageio_ffmpeg
+            importlib.import_module("imageio_ffmpeg")
         except ModuleNotFoundError as error:
             raise ValueError(
                 f"a video needs the package {error.name}: {installing('video')}"
             ) from error
-        self._write: Callable[..., Generator[None, bytes | None, None]]
-        self._write = imageio_ffmpeg.write_frames
         self._source, self.__qualname__ = source, name
         self._shares = iter(shares)
         self._first: Env | None = self._make(**env_kwargs)
@@ -80,7 +78,7 @@ class _Recording:
 
     def __call__(self, **env_kwargs: Any) -> Env:
         env, self._first = self._first, None
-        return Recorded(env or self._make(**env_kwargs), next(self._shares), self._write)
+        return Recorded(env or self._make(**env_kwargs), next(self._shares))
 
     def _make(self, **env_kwargs: Any) -> Env:
         arguments = {**env_kwargs, **_RENDERING}
@@ -96,27 +94,18 @@ class _Recording:
         if not isinstance(made, gymnasium.Env):
             made.close()
             raise ValueError(
-                f"a video of {self.__qualname__}: it makes a {type(made).__name__}, and single "
-                "environments are what can be recorded"
+                f"a video of {self.__qualname__}: it makes a {type(made).__name__}, and only "
+                "single environments can be recorded"
             )
         return made
 
 
 class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose first episodes become videos, written while they are played.
+    """An environment whose first episodes are written to videos, one for each path."""
 
-    Args:
-        env: renders RGB images.
-        paths: of the videos, one for each episode that is to be recorded.
-        write: imageio_ffmpeg.write_frames
-    """
-
-    def __init__(
-        self, env: Env, paths: list[Path], write: Callable[..., Generator[None, bytes | None, None]]
-    ) -> None:
+    def __init__(self, env: Env, paths: list[Path]) -> None:
         super().__init__(env)
         self._paths = list(paths)
-        self._write_frames = write
         self._fps = float(env.metadata.get("render_fps", 30))
         self._first: Image | None = None
         self._video: Generator[None, bytes | None, None] | None = None
@@ -124,7 +113,7 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         self._stop()
         observation, info = self.env.reset(**arguments)
-        # An episode is one from its first step on: who only looks resets as well.
+        # A video starts with the first step, because a reset may only serve to look at the spaces.
         self._first = self._image() if self._paths else None
         return observation, info
 
@@ -148,14 +137,16 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _start(self, image: Image) -> None:
         height, width, _ = image.shape
-        self._video = self._write_frames(
+        from imageio_ffmpeg import write_frames
+
+        self._video = write_frames(
             str(self._paths.pop(0)),
             (width, height),
             fps=self._fps,
-            macro_block_size=2,  # what its encoding needs: an odd side gets one more row
+            macro_block_size=2,  # the codec needs even sides
             ffmpeg_log_level="error",
         )
-        self._video.send(None)
+        next(self._video)
         self._video.send(image.tobytes())
 
     def _stop(self) -> None:
@@ -165,9 +156,10 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _check(env: Env, name: str) -> None:
-    """
+    """Check that an environment renders RGB images.
+
     Raises:
-        ValueError: the environment shows no pictures.
+        ValueError: it does not.
     """
     try:
         env.reset()
@@ -177,7 +169,7 @@ def _check(env: Env, name: str) -> None:
         raise ValueError(
             f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
         ) from error
-    what = f"{type(image).__name__}"
+    what = type(image).__name__
     if isinstance(image, np.ndarray):
         what = f"{image.dtype} of shape {list(image.shape)}"
         if image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:

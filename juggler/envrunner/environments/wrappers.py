@@ -1,4 +1,4 @@
-"""Wrappers around each environment, named in a config. No torch here."""
+"""Puts the wrappers that a config names around each environment. No torch here."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from juggler.runtime.nearest import nearest
 
 
 def wrapper_specs(pieces: Sequence[object]) -> tuple[WrapperSpec, ...]:
-    """What a config's `env_wrappers` say, as Gymnasium puts it.
+    """Parse a config's `env_wrappers`.
 
     Args:
-        pieces: from the innermost to the outermost, each the name of one of `gymnasium.wrappers`,
-            "module:Class", or a table with one of these under "use" and the options it is made
-            with.
+        pieces: from the innermost wrapper to the outermost. Each is the name of a class in
+            `gymnasium.wrappers`, "module:Class", or a table with such a name under "use" and the
+            wrapper's options.
 
     Raises:
-        ValueError: one of them is none of these.
+        ValueError: a piece is none of these.
     """
     return tuple(map(_spec, pieces))
 
 
-def wrapped(
+def add_wrappers(
     source: EnvSpec | EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]
 ) -> EnvSpec | EnvironmentFactory:
-    """What makes the same environments with wrappers around each."""
+    """Return a source of the same environments, each with the wrappers around it."""
     if not wrappers:
         return source
     if isinstance(source, EnvSpec):
@@ -49,7 +49,7 @@ class _WrappedFactory:
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise ValueError(
-                f"env_wrappers go around single environments, and {self.__qualname__} makes a "
+                f"env_wrappers wrap single environments, and {self.__qualname__} makes a "
                 f"{type(env).__name__}: let it wrap its own"
             )
         for wrapper in self._wrappers:
@@ -63,7 +63,7 @@ def _spec(piece: object) -> WrapperSpec:
     use = options.pop("use", None)
     if not isinstance(use, str) or not use:
         raise ValueError(
-            f"env_wrappers: a wrapper is a name, or a table that has one under 'use': not {piece!r}"
+            f"env_wrappers: a wrapper must be a name, or a table with a 'use', not {piece!r}"
         )
     if ":" not in use:
         if use not in gymnasium.wrappers.__all__:
@@ -73,6 +73,6 @@ def _spec(piece: object) -> WrapperSpec:
                 "'package.module:Class'"
             )
         use = f"gymnasium.wrappers:{use}"
-    # Files and command lines have no tuples, and Gymnasium's wrappers want them for shapes.
+    # Gymnasium's wrappers want tuples for shapes, and TOML and command lines have only lists.
     arguments = {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
     return WrapperSpec(use.rpartition(":")[2], use, arguments)

@@ -206,7 +206,7 @@ def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
 
 
 def test_the_kind_of_display_can_be_chosen() -> None:
-    assert isinstance(make_progress("off"), SilentProgress)
+    assert type(make_progress("off")) is SilentProgress
     assert isinstance(make_progress("plain"), PlainProgress)
     assert isinstance(make_progress("live"), LiveProgress)
 
@@ -298,7 +298,7 @@ def test_before_a_run_begins_its_terminal_has_one_line_that_goes_away() -> None:
     while "starting: the forkserver imports torch" not in screen.getvalue():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    progress.waits_no_more()
+    progress.stop_waiting()
     assert screen.getvalue().rstrip("\n").endswith("\x1b[2K")  # erased
     assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from juggler.driver.config import RunConfig
-from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.journal import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError, to_json
 
@@ -54,7 +55,7 @@ def _events(path: Path) -> EventAccumulator:
 
 
 def test_a_new_run_directory_holds_the_configuration(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path / "a" / "run", CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path / "a" / "run", CONFIG, "cartpole")) as run:
         assert run.path == tmp_path / "a" / "run"
         assert run.checkpoints == run.path / "checkpoints"
         assert run.checkpoints.is_dir()
@@ -82,7 +83,7 @@ def test_the_default_directory_is_named_after_the_run_and_the_time(
     monkeypatch.chdir(tmp_path)
     paths = []
     for _ in range(3):
-        with RunDirectory.create(None, CONFIG, "ALE/Pong-v5: first") as run:
+        with closing(RunDirectory.create(None, CONFIG, "ALE/Pong-v5: first")) as run:
             paths.append(run.path)
     assert len(set(paths)) == 3
     for path in paths:
@@ -94,12 +95,12 @@ def test_a_name_of_nothing_but_dots_stays_within_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with RunDirectory.create(None, CONFIG, "../..") as run:
+    with closing(RunDirectory.create(None, CONFIG, "../..")) as run:
         assert run.path.resolve().parent == tmp_path / "runs"
 
 
 def test_an_empty_directory_is_taken_and_a_full_one_is_not(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole"):
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")):
         pass
     before = sorted(tmp_path.iterdir())
     with pytest.raises(RunDirectoryError, match=r"not empty.*--resume"):
@@ -116,7 +117,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         assert _lines(tmp_path) == [_line(1000)]
         run.append(_line(2000))
@@ -125,7 +126,7 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 def test_lines_are_valid_json_whatever_the_numbers(tmp_path: Path) -> None:
     values = [np.float32("nan"), np.float64(0.5), float("-inf"), np.int64(3), np.array([1, np.nan])]
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(np.int64(7), values=values))  # type: ignore[arg-type]
     text = (tmp_path / "metrics.jsonl").read_text()
 
@@ -142,11 +143,11 @@ def test_keys_that_are_numbers_become_strings() -> None:
 
 
 def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"wall_time": 3.0, "env_st')
-    with RunDirectory.open(tmp_path, CONFIG) as run:
+    with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
         run.append(_line(1500))
     assert _lines(tmp_path) == [_line(1000), _line(1500)]
 
@@ -154,7 +155,7 @@ def test_a_run_that_goes_on_appends_after_the_last_whole_line(tmp_path: Path) ->
 def test_a_run_killed_in_its_first_line_goes_on(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, CONFIG, "cartpole").close()
     (tmp_path / "metrics.jsonl").write_text('{"wall')
-    with RunDirectory.open(tmp_path, CONFIG) as run:
+    with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
         run.append(_line(10))
     assert _lines(tmp_path) == [_line(10)]
 
@@ -168,7 +169,7 @@ def test_only_a_run_directory_can_be_opened(tmp_path: Path, name: str, reason: s
 
 def test_two_processes_cannot_write_in_one_run_directory(tmp_path: Path) -> None:
     with (
-        RunDirectory.create(tmp_path, CONFIG, "cartpole"),
+        closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")),
         pytest.raises(RunDirectoryError, match="another process"),
     ):
         RunDirectory.open(tmp_path, CONFIG)
@@ -177,7 +178,7 @@ def test_two_processes_cannot_write_in_one_run_directory(tmp_path: Path) -> None
 
 def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
         try:
@@ -193,7 +194,7 @@ def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
 def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "run"
-    with RunDirectory.create(path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         assert not run.renew()
         if how == "deleted":
@@ -215,7 +216,7 @@ def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> Non
 
 def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "run"
-    with RunDirectory.create(path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
         shutil.rmtree(path.parent)
         path.parent.touch()
         with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
@@ -227,7 +228,7 @@ def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> No
 def test_what_is_wrong_with_the_disk_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
     shown = StringIO()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         lines = LineWriter(run, PlainProgress(shown))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
         try:
@@ -244,7 +245,7 @@ def test_what_is_wrong_with_the_disk_is_told_once_and_so_is_its_end(tmp_path: Pa
 
 
 def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.write_summary({"solved": False})
         run.write_summary({"solved": True, "loss": float("nan")})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"solved": True, "loss": None}
@@ -253,7 +254,7 @@ def test_a_summary_replaces_the_one_before_it_and_leaves_nothing_beside(tmp_path
 
 
 def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         run.append(_line(2000, episode_return_mean=42.5))
     events = _events(tmp_path)
@@ -266,11 +267,11 @@ def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
 def test_tensorboard_forgets_what_a_restored_run_does_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         for steps in (1000, 2000, 3000):
             run.append(_line(steps, wall_time=1.0))
     monkeypatch.setattr("time.time", lambda: 4e9)  # another file name, and later in order
-    with RunDirectory.open(tmp_path, CONFIG) as run:
+    with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
         run.append(_line(2000, wall_time=2.0))
     found = [(e.step, e.value) for e in _events(tmp_path).Scalars("wall_time")]
     assert found == [(1000, 1.0), (2000, 2.0)]
@@ -287,7 +288,7 @@ def test_trackers_that_replace_the_events_writer_learn_of_the_directory(
             super().__init__(logdir, *options)
 
     monkeypatch.setattr(event_file_writer, "EventFileWriter", Following)
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         run.append(_line(2000))
     assert followed == [str(tmp_path)]
@@ -299,7 +300,7 @@ def test_events_that_the_disk_does_not_take_are_told_and_begun_anew(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with RunDirectory.create(tmp_path, CONFIG, "cartpole") as run:
+    with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")) as run:
         run.append(_line(1000))
         (events,) = tmp_path.glob("events.out.tfevents.*")
         assert events.stat().st_size > (tmp_path / "metrics.jsonl").stat().st_size + 40
@@ -320,13 +321,14 @@ def test_a_run_directory_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> N
     (tmp_path / "there" / "tensorflow.py").touch()
     code = f"""
 import sys
+from contextlib import closing
 from pathlib import Path
 sys.path.insert(0, {str(tmp_path / "there")!r})
-from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.journal import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory
 assert not any(name.startswith("tensorboard") for name in sys.modules), "imported too early"
-with RunDirectory.create(Path({str(tmp_path / "run")!r}), {{}}, "run") as run:
+with closing(RunDirectory.create(Path({str(tmp_path / "run")!r}), {{}}, "run")) as run:
     run.append({{"env_steps_sampled": 1}})
 assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 """
@@ -337,7 +339,7 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 def test_a_config_survives_its_file_none_included(tmp_path: Path) -> None:
     config = RunConfig.from_flat({"grad_clip": "none", "env_kwargs": {"a": 1}, "stop_steps": 7})
     assert config.learner.grad_clip is None
-    with RunDirectory.create(tmp_path / "run", config.flat(), "x"):
+    with closing(RunDirectory.create(tmp_path / "run", config.flat(), "x")):
         pass
     assert RunConfig.from_toml(tmp_path / "run" / "config.toml") == config
 

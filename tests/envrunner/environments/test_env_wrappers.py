@@ -47,7 +47,7 @@ def test_the_last_one_is_the_outermost_and_options_reach_them(env: str) -> None:
     ("wrappers", "said"),
     [
         (["TimeAwareObservatio"], "did you mean 'TimeAwareObservation'?"),
-        ([{"factor": 2}], "a table that has one under 'use'"),
+        ([{"factor": 2}], "a table with a 'use'"),
         ([3], "not 3"),
     ],
 )

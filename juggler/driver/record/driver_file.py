@@ -1,4 +1,4 @@
-"""Where the driver of a run can be asked about it, while it runs."""
+"""Stores the addresses of a running driver in its run directory, and finds them there."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ DRIVER_FILE = "driver.json"
 
 
 def announce(run_dir: Path, run_id: str, addresses: list[str]) -> str:
-    """
-    Args:
-        run_dir: of the run.
-        run_id: of this driver's process.
-        addresses: that it listens to, the one for its own host first.
-
-    Returns:
-        "", or why it could not be written down.
-    """
+    """Write the driver's addresses, its own host's first; return "" or why that failed."""
     path = run_dir / DRIVER_FILE
     try:
         path.write_text(json.dumps({"run": run_id, "addresses": addresses}) + "\n")
@@ -30,16 +22,16 @@ def announce(run_dir: Path, run_id: str, addresses: list[str]) -> str:
 
 
 def withdraw(run_dir: Path) -> None:
-    """The driver ends."""
+    """Delete the addresses, because the driver ends."""
     with contextlib.suppress(OSError):
         (run_dir / DRIVER_FILE).unlink()
 
 
 def find_driver(run_dir: Path) -> str:
-    """The address, on this host, of the driver of a run.
+    """Return the address of a run's driver on this host.
 
     Raises:
-        RunDirectoryError: it does not run, or this is no run's directory.
+        RunDirectoryError: the run has no driver now, or this is not a run directory.
     """
     if not (run_dir / CONFIG_FILE).is_file():
         raise RunDirectoryError(f"{run_dir} is neither HOST:PORT nor the directory of a run")
@@ -53,7 +45,7 @@ def find_driver(run_dir: Path) -> str:
 
 
 def not_running(run_dir: Path) -> str:
-    """For people: nobody drives this run now."""
+    """Say that a run has no driver now, and why."""
     ended = (run_dir / SUMMARY_FILE).is_file()
-    how = f"{run_dir / SUMMARY_FILE} says how it ended" if ended else "it was killed, or begins now"
+    how = f"{run_dir / SUMMARY_FILE} says how it ended" if ended else "it was killed, or starts now"
     return f"the run in {run_dir} is not running: {how}"
