@@ -160,7 +160,7 @@ def test_a_run_killed_in_its_first_line_goes_on(tmp_path: Path) -> None:
     assert _lines(tmp_path) == [_line(10)]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("nowhere", "no directory"), ("", "config.toml")])
+@pytest.mark.parametrize(("name", "reason"), [("nowhere", "not a directory"), ("", "config.toml")])
 def test_only_a_run_directory_can_be_opened(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(RunDirectoryError, match=reason):
         RunDirectory.open(tmp_path / name, CONFIG)
