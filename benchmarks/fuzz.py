@@ -207,8 +207,13 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
     )
     done.metrics["default"].values["loss"] = 1.0
     ready = training_pb2.Ready(observation_space=space, action_space=space, rows=2, steps=4)
-    of_learner = training_pb2.Ready(
-        description="cpu", meeting_point="host:1", kept=version, last_updates=[done]
+    adding = training_pb2.AddModule(module_id="default")
+    added = training_pb2.ModuleReady(
+        module_id="default",
+        description="cpu",
+        meeting_point="host:1",
+        kept=version,
+        last_updates=[done],
     )
     arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
     group = training_pb2.Group(generation=1)
@@ -218,7 +223,7 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         "receipt": (receipt, lambda m: replies.read_receipt(request, m)),
         "answer": (done, lambda m: replies.read_update_done(update, m, newest)),
         "runner ready": (ready, replies.read_runner_ready),
-        "learner ready": (of_learner, replies.read_learner_ready),
+        "module ready": (added, lambda m: replies.read_module_ready(adding, m)),
         "arrivals": (training_pb2.Arrivals(arrivals=arrived), replies.read_arrivals),
         "note": (training_pb2.Note(text="some words"), replies.read_note),
         "group": (

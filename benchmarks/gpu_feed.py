@@ -33,6 +33,7 @@ from juggler.learner.process.devices import devices_here
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
@@ -148,6 +149,9 @@ class Driver:
 
     # What the learner calls.
 
+    def begins(self, command_id: int) -> None:
+        pass
+
     def busy(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -186,21 +190,20 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
         worker = LearnerWorker(attachment, driver.inbox, program, server)
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
-        parts = {
-            "learner": asdict(config),
-            "module": asdict(ModuleConfig(model={"encoder": given.encoder})),
-            "connectors": {},
-            "device": given.device,
-            "in_group": False,
-            "updates_in_flight": 2,
-        }
-        setup = training_pb2.Setup(
-            config=json.dumps(parts),
+        of_process = LearnerSetup(device=given.device, updates_in_flight=2, may_meet=False)
+        of_module = ModuleSetup(
+            learner=asdict(config),
+            module=ModuleConfig(model={"encoder": given.encoder}),
+            connectors={},
+        )
+        driver.ask(training_pb2.Setup(config=to_json(of_process), permits_key=PERMITS.key))
+        module = training_pb2.AddModule(
+            module_id="default",
+            config=to_json(of_module),
             observation_space=space_to_message(FRAMES),
             action_space=space_to_message(ACTIONS),
-            permits_key=PERMITS.key,
         )
-        driver.ask(setup)
+        driver.ask(module)
         driver.ask(training_pb2.Group(generation=1, members=["learner-0"]))
         arguments = (address, given.rows, given.fragment, ids, credit)
         senders = [

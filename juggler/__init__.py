@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
     from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
+    from juggler.driver.learner_group.results import LearnerGroupError as LearnerGroupError
+    from juggler.driver.learner_group.results import ShardLost as ShardLost
+    from juggler.driver.learner_group.results import UpdateFailed as UpdateFailed
     from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
-    from juggler.driver.learner_group.update import LearnerGroupError as LearnerGroupError
-    from juggler.driver.learner_group.update import ShardLost as ShardLost
-    from juggler.driver.learner_group.update import UpdateFailed as UpdateFailed
     from juggler.driver.loop import RunFailed as RunFailed
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
@@ -130,7 +130,7 @@ _PUBLIC = {
     "LearnerConnector": "juggler.runtime.connectors.connector",
     "LearnerCore": "juggler.learner.core.learner_core",
     "LearnerGroup": "juggler.driver.learner_group.group",
-    "LearnerGroupError": "juggler.driver.learner_group.update",
+    "LearnerGroupError": "juggler.driver.learner_group.results",
     "LearnerSpec": "juggler.driver.learner_group.spec",
     "LiveMean": "juggler.learner.algorithms.live_mean",
     "Loss": "juggler.learner.core.forward",
@@ -156,12 +156,12 @@ _PUBLIC = {
     "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
     "Seam": "juggler.learner.core.learner_core",
-    "ShardLost": "juggler.driver.learner_group.update",
+    "ShardLost": "juggler.driver.learner_group.results",
     "StateMismatch": "juggler.learner.core.state",
     "StepOutput": "juggler.learner.core.learner_core",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
-    "UpdateFailed": "juggler.driver.learner_group.update",
+    "UpdateFailed": "juggler.driver.learner_group.results",
     "acting_names": "juggler.runtime.modules.acting",
     "actor_critic_pass": "juggler.learner.algorithms.actor_critic_pass",
     "all_observations": "juggler.learner.core.sequences",

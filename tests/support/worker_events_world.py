@@ -105,6 +105,10 @@ class ConversationWorld:
         self.worker_events.hear(Left(worker, "gone", **said))
 
     def get_ready(self, worker: Worker) -> None:
+        if worker.role == "learner":
+            ((command_id, module),) = self.asked(worker, training_pb2.AddModule)
+            ready = training_pb2.ModuleReady(module_id=module.module_id)
+            return self.reply(worker, command_id, ready)
         (setup,) = self.asked(worker, training_pb2.Setup)
         ready = training_pb2.Ready(
             observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS

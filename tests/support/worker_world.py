@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,10 +17,11 @@ from google.protobuf.message import Message
 from gymnasium import spaces
 
 from juggler.learner.config import ImpalaConfig
-from juggler.learner.process import learner_worker as worker
+from juggler.learner.process import hosted_module
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
@@ -34,7 +34,7 @@ from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.spaces import space_to_message
-from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 MakeBatch = Callable[..., EpisodeBatch]
@@ -109,8 +109,10 @@ class World:
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
-        self.driver.ask(_setup(config), training_pb2.Ready())
-        self.worker._learner.updates = BEGIN.update  # as if it had restored them
+        self.driver.ask(_setup(), attach_pb2.Done())
+        self.driver.ask(_module(config), training_pb2.ModuleReady())
+        self.module = self.worker.modules["default"]
+        self.module.learner.updates = BEGIN.update  # as if it had restored them
         metadata = call_metadata("", "run", "incarnation")
         self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
         self._sender = EpisodeSender(address, metadata, lambda *settled: self._settled.put(settled))
@@ -177,24 +179,25 @@ class World:
         self.worker.close()
 
 
-def _setup(learner: Mapping[str, Any]) -> training_pb2.Setup:
-    config = {
-        "learner": {**asdict(ImpalaConfig(max_staleness=MAX_STALENESS)), **learner},
-        "module": asdict(ModuleConfig(model={"hidden_sizes": [8]})),
-        "connectors": {},
-        "device": "cpu",
-        "may_meet": False,
-        "updates_in_flight": 2,
-    }
-    return training_pb2.Setup(
-        config=json.dumps(config),
+def _setup() -> training_pb2.Setup:
+    setup = LearnerSetup(device="cpu", updates_in_flight=2, may_meet=False)
+    return training_pb2.Setup(config=to_json(setup), permits_key=PERMITS.key)
+
+
+def _module(learner: Mapping[str, Any]) -> training_pb2.AddModule:
+    setup = ModuleSetup(
+        learner={**asdict(ImpalaConfig(max_staleness=MAX_STALENESS)), **learner},
+        module=ModuleConfig(model={"hidden_sizes": [8]}),
+        connectors={},
+    )
+    return training_pb2.AddModule(
+        module_id="default",
+        config=to_json(setup),
         observation_space=space_to_message(spaces.Box(-10, 10, (4,), np.float32)),
         action_space=space_to_message(spaces.Discrete(2)),
-        version=BEGIN.message(),
-        permits_key=PERMITS.key,
     )
 
 
 def overlap_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers go on beside their updates on the CPU too."""
-    monkeypatch.setattr(worker, "works_by_itself", lambda device: True)
+    monkeypatch.setattr(hosted_module, "works_by_itself", lambda device: True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from google.protobuf.message import Message
 
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.config import RunConfig
@@ -154,35 +153,44 @@ def connectors_of(resume: Checkpoint | None, beginning: Beginning | None = None)
     return ConnectorState({} if beginning is None else beginning.connectors)
 
 
-def restore_commands(setup: training_pb2.Setup, checkpoint: Checkpoint) -> Iterator[Message]:
-    """What a learner is told so that it goes on from a checkpoint: its setup, then the state."""
-    generation, update = checkpoint.version
-    header = training_pb2.StateHeader(
-        version=training_pb2.WeightsVersion(generation=generation, update=update),
-        extra=json.dumps(checkpoint.extra),
-    )
+def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:
+    """What a learner is told to have a module go on from a checkpoint."""
     tree = {key: branch for key, branch in checkpoint.tree.items() if key != CONNECTORS}
-    return _in_parts(setup, header, tree, training_pb2.Restore(last=True))
+    return restores(module_id, tree, checkpoint.extra)
 
 
-def begin_commands(setup: training_pb2.Setup, beginning: Beginning) -> Iterator[Message]:
-    """What a learner is told so that it begins with weights of another run."""
-    last = training_pb2.Restore(last=True, weights=True, whole=beginning.whole)
-    return _in_parts(setup, training_pb2.StateHeader(), beginning.weights, last)
+def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
+    """What a learner is told to have a module begin with weights of another run."""
+    return restores(
+        module_id,
+        beginning.weights,
+        {},
+        last=training_pb2.Restore(weights=True, whole=beginning.whole, source="from_checkpoint"),
+    )
 
 
-def _in_parts(
-    setup: training_pb2.Setup,
-    header: training_pb2.StateHeader,
-    tree: Tree,
-    last: training_pb2.Restore,
-) -> Iterator[Message]:
-    """A setup, and the frame that it announces; `last` is all but the chunk of the last part."""
+def restores(
+    module_id: str,
+    tree: Mapping[str, Tree],
+    extra: Mapping[str, Any],
+    last: training_pb2.Restore | None = None,
+) -> Iterator[training_pb2.Restore]:
+    """A state, or weights, as commands to the learner process that hosts a module.
+
+    Args:
+        module_id: of the module that is to go on from it.
+        tree: arrays, as `Learner.save` or `Learner.get_weights` gives them.
+        extra: what of a state is not an array.
+        last: what the last command says beside its chunk.
+    """
+    header = training_pb2.StateHeader(module_id=module_id, extra=json.dumps(dict(extra)))
     chunks = list(encode_frame(header, tree, digest=True))
-    # Arrays are aligned in the payload, so it is somewhat larger than their sum.
-    setup.state_bytes = sum(len(chunk) for chunk in chunks) + 64 * len(flatten(tree))
-    yield setup
-    for chunk in chunks[:-1]:
-        yield training_pb2.Restore(chunk=chunk)
-    last.chunk = chunks[-1]
-    yield last
+    for chunk in chunks:
+        part = training_pb2.Restore(module_id=module_id, chunk=chunk)
+        if chunk is chunks[0]:
+            # Arrays are aligned in the payload, so it is somewhat larger than their sum.
+            part.state_bytes = sum(map(len, chunks)) + 64 * len(flatten(tree))
+        if chunk is chunks[-1]:
+            part.MergeFrom(last or training_pb2.Restore())
+            part.last = True
+        yield part

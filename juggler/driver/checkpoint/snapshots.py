@@ -79,7 +79,7 @@ class SnapshotWriter:
         self._candidate = False  # the one that is under way is one
         self._config = config
         self._clock = clock
-        self._reader = _new_reader()
+        self._reader = state_reader()
         self._counters: dict[str, Any] | None = None
         self._connectors: State = {}
 
@@ -88,7 +88,7 @@ class SnapshotWriter:
         self.under_way = True
         self._candidate = candidate
         self._counters = None
-        self._reader = _new_reader()
+        self._reader = state_reader()
 
     def take(
         self,
@@ -192,5 +192,6 @@ def _extra(text: str) -> dict[str, Any]:
     return extra
 
 
-def _new_reader() -> FrameReader[training_pb2.StateHeader]:
+def state_reader() -> FrameReader[training_pb2.StateHeader]:
+    """For the answers to one Snapshot."""
     return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)

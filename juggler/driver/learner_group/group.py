@@ -11,19 +11,19 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 
 from juggler.driver.config import ConfigError
-from juggler.driver.learner_group.members import GroupMembers, Spec
-from juggler.driver.learner_group.module_state import ModuleState
+from juggler.driver.learner_group.modules import GroupModules, Spec
 from juggler.driver.learner_group.placement import Place
-from juggler.driver.learner_group.shard_link import Job
-from juggler.driver.learner_group.update import ModuleUpdate, UpdateHandle
+from juggler.driver.learner_group.results import ModuleState, ModuleUpdate, UpdateHandle
+from juggler.driver.learner_group.shard import Job
 from juggler.learner.data.passes import check_passes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import nearest
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
-from juggler.runtime.wire.v1 import episodes_pb2, shards_pb2
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 #: Batches of episodes by module id.
 Episodes = Mapping[str, Sequence[EpisodeBatch]]
@@ -72,8 +72,10 @@ class LearnerGroup:
             raise ConfigError(f"updates_in_flight = {updates_in_flight}: must be at least 1")
         self._updates_in_flight = updates_in_flight
         self._batch_ids = itertools.count(1)
-        self._members = GroupMembers(modules, devices, seed, snapshot_updates, hang_seconds)
-        self._shards = self._members.shards
+        self._modules = GroupModules(
+            modules, devices, seed, snapshot_updates, hang_seconds, updates_in_flight
+        )
+        self._shards = self._modules.shards
         self._changed = self._shards.changed
 
     # -- updates ----------------------------------------------------------------------------------
@@ -129,8 +131,9 @@ class LearnerGroup:
         check_passes(minibatch_size, num_epochs)
         shares = self._shares(episodes)
         handle = UpdateHandle(episodes)
-        like = shards_pb2.UpdateModule()
-        like.minibatch_size, like.num_epochs = minibatch_size or 0, num_epochs or 0
+        like = training_pb2.Update(
+            exact=True, minibatch_size=minibatch_size or 0, num_epochs=num_epochs or 0
+        )
         while shares:
             with self._changed:
                 self._changed.wait_for(lambda: any(map(self._has_room, shares)))
@@ -184,7 +187,7 @@ class LearnerGroup:
         shares: dict[int, dict[str, list[EpisodeBatch]]] = {}
         for module_id, batches in episodes.items():
             with self._changed:
-                share = shares.setdefault(self._members.shard_of(module_id), {})
+                share = shares.setdefault(self._modules.shard_of(module_id), {})
             given = list(batches) if isinstance(batches, Sequence) else []
             if not given or not all(isinstance(each, EpisodeBatch) for each in given):
                 raise ValueError(
@@ -204,17 +207,18 @@ class LearnerGroup:
         shard: int,
         module_id: str,
         batches: int,
-        like: shards_pb2.UpdateModule,
+        like: training_pb2.Update,
         handle: UpdateHandle,
     ) -> list[int]:
         """Have an update like this one made of so many batches; their ids."""
         batch_ids = [next(self._batch_ids) for _ in range(batches)]
-        update = shards_pb2.UpdateModule(module_id=module_id, batch_ids=batch_ids)
+        update = training_pb2.Update(module_id=module_id, batch_ids=batch_ids)
         update.MergeFrom(like)
         job = Job(
+            module_id,
             f"update of {module_id!r}",
             [update],
-            partial(self._members.updated, module_id),
+            partial(self._modules.updated, module_id),
             update=handle,
             unsettled=set(batch_ids),
         )
@@ -230,7 +234,12 @@ class LearnerGroup:
         batch_id: int,
         batch: EpisodeBatch,
     ) -> None:
-        header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=batch.live_steps)
+        header = episodes_pb2.BatchHeader(
+            module_id=module_id,
+            batch_id=batch_id,
+            live_steps=batch.live_steps,
+            permit=self._shards.permits.of(batch_id, module_id),
+        )
         try:
             if sender is not None:  # else the shard is down, and the job over
                 sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
@@ -249,8 +258,8 @@ class LearnerGroup:
             ValueError: there is no such module.
             ShardLost: its process died meanwhile.
         """
-        states = self._members.fetch(module_ids, weights=True)
-        return {module_id: dict(state.tree) for module_id, state in states.items()}
+        states: Any = self._modules.fetch(module_ids, weights=True)
+        return {key: dict(state.tree[DEFAULT_MODULE]) for key, state in states.items()}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Modules go on with weights from elsewhere, such as `juggler.read_weights` gives, behind
@@ -265,14 +274,14 @@ class LearnerGroup:
             LearnerGroupError: a module has no such weights; it is as it was.
             ShardLost: its process died meanwhile.
         """
-        self._members.set_weights(weights)
+        self._modules.set_weights(weights)
 
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
         """All that `restore` needs, by module id, as all updates asked for before make it.
 
         Args, Raises: as `get_weights`.
         """
-        return self._members.fetch(module_ids, weights=False)
+        return self._modules.fetch(module_ids, weights=False)
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
         """Modules go on from where they were saved, or others with the same spec were.
@@ -282,7 +291,7 @@ class LearnerGroup:
             LearnerGroupError: a state is another algorithm's or module's; that module is as it was.
             ShardLost: its process died meanwhile.
         """
-        self._members.restore(states)
+        self._modules.restore(states)
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -307,10 +316,7 @@ class LearnerGroup:
             ConfigError: the id is taken, or something in the spec cannot be.
             LearnerGroupError: the shard could not build it, or it cannot begin with that.
         """
-        if weights is not None and state is not None:
-            raise ConfigError(f"module {module_id!r}: give weights or state, not both")
-        begins = state if weights is None else ModuleState(weights, {})
-        self._members.add(module_id, spec, begins, weights=weights is not None)
+        self._modules.add(module_id, spec, weights, state)
 
     def remove_module(self, module_id: str) -> None:
         """Let go of a module, behind the updates that were asked for before.
@@ -318,13 +324,13 @@ class LearnerGroup:
         Raises:
             ValueError: there is no such module.
         """
-        self._members.remove(module_id)
+        self._modules.remove(module_id)
 
     @property
     def placement(self) -> dict[str, Place]:
         """By module id: the number of its shard, the shard's devices, of which it computes on the
         first, and the module's share of them."""
-        return self._members.places()
+        return self._modules.places()
 
     def close(self) -> None:
         """Wait for what is in flight, and end the processes."""

@@ -1,8 +1,9 @@
-"""The shards of a LearnerGroup: what they are asked for, what they say, and when they die."""
+"""The shards of a LearnerGroup: learner processes, what they say, and how they are replaced."""
 
 from __future__ import annotations
 
 import atexit
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,13 +14,20 @@ from typing import Any
 
 from google.protobuf import any_pb2
 
-from juggler.driver.learner_group.shard_link import Job, ShardLink
-from juggler.driver.learner_group.shard_processes import ShardProcesses
-from juggler.driver.learner_group.update import LearnerGroupError
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied
+from juggler.driver.learner_group.results import LearnerGroupError
+from juggler.driver.learner_group.shard import Job, Shard
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.learner.process.program import LEARNER
+from juggler.learner.process.setup import LearnerSetup, to_json
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.actors.hub import Hub, HubSettings
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.actors.supervisor import Exited
-from juggler.runtime.wire.v1 import attach_pb2
+from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.streams.permits import Permits
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 _LEAVE_SECONDS = 0.5
 _FAREWELL_SECONDS = 5.0
@@ -41,48 +49,59 @@ class Shards:
     Attributes:
         changed: to be held wherever something here is read or asked for; notified whenever a shard
             has said something.
-        links: by number.
-        over: why nothing is done any more; "" as long as it is.
+        links: shards by number.
+        permits: for batches.
+        over: why nothing is done any more; "" as long as something is.
     """
 
     def __init__(
         self,
         hang_seconds: float,
+        updates_in_flight: int,
         set_up: Callable[[int], list[Job]],
         lost: Callable[[int], str],
     ) -> None:
-        """Args:
-        hang_seconds: a shard that makes no progress for so long is killed.
-        set_up: what makes of a shard's new process what the one before was.
-        lost: called when a process has died; says for people what that means.
+        """To be called in a thread that outlives the processes: they die with it.
+
+        Args:
+            hang_seconds: a shard that makes no progress for so long is killed.
+            updates_in_flight: updates that a shard may have unfinished.
+            set_up: gives the jobs that make of a shard's new process what the one before was.
+            lost: called when a process has died; says for people what that means.
         """
         self.changed = threading.Condition()
-        self.links: dict[int, ShardLink] = {}
+        self.links: dict[int, Shard] = {}
+        self.permits = Permits.new()
+        self.over = ""
+        self._updates_in_flight = updates_in_flight
         self._set_up = set_up
         self._lost = lost
         self._events: Mailbox[HubEvent | Exited | _Settled] = Mailbox()
         self._ended: deque[tuple[Job, Any]] = deque()  # and nobody has been told
-        self.over = ""
         self._closed = False
-        self._processes = ShardProcesses(self._events, hang_seconds)
+        self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
+        self._local = LocalWorkers(self._events, self._run_id, self._token, b"")
+        settings = HubSettings(
+            run_id=self._run_id, roles=(LEARNER,), token=self._token, hang_seconds=hang_seconds
+        )
+        self._hub = Hub(settings, self._events)
+        self._pool = RequestPool(self._hub, cap=1 << 16)
+        try:
+            self._hub.start([self._local.driver_address])
+        except BaseException:
+            self._local.close(grace=0.0)
+            self._hub.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
         self._thread.start()
         # multiprocessing waits for processes of a script that ends without having closed them.
         atexit.register(self.close, at_once=True)
 
-    def start(self, number: int, device: str) -> ShardLink:
+    def start(self, number: int, device: str) -> Shard:
         """A new shard; its process is on the way."""
-        link = ShardLink(
-            number,
-            device,
-            self._processes.pool,
-            self._processes.run,
-            partial(self.settled, number),
-            self._job_ended,
-        )
-        self.links[number] = link
-        self._processes.start(number)
-        return link
+        shard = self.links[number] = Shard(number, device, self._pool, self._job_ended)
+        self._local.start_learner(number)
+        return shard
 
     def put(self, number: int, job: Job) -> None:
         """Have a shard do this, behind what it was asked for before."""
@@ -101,8 +120,8 @@ class Shards:
         self._events.put(_Settled(shard, batch_id, reason, explanation))
 
     def of_use(self, number: int) -> None:
-        """A shard has done what it is for."""
-        self._processes.of_use(self.links[number].worker_id)
+        """A shard has done what it is for: its failures count from zero again."""
+        self._local.of_use(self.links[number].worker_id)
 
     def wait_until_idle(self) -> None:
         """Until all that was asked for is done; to be called with `changed` held."""
@@ -115,18 +134,19 @@ class Shards:
                 return
             self._closed = True
             self.over = self.over or "the learner group is closed"
-            for link in self.links.values():
-                if link.worker is not None:
+            for shard in self.links.values():
+                if shard.worker is not None:
                     with suppress(KeyError):  # it has just left
-                        self._processes.pool.submit(link.worker, attach_pb2.Stop())
+                        self._pool.submit(shard.worker, attach_pb2.Stop())
             self.changed.notify_all()
         self._events.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._processes.close(0.0 if at_once else _LEAVE_SECONDS)
+        self._local.close(0.0 if at_once else _LEAVE_SECONDS)
+        self._hub.close()
         with self.changed:
-            for link in self.links.values():
-                link.end("The learner group is closed.")
+            for shard in self.links.values():
+                shard.end("The learner group is closed.")
         self._tell()
         atexit.unregister(self.close)
 
@@ -144,8 +164,8 @@ class Shards:
         except BaseException as error:
             with self.changed:
                 self.over = f"the learner group broke: {error!r}"
-                for link in self.links.values():
-                    link.end(f"{self.over}.")
+                for shard in self.links.values():
+                    shard.end(f"{self.over}.")
                 self.changed.notify_all()
             self._tell()
             raise
@@ -154,30 +174,46 @@ class Shards:
         if isinstance(event, _Settled):
             return self.links[event.shard].settled(event.batch_id, event.reason, event.explanation)
         if isinstance(event, Exited):
-            link = self.links[int(event.worker_id.rpartition("-")[2])]
-            if link.exited(event):
-                self._end(link)
+            shard = self.links[int(event.worker_id.rpartition("-")[2])]
+            if shard.exited(event):
+                self._end(shard)
             return
-        link = self.links[event.worker.index]
-        answers = self._processes.pool.complete(event)
+        shard = self.links[event.worker.index]
+        answers = self._pool.complete(event)
         if isinstance(event, Joined):
-            if link.worker is not None:
-                self._end(link)
-            link.joined(event.worker, self._set_up(link.number))
+            if shard.worker is not None:
+                self._end(shard)
+            self._joined(shard, event.worker)
         elif isinstance(event, Replied):
             for answer in answers:
-                link.hear(answer)
-            if link.broken:
-                self._processes.hub.dismiss(event.worker, link.broken)
-        elif isinstance(event, Left) and event.worker is link.worker:
+                shard.hear(answer)
+            if shard.broken:
+                self._hub.dismiss(event.worker, shard.broken)
+        elif isinstance(event, Left) and event.worker is shard.worker:
             # It may hang, and must not stay at a post that a successor has to fill.
             after = _FAREWELL_SECONDS if event.farewell else 0.0
-            self._processes.kill(link.worker_id, event.worker.pid, after)
-            if link.left(event):
-                self._end(link)
+            self._local.kill(shard.worker_id, event.worker.pid, after, abort=False)
+            if shard.left(event):
+                self._end(shard)
 
-    def _end(self, link: ShardLink) -> None:
-        link.end(self._lost(link.number))
+    def _joined(self, shard: Shard, worker: Worker) -> None:
+        setup = LearnerSetup(
+            device=shard.device,
+            updates_in_flight=self._updates_in_flight,
+            may_meet=False,
+            outlives_failures=True,
+        )
+        command = training_pb2.Setup(config=to_json(setup), permits_key=self.permits.key)
+        sender = EpisodeSender(
+            worker.data_addresses[0],
+            call_metadata(self._token, self._run_id, worker.incarnation),
+            partial(self.settled, shard.number),
+        )
+        jobs = [Job("", f"setup of {worker.worker_id}", [command]), *self._set_up(shard.number)]
+        shard.joined(worker, sender, jobs)
+
+    def _end(self, shard: Shard) -> None:
+        shard.end(self._lost(shard.number))
 
     def _job_ended(self, job: Job, outcome: list[any_pb2.Any] | LearnerGroupError) -> None:
         value: Any = outcome
@@ -189,7 +225,7 @@ class Shards:
         self._ended.append((job, value))
 
     def _tell(self) -> None:
-        """Those who wait; without `changed`, as it is their code that may run here."""
+        """Tell those who wait; without `changed`, as it is their code that may run here."""
         while self._ended:
             job, value = self._ended.popleft()
             if isinstance(value, LearnerGroupError):

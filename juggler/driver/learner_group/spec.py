@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gymnasium
 
 from juggler.driver.config import ConfigError, RunConfig, must_suit
+from juggler.driver.workers.registry import Spaces, add_module
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.spaces import space_to_message
-from juggler.runtime.wire.v1 import shards_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 Space = gymnasium.Space[Any]
 
@@ -65,28 +65,23 @@ class LearnerSpec:
                 raise ConfigError(f"{where}: {key} is missing")
         return cls(**given)
 
-    def message(self, module_id: str, device: str, seed: int) -> shards_pb2.AddModule:
+    def command(self, module_id: str, seed: int) -> training_pb2.AddModule:
         """What a shard is told.
+
+        Args:
+            module_id: of the module.
+            seed: of its first parameters, where the spec has none.
 
         Raises:
             ConfigError: something in it cannot be; names the module, the key and the nearest one.
         """
         where = f"module {module_id!r}"
         config = self._checked(where)
-        told = {
-            "learner": asdict(config.learner),
-            "module": asdict(config.module),
-            "connectors": config.connectors.connectors,
-            "device": device,
-        }
         try:
-            return shards_pb2.AddModule(
-                module_id=module_id,
-                config=json.dumps(told),
-                observation_space=space_to_message(self.observation_space),
-                action_space=space_to_message(self.action_space),
-                seed=seed if self.seed is None else self.seed,
+            spaces = Spaces(
+                space_to_message(self.observation_space), space_to_message(self.action_space)
             )
+            return add_module(config, module_id, spaces, seed if self.seed is None else self.seed)
         except (TypeError, ValueError) as error:  # what JSON, or a message, cannot hold
             raise ConfigError(f"{where}: {error}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
@@ -19,7 +19,7 @@ from juggler.driver.workers.replies import read_update_kept
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Between the report that learners lost each other and another attempt with the same ones. One that
@@ -60,18 +60,24 @@ class Learners:
         self._resume = resume
         self._beginning = beginning
 
-    def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
-        """What a learner is told first: its setup, and the newest checkpoint; before there is one,
-        the weights that the run begins with, so that all begin with the same. Those that have got
-        further give it what they have when they meet; where nobody is left, it may have kept its
-        own weights while it had lost this driver."""
+    def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
+        """What a learner is told first: its setup, its module, and the newest checkpoint.
+
+        Before there is a checkpoint it gets the weights that the run begins with, so that all
+        learners begin with the same. Those that have got further give it what they have when they
+        meet. Where nobody is left, it may have kept its own weights while it had lost this driver.
+        """
+        module = self._registry.module_setup(DEFAULT_MODULE, setup.seed)
         if self._registry.devices and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
-            setup.kept.CopyFrom(oldest.message())
+            module.kept.CopyFrom(oldest.message())
+        yield setup
+        yield module
         state = self._state_for(learner)
         if state is not None:
-            return restore_commands(setup, state)
-        return [setup] if self._beginning is None else begin_commands(setup, self._beginning)
+            yield from restore_commands(module.module_id, state)
+        elif self._beginning is not None:
+            yield from begin_commands(module.module_id, self._beginning)
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
         if not self._registry.devices:  # no learner was there before
@@ -83,7 +89,7 @@ class Learners:
         self._given[learner] = at_first if state is None else f"update {state.version[1]}"
         return state
 
-    def ready(self, learner: Worker, ready: training_pb2.Ready) -> Iterator[UpdateKept]:
+    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UpdateKept]:
         """A learner has what it begins with.
 
         Yields:

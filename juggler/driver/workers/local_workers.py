@@ -39,7 +39,7 @@ class LocalWorkers:
         self._down: set[str] = set()
         self._posts: set[str] = set()
         self._shares = False  # the forkserver
-        self._timeout = 0.0  # seconds for a worker to reach the driver
+        self._timeout = 20.0  # seconds for a worker to reach the driver
 
     @property
     def driver_address(self) -> str:
@@ -58,13 +58,14 @@ class LocalWorkers:
         """
         door = Door(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
-        share_forkserver()
-        self._shares = True
-        policy = RestartPolicy()
         for index in range(config.learners):
-            self._start(LEARNER, index, policy)
+            self.start_learner(index)
         for index in range(config.num_env_runners):
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
+
+    def start_learner(self, index: int) -> None:
+        """As `start`, of one learner."""
+        self._start(LEARNER, index, RestartPolicy())
 
     def start_evaluator(self) -> None:
         """As `start`, once there is something to evaluate. The second call does nothing."""
@@ -112,6 +113,9 @@ class LocalWorkers:
     def _start(
         self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
     ) -> None:
+        if not self._shares:
+            share_forkserver()
+            self._shares = True
         contact = Contact(
             address=self.driver_address,
             index=index,

@@ -13,9 +13,9 @@ from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.process.program import LEARNER
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
@@ -60,16 +60,16 @@ class WorkerRegistry:
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
 
-    def joined(self, worker: Worker, version: Version) -> list[tuple[Worker, training_pb2.Setup]]:
+    def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Who is to be set up now that this worker is here."""
         self.attached[worker.worker_id] = worker
         if worker.role == LEARNER and self.spaces is None:
             self._waiting[worker.worker_id] = worker
             return []
-        return [(worker, self._setup(worker, version))]
+        return [(worker, self._setup(worker))]
 
     def runner_ready(
-        self, worker: Worker, message: training_pb2.Ready, version: Version
+        self, worker: Worker, message: training_pb2.Ready
     ) -> list[tuple[Worker, training_pb2.Setup]]:
         """Who is to be set up now that this EnvRunner or evaluator has told its spaces.
 
@@ -93,7 +93,7 @@ class WorkerRegistry:
         self.ready[worker.worker_id] = worker
         self.had_runner = self.had_runner or worker.role == ENVRUNNER
         waiting, self._waiting = self._waiting, {}
-        return [(learner, self._setup(learner, version)) for learner in waiting.values()]
+        return [(learner, self._setup(learner)) for learner in waiting.values()]
 
     def must_fit_a_batch(self, live_steps: int) -> None:
         """
@@ -104,12 +104,12 @@ class WorkerRegistry:
         if live_steps > rows * steps:
             raise ValueError(f"{live_steps} steps in one batch of {rows} rows of {steps} steps")
 
-    def learner_ready(self, worker: Worker, message: training_pb2.Ready) -> None:
+    def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
         self.ready[worker.worker_id] = worker
         self.meeting_points[worker.worker_id] = message.meeting_point
         self.devices[worker.worker_id] = message.description
 
-    def why_no_member(self, learner: training_pb2.Ready) -> str:
+    def why_no_member(self, learner: training_pb2.ModuleReady) -> str:
         """Why a learner that is ready cannot update with the others; "" where it can."""
         others = [self.meeting_points[worker.worker_id] for worker in self.of_role(LEARNER)]
         alone = self.config.driver.learners == 1 and not others
@@ -160,17 +160,24 @@ class WorkerRegistry:
             parts.append(f"{role}s: {attached} attached, {len(self.of_role(role))} ready")
         return "; ".join(parts)
 
-    def _setup(self, worker: Worker, version: Version) -> training_pb2.Setup:
+    def module_setup(self, module_id: str, seed: int) -> training_pb2.AddModule:
+        """What a learner process is told of a module, once the spaces are known.
+
+        Args:
+            module_id: of the module.
+            seed: of its first parameters.
+        """
+        assert self.spaces is not None  # learners wait for them
+        return add_module(self.config, module_id, self.spaces, seed)
+
+    def _setup(self, worker: Worker) -> training_pb2.Setup:
         self._lives[worker.worker_id] += 1
         life = self._lives[worker.worker_id]
         setup = training_pb2.Setup(
-            config=json.dumps(self._config_for(worker)),
+            config=self._config_for(worker),
             seed=self.seed(worker, self.first_update, life),
-            version=version.message(),
         )
-        if worker.role == LEARNER and self.spaces is not None:
-            setup.observation_space.CopyFrom(self.spaces.observation)
-            setup.action_space.CopyFrom(self.spaces.action)
+        if worker.role == LEARNER:
             setup.permits_key = self.permits.key
         return setup
 
@@ -185,18 +192,18 @@ class WorkerRegistry:
             rows = min(rows, most)
         return rows, config.fragment_steps
 
-    def _config_for(self, worker: Worker) -> dict[str, object]:
+    def _config_for(self, worker: Worker) -> str:
+        """As JSON."""
         config, role = self.config, worker.role
-        shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
         if role == LEARNER:
             devices = config.driver.device_names()
-            own = {
-                "learner": asdict(config.learner),
-                "device": devices[worker.index % len(devices)],
-                "may_meet": self.most_learners > 1,
-                "updates_in_flight": config.driver.updates_in_flight,
-            }
-            return {**own, **shared}
+            of_learner = LearnerSetup(
+                device=devices[worker.index % len(devices)],
+                updates_in_flight=config.driver.updates_in_flight,
+                may_meet=self.most_learners > 1,
+            )
+            return to_json(of_learner)
+        shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
         env_runner = asdict(config.env_runner)
         env_runner["envs_per_runner"], _ = self._batch_shape(role)
         learner = config.learner
@@ -206,4 +213,32 @@ class WorkerRegistry:
             # When steps come, with as much again for what they still wait for.
             "max_staleness": 0 if config.driver.synchronous else max(1, learner.max_staleness // 2),
         }
-        return {"env_runner": env_runner, "wants": wants, **shared}
+        return json.dumps({"env_runner": env_runner, "wants": wants, **shared})
+
+
+def add_module(
+    config: RunConfig, module_id: str, spaces: Spaces, seed: int
+) -> training_pb2.AddModule:
+    """The command that has a learner process host a module.
+
+    Args:
+        config: says what the module is and how it is trained.
+        module_id: of the module.
+        spaces: of what its batches hold.
+        seed: of its first parameters.
+
+    Raises:
+        TypeError, ValueError: JSON, or the message, cannot hold something in it.
+    """
+    setup = ModuleSetup(
+        learner=asdict(config.learner),
+        module=config.module,
+        connectors=config.connectors.connectors,
+    )
+    return training_pb2.AddModule(
+        module_id=module_id,
+        config=to_json(setup),
+        observation_space=spaces.observation,
+        action_space=spaces.action,
+        seed=seed,
+    )

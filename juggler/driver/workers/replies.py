@@ -78,8 +78,13 @@ def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
     return ready
 
 
-def read_learner_ready(body: any_pb2.Any) -> training_pb2.Ready:
-    ready = unpack(body, training_pb2.Ready(), 1 << 20)
+def read_module_ready(
+    command: training_pb2.AddModule, body: any_pb2.Any
+) -> training_pb2.ModuleReady:
+    ready = unpack(body, training_pb2.ModuleReady(), 1 << 20)
+    if ready.module_id != command.module_id:
+        name = one_line(ready.module_id, _LONGEST_NAME)
+        raise ValueError(f"an answer about module {name!r}, not {command.module_id!r}")
     ready.description = one_line(ready.description, _LONGEST_NAME)
     _check_name("a meeting point", ready.meeting_point)
     if len(ready.last_updates) > _MOST_KEPT:

@@ -24,7 +24,7 @@ from juggler.driver.workers.replies import (
     read_arrivals,
     read_evaluation,
     read_group_formed,
-    read_learner_ready,
+    read_module_ready,
     read_not_begun,
     read_note,
     read_receipt,
@@ -212,9 +212,8 @@ class WorkerEvents:
             else:
                 self._failed(completed, completed.failure.message)
         if isinstance(event, Joined):
-            version = self.core.weights_version
             self.metrics.workers.joined(event.worker)
-            self._set_up(self.registry.joined(event.worker, version))
+            self._set_up(self.registry.joined(event.worker))
             self._rates[event.worker] = Rate()
         elif isinstance(event, Reported):
             self._reported(event.worker, event.body)
@@ -249,9 +248,10 @@ class WorkerEvents:
                 met = self.learners.met(worker, read_group_formed(request, body, newest))
                 if met is not None:
                     self.happened(met)
-            case training_pb2.Setup():
-                of_learner = worker.role == LEARNER
-                self._ready(worker, (read_learner_ready if of_learner else read_runner_ready)(body))
+            case training_pb2.Setup() if worker.role != LEARNER:
+                self._runner_ready(worker, read_runner_ready(body))
+            case training_pb2.AddModule():
+                self._module_ready(worker, read_module_ready(request, body))
             case training_pb2.Evaluate():
                 self._local.of_use(worker.worker_id)
                 evaluation = read_evaluation(request, body)
@@ -369,17 +369,18 @@ class WorkerEvents:
             for command in self.learners.begin(worker, setup) if of_learner else [setup]:
                 self.commands.send(worker, command)
 
-    def _ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
+    def _module_ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
         self.metrics.workers.ready(worker)
-        if worker.role == LEARNER:
-            if refusal := self.registry.why_no_member(ready):
-                return self._hub.dismiss(worker, refusal)
-            for kept in self.learners.ready(worker, ready):
-                self.happened(kept)
-            self.registry.learner_ready(worker, ready)
-            joined = events.LearnerJoined(worker.worker_id, worker.incarnation)
-            return self.happened(joined)
-        self._set_up(self.registry.runner_ready(worker, ready, self.core.weights_version))
+        if refusal := self.registry.why_no_member(ready):
+            return self._hub.dismiss(worker, refusal)
+        for kept in self.learners.ready(worker, ready):
+            self.happened(kept)
+        self.registry.learner_ready(worker, ready)
+        self.happened(events.LearnerJoined(worker.worker_id, worker.incarnation))
+
+    def _runner_ready(self, worker: Worker, ready: training_pb2.Ready) -> None:
+        self.metrics.workers.ready(worker)
+        self._set_up(self.registry.runner_ready(worker, ready))
         if self.core.members:
             self.commands.send(worker, self.registry.learners_message(self.core.generation))
         if worker.role == EVALUATOR:

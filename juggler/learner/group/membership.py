@@ -1,4 +1,4 @@
-"""A learner's place in its group: which generation it is in, and with whom."""
+"""A module's place in its group of learners: which generation it is in, and with whom."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from functools import cached_property
 from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
 from juggler.learner.learner import Learner
 from juggler.runtime.actors.endpoints import is_loopback
+from juggler.runtime.episodes.version import module_of
 from juggler.runtime.wire.v1 import training_pb2
 
 
 class Membership:
-    """Forms the groups that the driver asks for.
+    """Forms the groups of one module's learners that the driver asks for.
 
     Attributes:
         lost: why the group of the present generation cannot update; "" while it can.
@@ -57,7 +58,7 @@ class Membership:
         """
         self.lost = ""
         learner.leave()
-        formed = training_pb2.GroupFormed(generation=group.generation)
+        formed = training_pb2.GroupFormed(module_id=module_of(group), generation=group.generation)
         members = list(group.members)
         peers = None
         try:

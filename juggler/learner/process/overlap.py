@@ -13,11 +13,10 @@ import torch
 from juggler.learner.core.learner_core import Metrics, Sample
 from juggler.learner.core.state import to_device
 from juggler.learner.learner import Learner
-from juggler.learner.process.publishing import Publishing
+from juggler.learner.process.publishing import Publish, Publishing
 from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.weights import WeightsPublisher
 
 #: Updates that a device has been asked for and has not finished. While it makes one there is
 #: another behind it; with more, weights would only get older on their way.
@@ -59,15 +58,15 @@ class Updating(Protocol):
 class InTurn:
     """One after the other, in one thread: on a CPU there is nothing beside which to go on."""
 
-    def __init__(self, learner: Learner, publisher: WeightsPublisher) -> None:
+    def __init__(self, learner: Learner, publish: Publish) -> None:
         self._learner = learner
-        self._publisher = publisher
+        self._publish = publish
 
     def update(self, share: Share) -> Metrics:
         return self._learner.update_from_episodes(share.episodes)
 
     def publish(self, version: Version) -> None:
-        self._publisher.publish(version, self._learner.get_weights())
+        self._publish(version, self._learner.get_weights())
 
     def forget(self) -> None:
         pass
@@ -94,21 +93,21 @@ class Overlapped:
     def __init__(
         self,
         learner: Learner,
-        publisher: WeightsPublisher,
+        publish: Publish,
         coming: Callable[[], Share | None],
         backend: Any = None,
     ) -> None:
         """
         Args:
             learner: not told to do anything by others in the course of an update.
-            publisher: gets weights.
+            publish: takes weights.
             coming: what the next update will be made of, as far as that is known by now.
             backend: as for `SideStream`.
         """
         self._learner = learner
         self._coming = coming
         self._side = SideStream(learner.device, backend)
-        self._publishing = Publishing(publisher, SideStream(learner.device, backend))
+        self._publishing = Publishing(publish, SideStream(learner.device, backend))
         self._thread = ThreadPoolExecutor(1, "staging", initializer=self._side.enter_thread)
         self._prepared: tuple[list[int], Future[_Staged]] | None = None
         self._unfinished: deque[Any] = deque()  # events behind updates

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from juggler.runtime.actors.worker import Contact
 
 LEARNER = "learner"
-SHARD = "shard"  # of a LearnerGroup: it is started with the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
-"""Weights on their way from the device to a publisher, beside the updates there."""
+"""Weights on their way from the device to a publisher, beside updates."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from juggler.learner.core.learner_core import Params
 from juggler.learner.core.state import arrays_like, to_host
 from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.wire.trees import Tree
+
+#: Takes a version of weights, name -> array by module id.
+Publish = Callable[[Version, dict[str, Tree]], None]
 
 
 class _Offer(NamedTuple):
@@ -25,8 +29,8 @@ class Publishing:
     are left out.
     """
 
-    def __init__(self, publisher: WeightsPublisher, side: SideStream) -> None:
-        self._publisher = publisher
+    def __init__(self, publish: Publish, side: SideStream) -> None:
+        self._publish = publish
         self._side = side
         self._condition = threading.Condition()
         self._newest: _Offer | None = None
@@ -63,7 +67,7 @@ class Publishing:
         try:
             self._side.enter_thread()
             while (offer := self._next()) is not None:
-                self._publish(offer)
+                self._give_out(offer)
         except BaseException as error:
             self._failure = error
 
@@ -73,10 +77,10 @@ class Publishing:
             offer, self._newest = self._newest, None
             return None if self._closed else offer
 
-    def _publish(self, offer: _Offer) -> None:
+    def _give_out(self, offer: _Offer) -> None:
         with self._side.working(after=offer.made):
             on_host = to_host(offer.params)
             copied = self._side.mark()
         copied.synchronize()
         # Until here `offer` has kept the memory that was copied from what it was.
-        self._publisher.publish(offer.version, arrays_like(on_host))
+        self._publish(offer.version, arrays_like(on_host))

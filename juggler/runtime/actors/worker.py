@@ -277,12 +277,18 @@ class CommandLoop:
                 return "stopped by the driver"
         return ""
 
-    def waits(self, kind: type[Message]) -> bool:
-        """Whether a later command of this kind is waiting, or the loop should end now."""
+    def waits(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> bool:
+        """Whether a later command of this kind is waiting, or the loop should end now.
+
+        Args:
+            kind: of the command.
+            which: says of such a command whether it counts.
+        """
         if self.over():
             return True
-        name = kind.DESCRIPTOR.full_name
-        return any(isinstance(x, Command) and x.body.TypeName() == name for x in self._waiting)
+        message = kind()
+        commands = (item for item in self._waiting if isinstance(item, Command))
+        return any(each.body.Unpack(message) and which(message) for each in commands)
 
     def coming(self, kind: type[M]) -> M | None:
         """The next command, if it has arrived and is of this kind. It stays in the queue."""

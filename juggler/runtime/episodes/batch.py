@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.runtime.episodes.version import DEFAULT_MODULE as DEFAULT_MODULE
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, leaves, path_name
-
-DEFAULT_MODULE = "default"
 
 #: Columns that are trees, whose shapes and dtypes are the spaces' and the module's.
 _TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})

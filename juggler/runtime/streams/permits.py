@@ -6,6 +6,7 @@ import hmac
 import secrets
 from hashlib import blake2b
 
+from juggler.runtime.episodes.version import DEFAULT_MODULE, module_of
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -14,7 +15,7 @@ _PERMIT_BYTES = 16
 
 
 class Permits:
-    """Batch ids with a code that only who has the key can make, and whoever has it can check.
+    """Codes for batches, which only who has the key can make and check.
 
     The driver gives one out with each sample request. A learner checks it in a batch's header, and
     so need not be told of every request, nor remember any.
@@ -32,8 +33,9 @@ class Permits:
     def new(cls) -> Permits:
         return cls(secrets.token_bytes(_KEY_BYTES))
 
-    def of(self, batch_id: int) -> bytes:
-        name = batch_id.to_bytes(8, "little")
+    def of(self, batch_id: int, module_id: str = DEFAULT_MODULE) -> bytes:
+        """The permit for a batch of one module."""
+        name = batch_id.to_bytes(8, "little") + module_id.encode()
         return blake2b(name, key=self.key, digest_size=_PERMIT_BYTES).digest()
 
     def check(self, header: episodes_pb2.BatchHeader) -> None:
@@ -41,5 +43,5 @@ class Permits:
         Raises:
             WireError: nobody asked for this batch.
         """
-        if not hmac.compare_digest(header.permit, self.of(header.batch_id)):
+        if not hmac.compare_digest(header.permit, self.of(header.batch_id, module_of(header))):
             raise WireError(f"batch {header.batch_id} has no permit of the driver's")

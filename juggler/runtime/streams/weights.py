@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version, module_of
 from juggler.runtime.streams.calls import calls
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
@@ -36,9 +37,9 @@ class Weights:
 class _Offered:
     """A version to send. A chunk is serialized for the first subscriber who takes it."""
 
-    def __init__(self, version: Version, tree: Tree, digests: bool) -> None:
+    def __init__(self, module_id: str, version: Version, tree: Tree, digests: bool) -> None:
         self.version = version
-        header = episodes_pb2.WeightsHeader(version=version.message())
+        header = episodes_pb2.WeightsHeader(module_id=module_id, version=version.message())
         self._lock = threading.Lock()
         self._coming = encode_frame(header, tree, digest=digests)
         self._digests = digests
@@ -63,13 +64,15 @@ class _Subscriber:
     """Where a stream is.
 
     Attributes:
+        module_id: of the module whose weights it carries.
         changed: told when it may have to go on, or to end.
         idle: whether it has all of the version sent last; with the publisher's lock, as `sent`.
         sent: that version, or the one it is being sent.
         chunks: those left of it.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, module_id: str, lock: threading.Lock) -> None:
+        self.module_id = module_id
         self.changed = threading.Condition(lock)
         self.idle = True
         self.sent: Version | None = None
@@ -77,7 +80,8 @@ class _Subscriber:
 
 
 class WeightsPublisher:
-    """The learner's end: serializes a version once, and streams the newest to every subscriber.
+    """The learner's end: serializes each version of a module's weights once, and streams the newest
+    one to every subscriber of that module.
 
     The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
     others are in the server's thread. As long as all of them came over Unix sockets there are
@@ -88,24 +92,37 @@ class WeightsPublisher:
         self._why_refused = why_refused
         self._lock = threading.Lock()
         self._subscribers: set[_Subscriber] = set()
-        self._newest: _Offered | None = None
+        self._newest: dict[str, _Offered] = {}  # by module id
         self._digests = False  # whether anybody needs them
         self._closed = False
 
-    def publish(self, version: Version, tree: Tree) -> None:
-        """Offer a version, newer than those before; nobody changes its arrays any more.
+    def publish(self, version: Version, tree: Tree, module_id: str = DEFAULT_MODULE) -> None:
+        """Offer a version of a module's weights, newer than those before. Nobody may change the
+        arrays any more.
+
+        Args:
+            version: of these weights.
+            tree: name -> array, under the module's id.
+            module_id: of the module.
 
         Raises:
             WireError: the tree holds what cannot be sent.
+            ValueError: the version is not newer than the one before.
         """
-        offered = _Offered(version, tree, self._digests)
+        offered = _Offered(module_id, version, tree, self._digests)
         with self._lock:
-            if self._newest is not None and version <= self._newest.version:
-                raise ValueError(f"weights version {version} comes after {self._newest.version}")
-            self._newest = offered
+            before = self._newest.get(module_id)
+            if before is not None and version <= before.version:
+                raise ValueError(f"weights version {version} comes after {before.version}")
+            self._newest[module_id] = offered
             for subscriber in self._subscribers:
-                if subscriber.idle:
+                if subscriber.idle and subscriber.module_id == module_id:
                     subscriber.changed.notify()
+
+    def withdraw(self, module_id: str) -> None:
+        """Offer nothing of this module any more. Its subscribers wait for it to come back."""
+        with self._lock:
+            self._newest.pop(module_id, None)
 
     def close(self) -> None:
         """Ends all streams."""
@@ -114,8 +131,8 @@ class WeightsPublisher:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
-        # With a stream of requests, of which none is read: for a single one gRPC would wait, in a
-        # thread, before the token is looked at.
+        # With a stream of requests, of which one is read: a method with a single request would wait
+        # for it, in a thread, before the token is looked at.
         subscribe: grpc.RpcMethodHandler[bytes, bytes]
         subscribe = grpc.stream_stream_rpc_method_handler(self._subscribe)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: subscribe})
@@ -127,7 +144,11 @@ class WeightsPublisher:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if not context.peer().startswith("unix:"):
             self._digests = True  # in all streams, so that a version is serialized once
-        subscriber = _Subscriber(self._lock)
+        try:
+            request = episodes_pb2.Subscription.FromString(next(requests))
+        except (StopIteration, DecodeError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
+        subscriber = _Subscriber(module_of(request), self._lock)
         stream = calls().ServerStream(requests, context, partial(self._next_chunk, subscriber))
         context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
         with self._lock:
@@ -143,9 +164,7 @@ class WeightsPublisher:
     def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
         """Waits until an idle subscriber is to be sent something; false: its stream is to end."""
         with self._lock:
-            while not (
-                subscriber.idle and self._newest and subscriber.sent != self._newest.version
-            ):
+            while not (subscriber.idle and self._news_for(subscriber)):
                 if (self._closed and subscriber.idle) or not context.is_active():
                     return False
                 subscriber.changed.wait()
@@ -163,13 +182,19 @@ class WeightsPublisher:
     def _other_than(self, subscriber: _Subscriber) -> _Offered | None:
         """Another version than the one sent last."""
         with self._lock:
-            if self._newest is None or self._newest.version == subscriber.sent:
+            offered = self._news_for(subscriber)
+            if offered is None:
                 subscriber.idle = True
                 if self._closed:
                     subscriber.changed.notify()
                 return None
-            subscriber.sent = self._newest.version
-            return self._newest
+            subscriber.sent = offered.version
+            return offered
+
+    def _news_for(self, subscriber: _Subscriber) -> _Offered | None:
+        """Its module's newest version, if that is not the one sent last. With the lock held."""
+        offered = self._newest.get(subscriber.module_id)
+        return None if offered is None or offered.version == subscriber.sent else offered
 
     def _wake_all(self) -> None:
         with self._lock:
@@ -195,8 +220,10 @@ class WeightsSubscription:
         limits: Limits,
         retry_seconds: float = 0.5,
         tls: Tls | None = None,
+        module_id: str = DEFAULT_MODULE,
     ) -> None:
         self.address = address
+        self._module_id = module_id
         self._metadata = metadata
         self._subscriber = subscriber
         self._limits = limits
@@ -264,7 +291,9 @@ class WeightsSubscription:
         while not self._closed.is_set():
             reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=digests)
             try:
-                request = episodes_pb2.Subscription(subscriber=self._subscriber)
+                request = episodes_pb2.Subscription(
+                    module_id=self._module_id, subscriber=self._subscriber
+                )
                 for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):
                     frame = reader.feed(message)
                     if frame is not None:

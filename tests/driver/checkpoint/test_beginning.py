@@ -129,11 +129,12 @@ def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
     again = world.join("learner", 0)
     for learner in (world.learner, second, again):
         tree, last = restored(world, learner)
+        assert last.source == "from_checkpoint"
         assert np.array_equal(tree["default"]["head"], PARAMETERS["head"])
         assert last.weights
         assert last.whole
-        ((_, setup),) = world.asked(learner, training_pb2.Setup)
-        assert setup.state_bytes > 0
+        (_, first), *_ = world.asked(learner, training_pb2.Restore)
+        assert first.state_bytes > 0
     assert world.core.weights_version.update == 0
 
 

@@ -88,10 +88,10 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
     _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
 
     resumed = WorkerRegistry(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
-    ((_, runner),) = resumed.joined(world.runner, world.core.weights_version)
+    ((_, runner),) = resumed.joined(world.runner)
     ready = training_pb2.Ready(rows=ROWS, steps=STEPS)
-    resumed.runner_ready(world.runner, ready, world.core.weights_version)
-    ((_, learner),) = resumed.joined(world.learner, world.core.weights_version)
+    resumed.runner_ready(world.runner, ready)
+    ((_, learner),) = resumed.joined(world.learner)
     assert told == [None] * 4 + [runner.seed, None]
     assert snapshot.seed == learner.seed
 

@@ -126,7 +126,7 @@ def test_each_is_on_one_shard_with_its_share(group: juggler.LearnerGroup) -> Non
             assert (place.shard, place.devices) == (shard, (f"fake:{shard}",))
             assert place.share == pytest.approx(3 / 5)
     titles = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert sum("juggler: shard" in title for title in titles) == 3
+    assert sum("juggler: learner" in title for title in titles) == 3
 
 
 def test_a_slow_shard_holds_up_its_own_modules_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,11 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import training_pb2
 
-VERSION = Version(2, 9)
 VECTOR = spaces.Box(-math.inf, math.inf, (4,), np.float32)
 TWO = spaces.Discrete(2)
 
@@ -51,7 +51,7 @@ def _registry(first_update: int = 0, **keys: Any) -> WorkerRegistry:
 
 def _set_up(registry: WorkerRegistry, worker: Worker) -> training_pb2.Setup:
     """What a worker is told that is set up as soon as it is here."""
-    ((told, setup),) = registry.joined(worker, VERSION)
+    ((told, setup),) = registry.joined(worker)
     assert told is worker
     return setup
 
@@ -59,7 +59,7 @@ def _set_up(registry: WorkerRegistry, worker: Worker) -> training_pb2.Setup:
 def _with_runner(registry: WorkerRegistry, index: int = 0) -> Worker:
     runner = _worker("envrunner", index)
     _set_up(registry, runner)
-    registry.runner_ready(runner, _ready(), VERSION)
+    registry.runner_ready(runner, _ready())
     return runner
 
 
@@ -70,46 +70,46 @@ def _with_runner(registry: WorkerRegistry, index: int = 0) -> Worker:
 def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
     registry = _registry()
     learner, runner = _worker("learner"), _worker(first)
-    assert registry.joined(learner, VERSION) == []
-    setup = _set_up(registry, runner)
-    assert not setup.HasField("observation_space")
-    ((told, setup),) = registry.runner_ready(runner, _ready(), VERSION)
+    assert registry.joined(learner) == []
+    assert _set_up(registry, runner).permits_key == b"", "runners cannot make permits"
+    ((told, setup),) = registry.runner_ready(runner, _ready())
     assert told is learner
-    assert space_from_message(setup.observation_space) == VECTOR
-    assert space_from_message(setup.action_space) == TWO
-    assert Version.of(setup.version) == VERSION
+    assert setup.permits_key == registry.permits.key
+    module = registry.module_setup("main", seed=7)
+    assert (module.module_id, module.seed) == ("main", 7)
+    assert space_from_message(module.observation_space) == VECTOR
+    assert space_from_message(module.action_space) == TWO
 
 
 def test_a_learner_that_comes_later_is_set_up_at_once() -> None:
     registry = _registry()
     _with_runner(registry)
-    setup = _set_up(registry, _worker("learner"))
-    assert space_from_message(setup.observation_space) == VECTOR
+    assert _set_up(registry, _worker("learner")).permits_key
 
 
 def test_learners_are_set_up_once() -> None:
     registry = _registry()
     learners = [_worker("learner", index) for index in (0, 1)]
     for learner in learners:
-        assert registry.joined(learner, VERSION) == []
+        assert registry.joined(learner) == []
     first, second = _worker("envrunner", 0), _worker("envrunner", 1)
     _set_up(registry, first)
     _set_up(registry, second)
-    told = [worker for worker, _ in registry.runner_ready(first, _ready(), VERSION)]
+    told = [worker for worker, _ in registry.runner_ready(first, _ready())]
     assert told == learners
-    assert registry.runner_ready(second, _ready(), VERSION) == []
+    assert registry.runner_ready(second, _ready()) == []
 
 
 def test_a_learner_that_left_while_it_waited_is_not_set_up() -> None:
     registry = _registry()
     learner, successor = _worker("learner"), _worker("learner", incarnation="b")
-    registry.joined(learner, VERSION)
+    registry.joined(learner)
     registry.left(learner)
-    registry.joined(successor, VERSION)
+    registry.joined(successor)
     registry.left(learner)  # heard of once more, and late
     runner = _worker("envrunner")
     _set_up(registry, runner)
-    ((told, _),) = registry.runner_ready(runner, _ready(), VERSION)
+    ((told, _),) = registry.runner_ready(runner, _ready())
     assert told is successor
 
 
@@ -137,7 +137,7 @@ def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Re
     stranger = _worker(role, index=7, host="elsewhere")
     _set_up(registry, stranger)
     with pytest.raises(ValueError, match="other spaces") as refused:
-        registry.runner_ready(stranger, other, VERSION)
+        registry.runner_ready(stranger, other)
     said = str(refused.value)
     assert said.startswith(f"{role}-7 on elsewhere has other spaces")
     assert "same version of the environment?" in said
@@ -188,27 +188,27 @@ def test_the_order_of_arrival_changes_no_seed() -> None:
 def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     registry = _registry(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
     runner = json.loads(_set_up(registry, _worker("envrunner")).config)
-    registry.runner_ready(_worker("envrunner"), _ready(rows=3), VERSION)
-    learner = json.loads(_set_up(registry, _worker("learner")).config)
+    registry.runner_ready(_worker("envrunner"), _ready(rows=3))
+    learner = from_json(_set_up(registry, _worker("learner")).config, LearnerSetup)
+    module = from_json(registry.module_setup("default", seed=0).config, ModuleSetup)
     assert runner.keys() == {"env_runner", "module", "connectors", "wants"}
     assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}
     assert runner["env_runner"]["envs_per_runner"] == 3
-    shared = {"module", "connectors"}
-    assert learner.keys() == {*shared, "learner", "device", "may_meet", "updates_in_flight"}
-    assert not learner["may_meet"]
-    assert learner["learner"]["lr"] == 0.25
-    assert learner["device"] == "cpu"
-    assert runner["module"] == learner["module"]
-    assert runner["module"]["model"] == {"hidden_sizes": [8]}
+    assert learner == LearnerSetup(device="cpu", updates_in_flight=2, may_meet=False)
+    assert module.learner["lr"] == 0.25
+    assert runner["module"] == asdict(module.module)
+    assert module.module.model == {"hidden_sizes": [8]}
+    assert runner["connectors"] == module.connectors
 
 
 def test_learners_take_turns_on_the_devices() -> None:
     registry = _registry(devices="cuda:1,fake:2", num_learners=4)
     registry.most_learners = 4
-    registry.runner_ready(_worker("envrunner"), _ready(), VERSION)
-    told = [json.loads(_set_up(registry, _worker("learner", index)).config) for index in range(4)]
-    assert [each["device"] for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
-    assert all(each["may_meet"] for each in told)
+    registry.runner_ready(_worker("envrunner"), _ready())
+    setups = [_set_up(registry, _worker("learner", index)) for index in range(4)]
+    told = [from_json(setup.config, LearnerSetup) for setup in setups]
+    assert [each.device for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]
+    assert all(each.may_meet for each in told)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_runners_are_told_where_the_ready_learners_are() -> None:
     for learner in learners:
         _set_up(registry, learner)
     assert list(registry.learners_message(3).learners) == []
-    registry.learner_ready(learners[1], training_pb2.Ready())
+    registry.learner_ready(learners[1], training_pb2.ModuleReady())
     message = registry.learners_message(3)
     (told,) = message.learners
     assert message.generation == 3
@@ -250,12 +250,12 @@ def test_runners_are_told_where_the_ready_learners_are() -> None:
 def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
     registry = _registry()
     learner = _worker("learner")
-    assert registry.joined(learner, VERSION) == []
+    assert registry.joined(learner) == []
     assert not registry.complete()
     runner = _with_runner(registry)
     assert not registry.complete()
     assert registry.describe() == ("envrunners: 1 attached, 1 ready; learners: 1 attached, 0 ready")
-    registry.learner_ready(learner, training_pb2.Ready())
+    registry.learner_ready(learner, training_pb2.ModuleReady())
     assert registry.complete()
     registry.left(runner)
     assert not registry.complete()
@@ -266,8 +266,8 @@ def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
     registry = _registry()
     evaluator = _worker("evaluator")
     _set_up(registry, evaluator)
-    registry.runner_ready(evaluator, _ready(), VERSION)
-    registry.learner_ready(_worker("learner"), training_pb2.Ready())
+    registry.runner_ready(evaluator, _ready())
+    registry.learner_ready(_worker("learner"), training_pb2.ModuleReady())
     assert not registry.complete()
     assert not registry.had_runner
     _with_runner(registry)
@@ -280,7 +280,7 @@ def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:
     before = _with_runner(registry)
     successor = _worker("envrunner", incarnation="b")
     _set_up(registry, successor)
-    registry.runner_ready(successor, _ready(), VERSION)
+    registry.runner_ready(successor, _ready())
     registry.left(before)
     assert registry.attached == {"envrunner-0": successor}
     assert registry.of_role("envrunner") == [successor]

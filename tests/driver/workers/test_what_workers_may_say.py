@@ -213,14 +213,16 @@ def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: ConversationW
 def _learner_ready(world: ConversationWorld, **said: Any) -> Worker:
     world.leave(world.learner)
     learner = world.join("learner")
-    command_id, _ = world.asked(learner, training_pb2.Setup)[0]
-    world.reply(learner, command_id, training_pb2.Ready(**said))
+    command_id, command = world.asked(learner, training_pb2.AddModule)[0]
+    said = {"module_id": command.module_id, **said}
+    world.reply(learner, command_id, training_pb2.ModuleReady(**said))
     return learner
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
+        ({"module_id": "another"}, "an answer about module 'another', not 'default'"),
         ({"meeting_point": "x" * 300}, "a meeting point has no name of at most 255"),
         ({"last_updates": [training_pb2.UpdateDone()] * 65}, "65 updates that it kept: at most 64"),
         (

@@ -14,8 +14,10 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import ImpalaConfig
 from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
+from juggler.learner.process import state_handover
 from juggler.learner.process.state_handover import KeptState
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
 AT = Version(3, 1)
@@ -43,15 +45,20 @@ def keep(learner: Learner, updates: int = 0) -> KeptState:
     for number in range(updates):
         done = training_pb2.UpdateDone(update_id=number, version=AT.message())
         kept.updated(done, most_in_flight=2)
-    kept.keep(learner, "here", AT)
-    return KeptState()
+    state_handover.keep([kept.chunks("main", learner, "here", AT)])
+    return found()
+
+
+def found() -> KeptState:
+    """What the next program finds of the module "main"."""
+    return KeptState(state_handover.kept_before().get("main"))
 
 
 def go_on(kept: KeptState, learner: Learner, run_id: str = "here", oldest: Version | None = AT):
-    setup, ready = training_pb2.Setup(), training_pb2.Ready()
+    command, ready = training_pb2.AddModule(), training_pb2.ModuleReady()
     if oldest is not None:
-        setup.kept.CopyFrom(oldest.message())
-    version = kept.go_on(learner, run_id, setup, ready)
+        command.kept.CopyFrom(oldest.message())
+    version = kept.go_on(learner, run_id, command, ready)
     assert (version is not None) == ready.HasField("kept") == kept.worth_keeping
     return version, ready
 
@@ -69,8 +76,8 @@ def test_it_still_has_the_updates_to_tell_when_it_is_cut_off_before_it_could(
 ) -> None:
     kept, learner = keep(trained, updates=2), make_learner(seed=1)
     go_on(kept, learner)
-    kept.keep(learner, "here", AT)
-    _, ready = go_on(KeptState(), make_learner(seed=2))
+    state_handover.keep([kept.chunks("main", learner, "here", AT)])
+    _, ready = go_on(found(), make_learner(seed=2))
     assert [done.update_id for done in ready.last_updates] == [0, 1]
 
 
@@ -84,7 +91,7 @@ def test_a_driver_that_has_no_use_for_it_is_told_nothing(
     before = state_hash(learner)
     version, ready = go_on(kept, learner, run_id, oldest)
     assert version is None
-    assert ready == training_pb2.Ready()
+    assert ready == training_pb2.ModuleReady()
     assert (state_hash(learner), learner.updates) == (before, 0)
 
 
@@ -92,5 +99,34 @@ def test_it_is_there_once_and_its_file_is_closed(trained: Learner) -> None:
     files = os.listdir("/proc/self/fd")
     keep(trained)
     assert os.listdir("/proc/self/fd") == files
-    version, _ = go_on(KeptState(), make_learner(seed=1))
+    version, _ = go_on(found(), make_learner(seed=1))
     assert version is None
+
+
+def test_every_module_of_a_process_goes_on_from_its_own(
+    trained: Learner, make_batch: Callable[..., Any]
+) -> None:
+    other = make_learner(seed=5)
+    for _ in range(2):
+        other.update_from_episodes([make_batch(seed=3)])
+    states = {"main": (trained, Version(3, 1)), "rival": (other, Version(7, 2))}
+    state_handover.keep(
+        KeptState().chunks(module_id, learner, "here", version)
+        for module_id, (learner, version) in states.items()
+    )
+    kept = state_handover.kept_before()
+    assert kept.keys() == states.keys()
+    for module_id, (learner, version) in states.items():
+        successor = make_learner(seed=1)
+        went_on, ready = go_on(KeptState(kept[module_id]), successor)
+        assert went_on == Version.of(ready.kept) == version
+        assert state_hash(successor) == state_hash(learner)
+
+
+def test_a_state_that_ends_in_the_middle_is_said_and_not_used() -> None:
+    large = {"weight": np.zeros(2 << 20, np.float32)}
+    *chunks, _ = encode_frame(training_pb2.KeptState(module_id="main"), large, digest=True)
+    padding = encode_frame(training_pb2.KeptState(module_id="rival"), large, digest=True)
+    state_handover.keep([padding, iter(chunks)])
+    with pytest.raises(ValueError, match="ends in the middle"):
+        state_handover.kept_before()

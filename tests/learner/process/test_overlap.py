@@ -17,6 +17,7 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, works_by_itself
+from juggler.learner.process.publishing import Publish
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights import WeightsPublisher
@@ -43,8 +44,8 @@ def share(make_batch: MakeBatch, *batch_ids: int) -> Share:
     return Share(list(batch_ids), {"default": batches})
 
 
-def publisher() -> WeightsPublisher:
-    return WeightsPublisher(lambda metadata: None)
+def publisher() -> Publish:
+    return WeightsPublisher(lambda metadata: None).publish
 
 
 class Bench:

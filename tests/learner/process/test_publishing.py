@@ -59,8 +59,7 @@ def publisher() -> Publisher:
 
 @pytest.fixture
 def publishing(publisher: Publisher) -> Iterator[Publishing]:
-    to: Any = publisher
-    made = Publishing(to, SideStream(CPU))
+    made = Publishing(publisher.publish, SideStream(CPU))
     yield made
     publisher.free.set()
     made.close()
@@ -118,8 +117,7 @@ def test_weights_are_copied_behind_their_update_and_sent_when_they_are_there(
 ) -> None:
     device = FakeDevice()
     device.slow = True
-    to: Any = publisher
-    publishing = Publishing(to, SideStream(CPU, device))
+    publishing = Publishing(publisher.publish, SideStream(CPU, device))
     publishing.offer(Version(1, 1), params(1.0))
     eventually(lambda: device.awaited)
     made, copied = device.events

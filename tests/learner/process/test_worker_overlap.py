@@ -24,7 +24,7 @@ class Gate:
     """Holds updates up in their middle until it is opened; knows what was collated where."""
 
     def __init__(self, world: World) -> None:
-        learner = world.worker._learner
+        learner = world.module.learner
         self._open, self.reached = threading.Event(), threading.Event()
         self.collated: list[str] = []
         self._collate = learner.collated
@@ -58,7 +58,7 @@ def world(
 
 
 def overlapped(world: World) -> Overlapped:
-    found = world.worker._updating
+    found = world.module.updating
     assert isinstance(found, Overlapped)
     return found
 
@@ -108,7 +108,7 @@ def test_a_batch_that_comes_after_its_update_was_prepared_is_learned_from(world:
     for batch_id in (1, 2, 3):
         world.send(batch_id, update=10)
     gate = held_up(world, (1,), (2,), (3, 4))
-    learner = world.worker._learner
+    learner = world.module.learner
     prepared, came = threading.Event(), threading.Event()
     note = learner.collated
 
@@ -140,7 +140,7 @@ def test_a_batch_that_comes_after_its_update_was_prepared_is_learned_from(world:
 def test_what_was_prepared_when_a_peer_was_lost_is_dropped_and_counted(world: World) -> None:
     for batch_id in (1, 2, 3, 4):
         world.send(batch_id, update=10)
-    before = world.worker._learner.state["default"]["parameters"]
+    before = world.module.learner.state["default"]["parameters"]
     gate = held_up(world, (1,), (2,), (3,))
     gate.lose = True
     gate.open()
@@ -150,7 +150,7 @@ def test_what_was_prepared_when_a_peer_was_lost_is_dropped_and_counted(world: Wo
         assert [used.dropped for used in done.batches] == ["learner_lost"]
     assert done.steps_trained == 0
     assert done.steps_dropped == world.steps(1, 2, 3)
-    assert torch.equal(world.worker._learner.state["default"]["parameters"], before)
+    assert torch.equal(world.module.learner.state["default"]["parameters"], before)
     gate.lose = False
     world.join(GENERATION + 1)
     assert overlapped(world)._prepared is None

@@ -141,7 +141,7 @@ def test_gradients_that_stay_not_finite_end_the_worker_with_the_module_and_the_u
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors = iter([math.nan, 1.0, *[math.inf] * 5])
-    learner = world.worker._learner
+    learner = world.module.learner
     monkeypatch.setattr(
         learner,
         "after_gradients",

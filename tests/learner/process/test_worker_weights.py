@@ -48,19 +48,19 @@ def make_world(tmp_path: Path, make_batch: Callable[..., EpisodeBatch]) -> Itera
 def _published(world: World) -> list[Version]:
     """All versions from here on."""
     versions: list[Version] = []
-    publish = world.worker._publisher.publish
+    publish = world.worker.publisher.publish
 
-    def note(version: Version, tree: Tree) -> None:
+    def note(version: Version, tree: Tree, module_id: str) -> None:
         versions.append(version)
-        publish(version, tree)
+        publish(version, tree, module_id)
 
-    world.worker._publisher.publish = note  # type: ignore[method-assign]
+    world.worker.publisher.publish = note  # type: ignore[method-assign]
     return versions
 
 
 def _update(world: World, updates: int) -> None:
     for _ in range(updates):
-        update = world.worker._version.update
+        update = world.module.version.update
         world.send(update, update=update)
         world.update(update)
 
@@ -75,7 +75,7 @@ def test_with_an_interval_its_multiples_are_published_and_the_first_of_a_generat
     world.weights_of(Version(GENERATION, BEGIN.update))
     versions = _published(world)
     for multiple in (12, 15):
-        _update(world, multiple - world.worker._version.update)
+        _update(world, multiple - world.module.version.update)
         world.weights_of(Version(GENERATION, multiple))
     _update(world, 1)
     world.join(GENERATION + 1)
@@ -96,7 +96,7 @@ def test_weights_of_a_group_that_never_met_are_not_published(make_world: MakeWor
     world = make_world(weights_interval=3, max_staleness=6)
     versions = _published(world)
     _update(world, 1)
-    world.worker._membership.lost = "connection closed"
+    world.module.membership.lost = "connection closed"
     world.driver.ask(training_pb2.Snapshot(), any_pb2.Any())
     assert versions == []
 
@@ -157,7 +157,7 @@ def test_half_the_bytes_are_sent_and_all_of_them_saved(
     world = make_world(weights_dtype="bfloat16")
     _update(world, 1)
     sent = world.weights_of(Version(GENERATION, BEGIN.update + 1))
-    learner = world.worker._learner
+    learner = world.module.learner
     saved, _ = learner.save()
     assert {array.dtype for _, array in flatten(saved)}.isdisjoint({sent.dtype})
     monkeypatch.setattr(learner.config, "weights_dtype", "float32")

@@ -17,44 +17,62 @@ class WeightsVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("config", "observation_space", "action_space", "seed", "version", "state_bytes", "kept", "permits_key")
+    __slots__ = ("config", "seed", "permits_key")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
-    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
-    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
     PERMITS_KEY_FIELD_NUMBER: _ClassVar[int]
     config: str
-    observation_space: _spaces_pb2.Space
-    action_space: _spaces_pb2.Space
     seed: int
-    version: WeightsVersion
-    state_bytes: int
-    kept: WeightsVersion
     permits_key: bytes
-    def __init__(self, config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., state_bytes: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., permits_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ..., permits_key: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("observation_space", "action_space", "rows", "steps", "description", "meeting_point", "kept", "last_updates")
+    __slots__ = ("observation_space", "action_space", "rows", "steps")
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
-    LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     rows: int
     steps: int
+    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class AddModule(_message.Message):
+    __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "kept")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
+    config: str
+    observation_space: _spaces_pb2.Space
+    action_space: _spaces_pb2.Space
+    seed: int
+    kept: WeightsVersion
+    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+
+class ModuleReady(_message.Message):
+    __slots__ = ("module_id", "description", "meeting_point", "kept", "last_updates")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     description: str
     meeting_point: str
     kept: WeightsVersion
     last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
-    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
+
+class RemoveModule(_message.Message):
+    __slots__ = ("module_id",)
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
+    def __init__(self, module_id: _Optional[str] = ...) -> None: ...
 
 class Learners(_message.Message):
     __slots__ = ("module_id", "generation", "learners")
@@ -160,16 +178,22 @@ class Note(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("module_id", "update_id", "generation", "batch_ids")
+    __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     update_id: int
     generation: int
     batch_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    minibatch_size: int
+    num_epochs: int
+    exact: bool
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ...) -> None: ...
 
 class UpdateDone(_message.Message):
     __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
@@ -275,12 +299,14 @@ class Discard(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("module_id", "seed")
+    __slots__ = ("module_id", "weights", "seed")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     module_id: str
+    weights: bool
     seed: int
-    def __init__(self, module_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., weights: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")
@@ -323,18 +349,22 @@ class KeptState(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("module_id", "chunk", "last", "weights", "whole")
+    __slots__ = ("module_id", "chunk", "last", "state_bytes", "weights", "whole", "source")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     chunk: bytes
     last: bool
+    state_bytes: int
     weights: bool
     whole: bool
-    def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., weights: bool = ..., whole: bool = ...) -> None: ...
+    source: str
+    def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal")

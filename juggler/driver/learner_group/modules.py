@@ -1,4 +1,4 @@
-"""The modules of a LearnerGroup: who is there, on which shard, and what they would go on from."""
+"""The modules of a LearnerGroup: which shard has each, and what it would go on from."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from typing import Any
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.config import ConfigError
-from juggler.driver.learner_group.module_state import ModuleState
 from juggler.driver.learner_group.placement import CPU, Place, Placement
-from juggler.driver.learner_group.shard_link import Job
+from juggler.driver.learner_group.results import (
+    LearnerGroupError,
+    ModuleState,
+    ModuleUpdate,
+    ShardLost,
+)
+from juggler.driver.learner_group.shard import Job
 from juggler.driver.learner_group.shards import Shards
 from juggler.driver.learner_group.spec import LearnerSpec
-from juggler.driver.learner_group.update import LearnerGroupError, ModuleUpdate, ShardLost
 from juggler.learner.process.devices import AUTO, parse_devices
 from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree
-from juggler.runtime.wire.v1 import shards_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 Spec = LearnerSpec | Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class _Member:
+class _Module:
     """A module of the group.
 
     Attributes:
@@ -57,7 +63,7 @@ class _Member:
         return 0 if self.kept is None or self.weights else int(self.kept.extra["updates"])
 
 
-class GroupMembers:
+class GroupModules:
     """Modules by id, and the shards that they are on.
 
     What a shard is told here, and what it answers, changes nothing but under `shards.changed`.
@@ -70,6 +76,7 @@ class GroupMembers:
         seed: int,
         snapshot_updates: int,
         hang_seconds: float,
+        updates_in_flight: int,
     ) -> None:
         """As `LearnerGroup`."""
         if snapshot_updates < 1:
@@ -80,10 +87,10 @@ class GroupMembers:
             raise ConfigError("a learner group needs at least one module")
         self._seed = seed
         self._snapshot_updates = snapshot_updates
-        self._members: dict[str, _Member] = {}  # those that their shards have
+        self._modules: dict[str, _Module] = {}  # those that their shards have
         names = _device_names(devices)
         members = {module_id: self._member(module_id, spec) for module_id, spec in modules.items()}
-        self.shards = Shards(hang_seconds, self._as_before, self._lost)
+        self.shards = Shards(hang_seconds, updates_in_flight, self._as_before, self._lost)
         try:
             self._start(names, members)
         except BaseException:
@@ -95,21 +102,28 @@ class GroupMembers:
         ValueError: there is no such module.
         """
         self.shards.must_run()
-        if module_id not in self._members:
-            raise ValueError(f"there is no module {module_id!r}{nearest(module_id, self._members)}")
+        if module_id not in self._modules:
+            raise ValueError(f"there is no module {module_id!r}{nearest(module_id, self._modules)}")
         return self._placement.shard_of(module_id)
 
     def places(self) -> dict[str, Place]:
         with self.shards.changed:
             places = self._placement.places()
-            return {key: place for key, place in places.items() if key in self._members}
+            return {key: place for key, place in places.items() if key in self._modules}
 
     def add(
-        self, module_id: str, given: Spec, begins: ModuleState | None, *, weights: bool
+        self,
+        module_id: str,
+        given: Spec,
+        weights: Mapping[str, Tree] | None,
+        state: ModuleState | None,
     ) -> None:
         """As `LearnerGroup.add_module`."""
+        if weights is not None and state is not None:
+            raise ConfigError(f"module {module_id!r}: give weights or state, not both")
         member = self._member(module_id, given)
-        member.kept, member.weights = begins, weights
+        member.kept = state if weights is None else _state_of(weights)
+        member.weights = weights is not None
         member.updates = member.kept_updates
         with self.shards.changed:
             self.shards.must_run()
@@ -121,7 +135,7 @@ class GroupMembers:
             shard = self._placement.add(module_id)
             if shard not in self.shards.links:
                 self.shards.start(shard, self._placement.device_of(shard))
-            added = self._put(shard, self._adding(shard, module_id, member))
+            added = self._put(shard, self._adding(module_id, member))
         try:
             added.result()
         except BaseException:
@@ -135,7 +149,7 @@ class GroupMembers:
         """As `LearnerGroup.remove_module`."""
         with self.shards.changed:
             shard = self.shard_of(module_id)
-            del self._members[module_id]
+            del self._modules[module_id]
             removed = self._put(shard, _removing(module_id))
         try:
             removed.result()
@@ -149,7 +163,7 @@ class GroupMembers:
         """Of these modules, or all, as the updates asked for before make them."""
         with self.shards.changed:
             self.shards.must_run()
-            wanted = list(self._members if module_ids is None else module_ids)
+            wanted = list(self._modules if module_ids is None else module_ids)
             shards = [self.shard_of(module_id) for module_id in wanted]
             fetched = [
                 self._put(shard, self._fetching(module_id, weights=weights))
@@ -163,8 +177,9 @@ class GroupMembers:
             shards = [self.shard_of(module_id) for module_id in weights]
             put = []
             for shard, (module_id, arrays) in zip(shards, weights.items(), strict=True):
-                commands = ModuleState(arrays, {}).commands(module_id, weights=True)
-                put.append(self._put(shard, Job(f"weights for {module_id!r}", [*commands])))
+                commands = _restores(module_id, _state_of(arrays), weights=True)
+                job = Job(module_id, f"weights for {module_id!r}", commands)
+                put.append(self._put(shard, job))
                 # What a process that takes this one's place is to go on from.
                 put.append(self._put(shard, self._fetching(module_id, weights=False)))
         _results(put)
@@ -181,10 +196,8 @@ class GroupMembers:
 
     def updated(self, module_id: str, replies: Sequence[any_pb2.Any]) -> ModuleUpdate:
         """A module has made an update."""
-        done = shards_pb2.ModuleUpdated()
-        if len(replies) != 1 or not replies[0].Unpack(done):
-            raise ValueError("something else than a ModuleUpdated")
-        member = self._members.get(module_id)
+        done = ModuleUpdate.of(module_id, replies)
+        member = self._modules.get(module_id)
         if member is not None:
             shard = self._placement.shard_of(module_id)
             self.shards.of_use(shard)
@@ -193,11 +206,11 @@ class GroupMembers:
             if member.unkept >= self._snapshot_updates:
                 member.unkept = 0
                 self._put(shard, self._fetching(module_id, weights=False))
-        return ModuleUpdate.of(done)
+        return done
 
     # -- at first, and again ----------------------------------------------------------------------
 
-    def _member(self, module_id: str, given: Spec) -> _Member:
+    def _member(self, module_id: str, given: Spec) -> _Module:
         """
         Raises:
             ConfigError: it cannot be.
@@ -207,10 +220,10 @@ class GroupMembers:
             raise ConfigError(f"{where}: an id is a string of at least one character")
         spec = LearnerSpec.of(given, where)
         seed = worker_seed(self._seed, "module", zlib.crc32(module_id.encode()))
-        spec.message(module_id, CPU, seed)  # what cannot be is told before anything begins
-        return _Member(spec, seed)
+        spec.command(module_id, seed)  # what cannot be is told before anything begins
+        return _Module(spec, seed)
 
-    def _start(self, names: list[str], members: Mapping[str, _Member]) -> None:
+    def _start(self, names: list[str], members: Mapping[str, _Module]) -> None:
         changed, shards = self.shards.changed, self.shards
         if names == [AUTO]:
             with changed:
@@ -228,7 +241,7 @@ class GroupMembers:
                 else:
                     shards.start(shard, device)
             added = [
-                self._put(shard, self._adding(shard, module_id, member))
+                self._put(shard, self._adding(module_id, member))
                 for module_id, member in members.items()
                 for shard in [self._placement.shard_of(module_id)]
             ]
@@ -236,16 +249,13 @@ class GroupMembers:
 
     def _as_before(self, shard: int) -> list[Job]:
         """What makes of a new process what the one before it was."""
-        return [
-            self._adding(shard, module_id, self._members[module_id])
-            for module_id in self._on(shard)
-        ]
+        return [self._adding(module_id, self._modules[module_id]) for module_id in self._on(shard)]
 
     def _lost(self, shard: int) -> str:
         """A process is gone: what that means for its modules."""
         said = []
         for module_id in self._on(shard):
-            member = self._members[module_id]
+            member = self._modules[module_id]
             if member.updates:
                 back = f"update {member.kept_updates} of {member.updates}"
                 said.append(f"Module {module_id!r} goes back to {back}.")
@@ -254,9 +264,9 @@ class GroupMembers:
 
     def _on(self, shard: int) -> list[str]:
         """Modules that a shard has."""
-        if not self._members:
+        if not self._modules:
             return []
-        return [key for key in self._placement.modules_on(shard) if key in self._members]
+        return [key for key in self._placement.modules_on(shard) if key in self._modules]
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -264,40 +274,51 @@ class GroupMembers:
         self.shards.put(shard, job)
         return job.ended
 
-    def _adding(self, shard: int, module_id: str, member: _Member) -> Job:
-        device = self.shards.links[shard].device
-        requests: list[Message] = [member.spec.message(module_id, device, member.seed)]
+    def _adding(self, module_id: str, member: _Module) -> Job:
+        requests: list[Message] = [member.spec.command(module_id, member.seed)]
         if member.kept is not None:
-            requests += member.kept.commands(module_id, weights=member.weights)
+            requests += _restores(module_id, member.kept, weights=member.weights)
 
         def added(_: object) -> None:
-            self._members[module_id] = member
+            self._modules[module_id] = member
 
-        return Job(f"module {module_id!r}", requests, added)
+        return Job(module_id, f"module {module_id!r}", requests, added)
 
     def _fetching(self, module_id: str, *, weights: bool) -> Job:
-        request = shards_pb2.FetchModule(module_id=module_id, weights=weights)
+        request = training_pb2.Snapshot(module_id=module_id, weights=weights)
         what = "weights" if weights else "state"
         then = ModuleState.of if weights else partial(self._saved, module_id)
-        return Job(f"{what} of {module_id!r}", [request], then)
+        return Job(module_id, f"{what} of {module_id!r}", [request], then)
 
     def _saved(self, module_id: str, replies: Sequence[any_pb2.Any]) -> ModuleState:
         state = ModuleState.of(replies)
-        if (member := self._members.get(module_id)) is not None:
+        if (member := self._modules.get(module_id)) is not None:
             member.keep(state)
         return state
 
     def _restoring(self, module_id: str, state: ModuleState) -> Job:
         def restored(_: object) -> None:
-            if (member := self._members.get(module_id)) is not None:
+            if (member := self._modules.get(module_id)) is not None:
                 member.keep(state)
                 member.updates = member.kept_updates
 
-        return Job(f"restore of {module_id!r}", [*state.commands(module_id)], restored)
+        requests = _restores(module_id, state, weights=False)
+        return Job(module_id, f"restore of {module_id!r}", requests, restored)
+
+
+def _state_of(weights: Mapping[str, Tree]) -> ModuleState:
+    """Weights alone, as what a module goes on from."""
+    return ModuleState({DEFAULT_MODULE: weights}, {})
+
+
+def _restores(module_id: str, state: ModuleState, *, weights: bool) -> list[training_pb2.Restore]:
+    last = training_pb2.Restore(weights=weights)
+    return list(restores(module_id, state.tree, state.extra, last))
 
 
 def _removing(module_id: str) -> Job:
-    return Job(f"removal of {module_id!r}", [shards_pb2.RemoveModule(module_id=module_id)])
+    request = training_pb2.RemoveModule(module_id=module_id)
+    return Job(module_id, f"removal of {module_id!r}", [request])
 
 
 def _device_names(devices: str) -> list[str]:

@@ -1,13 +1,19 @@
-"""An update that a LearnerGroup was asked for, and what became of it."""
+"""What a LearnerGroup gives back: updates, states, and what went wrong."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from juggler.runtime.wire.v1 import attach_pb2, shards_pb2
+from google.protobuf import any_pb2
+
+from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,44 @@ class ModuleUpdate:
     updates: int
 
     @classmethod
-    def of(cls, message: shards_pb2.ModuleUpdated) -> ModuleUpdate:
-        return cls(dict(message.metrics.values), message.live_steps, message.updates)
+    def of(cls, module_id: str, replies: Sequence[any_pb2.Any]) -> ModuleUpdate:
+        """From the answer to an exact update.
+
+        Raises:
+            ValueError: it is none.
+        """
+        done = training_pb2.UpdateDone()
+        if len(replies) != 1 or not replies[0].Unpack(done):
+            raise ValueError("something else than an UpdateDone")
+        metrics = dict(done.metrics[module_id].values)
+        live_steps = sum(batch.live_steps for batch in done.batches)
+        return cls(metrics, live_steps, done.version.update)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleState:
+    """All that training has made of a module, as `Learner.save` gives it.
+
+    Attributes:
+        tree: parameters, optimizer and whatever the algorithm keeps, as arrays by name.
+        extra: the rest, as JSON has it: "algorithm" and "updates".
+    """
+
+    tree: Mapping[str, Tree]
+    extra: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, replies: Sequence[any_pb2.Any]) -> ModuleState:
+        """From the answers to a Snapshot.
+
+        Raises:
+            ValueError: they are no whole state.
+        """
+        reader = state_reader()
+        frames = [reader.feed(reply.value) for reply in replies]
+        if not frames or (frame := frames[-1]) is None or not isinstance(frame.tree, dict):
+            raise ValueError("a state that is not whole")
+        return cls(frame.tree, json.loads(frame.header.extra))
 
 
 class LearnerGroupError(RuntimeError):

@@ -1,9 +1,9 @@
-"""A shard as its group sees it: what it was asked for, in order, and who answers."""
+"""A shard: a learner process as its group sees it, with what it was asked for in order."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,19 +11,16 @@ from typing import Any
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
-from juggler.driver.learner_group.update import LearnerGroupError, ShardLost, UpdateHandle
-from juggler.runtime.actors.credentials import call_metadata
+from juggler.driver.learner_group.results import LearnerGroupError, ShardLost, UpdateHandle
+from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
-#: (batch id, "" or a reason, explanation)
-Settled = Callable[[int, str, str], None]
 
-
-def _nothing(_: list[any_pb2.Any]) -> None:
+def _nothing(_: Sequence[any_pb2.Any]) -> None:
     """That it is done is all there is to know."""
 
 
@@ -32,34 +29,43 @@ class Job:
     """Something that a shard is asked for.
 
     Attributes:
-        what: for people, as an error about it begins.
-        requests: that it consists of; it has failed if one of them has.
+        module_id: of the module that it is about; "" where it is about all of them.
+        what: for people; an error about the job begins with it.
+        requests: what it consists of; it has failed if one of them has.
         then: what to make of the bodies of all replies.
         ended: gets that, or what went wrong.
-        update: that it is a share of, if it is one.
+        update: the update that it is a share of, if it is one.
         unsettled: batches that it needs, and that have not arrived.
+        arrived: batches that have.
+        refused: why a batch of it was refused; "" where none was.
+        in_flight: command ids without their last answer; None: nothing has been sent.
+        bodies: of the replies so far.
+        failure: of the first request that failed.
     """
 
+    module_id: str
     what: str
-    requests: list[Message]
-    then: Callable[[list[any_pb2.Any]], Any] = _nothing
+    requests: Sequence[Message]
+    then: Callable[[Sequence[any_pb2.Any]], Any] = _nothing
     ended: Future[Any] = field(default_factory=Future)
     update: UpdateHandle | None = None
     unsettled: set[int] = field(default_factory=set)
     arrived: list[int] = field(default_factory=list)
-    refused: str = ""  # why a batch of it was
-    in_flight: set[int] | None = None  # command ids; None: it has not been sent
+    refused: str = ""
+    in_flight: set[int] | None = None
     bodies: list[any_pb2.Any] = field(default_factory=list)
     failure: attach_pb2.Failure | None = None
 
 
-class ShardLink:
-    """The queue of one shard, which outlives its processes. Not for several threads at once.
+class Shard:
+    """The queue of one learner process, which outlives the process. Not for several threads at
+    once.
 
     Attributes:
         worker: the process that is attached; None: there is none.
-        down: why there will be none any more; "" where there will.
-        lost: how the last one ended, if one has.
+        sender: takes batches to it; None: there is no process.
+        down: why there will be no process any more; "" where there will.
+        lost: how the last process ended, if one has.
         broken: why the process cannot become what its predecessor was, if so.
     """
 
@@ -68,28 +74,22 @@ class ShardLink:
         number: int,
         device: str,
         pool: RequestPool,
-        run: tuple[str, str],
-        settled: Settled,
         ended: Callable[[Job, list[any_pb2.Any] | LearnerGroupError], None],
     ) -> None:
         """Args:
         number: of the shard.
         device: where it computes.
         pool: the commands in flight of all shards.
-        run: token and id.
-        settled: called in any thread for each batch that was sent.
         ended: called once for each job.
         """
         self.number = number
         self.device = device
         self.worker: Worker | None = None
+        self.sender: EpisodeSender | None = None
         self.down = ""
         self.lost = ""
         self.broken = ""
-        self.sender: EpisodeSender | None = None
         self._pool = pool
-        self._run = run
-        self._settled = settled
         self._ended = ended
         self._jobs: deque[Job] = deque()
         self._setting_up: list[Job] = []
@@ -98,11 +98,11 @@ class ShardLink:
 
     @property
     def worker_id(self) -> str:
-        return f"shard-{self.number}"
+        return f"{LEARNER}-{self.number}"
 
     @property
     def set_up(self) -> bool:
-        """It has the modules that it should have."""
+        """Whether it has the modules that it should have."""
         return self.worker is not None and self._left is None and not self._setting_up
 
     @property
@@ -111,7 +111,7 @@ class ShardLink:
 
     @property
     def updates(self) -> int:
-        """In flight: those with a share that has not ended here."""
+        """Updates in flight: those with a share that has not ended here."""
         return len({id(job.update) for job in self._jobs if job.update is not None})
 
     def put(self, job: Job) -> None:
@@ -122,7 +122,7 @@ class ShardLink:
         self._send()
 
     def settled(self, batch_id: int, reason: str, explanation: str) -> None:
-        """A batch has arrived, or will not."""
+        """A batch has arrived, or will not; as an `EpisodeSender` says it."""
         for job in self._jobs:
             if batch_id in job.unsettled:
                 job.unsettled.discard(batch_id)
@@ -135,7 +135,7 @@ class ShardLink:
         self._send()
 
     def hear(self, completed: Completed) -> None:
-        """An answer."""
+        """Take an answer."""
         job = next((x for x in self._jobs if completed.command_id in (x.in_flight or ())), None)
         if job is None or job.in_flight is None:
             return
@@ -148,12 +148,11 @@ class ShardLink:
         if not job.in_flight:
             self._finish(job)
 
-    def joined(self, worker: Worker, jobs: Iterable[Job]) -> None:
+    def joined(self, worker: Worker, sender: EpisodeSender, jobs: Iterable[Job]) -> None:
         """A process is there; these jobs make of it what its predecessor was."""
-        self.worker, self._left, self._exited = worker, None, None
+        self.worker, self.sender = worker, sender
+        self._left = self._exited = None
         self.broken = ""
-        metadata = call_metadata(*self._run, worker.incarnation)
-        self.sender = EpisodeSender(worker.data_addresses[0], metadata, self._settled)
         self._setting_up = list(jobs)
         self._jobs.extendleft(reversed(self._setting_up))
         self._send()
@@ -197,7 +196,7 @@ class ShardLink:
         return how or (self._left.reason if self._left is not None else "it is gone"), ""
 
     def _send(self) -> None:
-        """What may go: in order, and nothing ahead of batches that are on their way."""
+        """Send what may go: in order, and nothing ahead of batches that are on their way."""
         if self.worker is None or self._left is not None:
             return
         for job in self._jobs:
@@ -206,7 +205,8 @@ class ShardLink:
             if job.in_flight is None:
                 requests = job.requests
                 if job.refused:
-                    requests = [training_pb2.Discard(batch_ids=job.arrived)]
+                    discard = training_pb2.Discard(module_id=job.module_id, batch_ids=job.arrived)
+                    requests = [discard]
                 job.in_flight = {self._pool.submit(self.worker, each) for each in requests}
 
     def _finish(self, job: Job) -> None:

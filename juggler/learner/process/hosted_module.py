@@ -1,0 +1,329 @@
+"""One module of a learner process: its learner, its batches, its versions and its books."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+
+from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.group.membership import Membership
+from juggler.learner.group.peers import PeerLost
+from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
+from juggler.learner.process.pending_metrics import PendingMetrics
+from juggler.learner.process.state_handover import KeptState
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version, module_of
+from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+#: What the learner calls its one module, so that equal seeds give equal weights under any id.
+_OWN = DEFAULT_MODULE
+
+
+class HostedModule:
+    """A module, and what a driver can ask of it.
+
+    Attributes:
+        module_id: of the module.
+        learner: trains it.
+        membership: its group of learners.
+        store: batches that wait for an update.
+        updating: makes updates.
+        kept: what the next program is to go on from if this one loses its driver.
+    """
+
+    def __init__(
+        self,
+        command: training_pb2.AddModule,
+        learner: Learner,
+        membership: Membership,
+        publisher: WeightsPublisher,
+        kept: KeptState,
+        arrived: Callable[[HeldBatch], None],
+        next_update: Callable[[], training_pb2.Update | None],
+        updates_in_flight: int,
+    ) -> None:
+        """Args:
+        command: that the module is here by.
+        learner: trains it.
+        membership: forms its groups.
+        publisher: gets its weights.
+        kept: what the program before this one kept of it.
+        arrived: called for each batch that was taken, in the server's thread.
+        next_update: the update that was asked for next, if it has come by now.
+        updates_in_flight: updates that may be asked for and not answered.
+        """
+        self.module_id = module_of(command)
+        self.learner = learner
+        self.membership = membership
+        self.kept = kept
+        self._publisher = publisher
+        self._next_update = next_update
+        self._updates_in_flight = updates_in_flight
+        spaces = (
+            space_from_message(command.observation_space),
+            space_from_message(command.action_space),
+        )
+        states = {self.module_id: learner.example_states().get(_OWN, {})}
+        self.store = BatchStore({self.module_id: spaces}, arrived, states=states)
+        self.updating: Updating
+        if works_by_itself(learner.device):
+            self.updating = Overlapped(learner, self._give_out, self._coming)
+        else:
+            self.updating = InTurn(learner, self._give_out)
+        self._generation = 0
+        self._joined = False  # a group has formed
+        self._published = Version(0, 0)
+        self._restoring: FrameReader[training_pb2.StateHeader] | None = None
+        self._has_newer = False  # than the state that comes as Restore commands
+        self._template: list[EpisodeBatch] = []  # one batch, once there is one
+        self._steps_trained = 0
+        self._steps_dropped = 0
+        self._metrics = PendingMetrics(self.module_id)
+
+    @property
+    def version(self) -> Version:
+        """Of the learner's weights."""
+        return Version(self._generation, self.learner.updates)
+
+    def go_on(
+        self, run_id: str, command: training_pb2.AddModule, ready: training_pb2.ModuleReady
+    ) -> None:
+        """Go on from what the program before this one kept, if the driver has a use for that."""
+        kept = self.kept.go_on(self.learner, run_id, command, ready)
+        if kept is not None:
+            self._generation, self._has_newer = kept.generation, True
+
+    def close(self) -> None:
+        """Let go of what runs beside updates, of the group, and of the weights given out."""
+        self.updating.close()
+        self.learner.leave()
+        self._publisher.withdraw(self.module_id)
+
+    # -- its state --------------------------------------------------------------------------------
+
+    def restore(self, part: training_pb2.Restore) -> None:
+        """Take part of a state to go on from.
+
+        Raises:
+            ValueError: it is no state, or not one for this learner, which is as it was.
+        """
+        if self._has_newer:
+            self._has_newer = not part.last
+            return
+        if self._restoring is None:
+            limits = Limits(payload_bytes=part.state_bytes)
+            self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
+        frame = self._restoring.feed(part.chunk)
+        if not part.last:
+            return
+        self._restoring = None
+        if frame is None or not isinstance(frame.tree, dict):
+            raise ValueError("the state to go on from is not whole")
+        if not part.weights:
+            self.learner.restore(frame.tree, json.loads(frame.header.extra))
+            return
+        try:
+            self.learner.set_weights(frame.tree, whole=part.whole)
+        except ValueError as error:
+            if not part.source:
+                raise
+            hint = "; to take only some, name them in from_parameters" if part.whole else ""
+            raise ValueError(f"{part.source}: {error}{hint}") from error
+
+    def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
+        """Its state, or its weights alone, as a frame; later updates do not change that."""
+        if command.weights:
+            tree, extra = self.learner.get_weights(), "{}"
+        else:
+            tree, saved = self.learner.save()
+            extra = json.dumps(saved)
+            if self._joined and self.version != self._published and not self.membership.lost:
+                self._publish()  # whatever the interval: these may be the run's last weights
+        header = training_pb2.StateHeader(
+            module_id=self.module_id, version=self.version.message(), extra=extra
+        )
+        return encode_frame(header, tree, digest=True)
+
+    def state_to_keep(self, run_id: str) -> Iterator[bytes]:
+        """Its state as a frame, for the program that takes the place of this one."""
+        return self.kept.chunks(self.module_id, self.learner, run_id, self.version)
+
+    # -- its group --------------------------------------------------------------------------------
+
+    def join(
+        self, group: training_pb2.Group, superseded: Callable[[], bool]
+    ) -> training_pb2.GroupFormed:
+        """Be one of a group, which begins with the weights of the member that has got furthest.
+
+        Args:
+            group: its members.
+            superseded: whether there is another group to form already.
+        """
+        self.updating.forget()
+        if not self._joined:
+            self._joined = True
+            self.store.serve(joined=group.generation)
+        formed = self.membership.form(group, self.learner, superseded)
+        self._generation = group.generation
+        self.kept.worth_keeping = True
+        if not formed.peer_lost:
+            self._publish()
+        return formed
+
+    @property
+    def serves(self) -> bool:
+        """Whether EnvRunners should send it batches."""
+        return self._joined and not self.membership.lost
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def update(
+        self, update: training_pb2.Update, seconds: MutableMapping[str, float]
+    ) -> training_pb2.UpdateDone:
+        """Make an update of batches that are here.
+
+        Args:
+            update: names them.
+            seconds: where the process's time goes; what this update takes is added.
+
+        Raises:
+            ValueError: an exact update cannot be made as it was asked for.
+        """
+        started, collated = time.perf_counter(), self.learner.collate_seconds
+        batches, missing = self.store.pop(update.batch_ids)
+        done = training_pb2.UpdateDone(module_id=self.module_id, update_id=update.update_id)
+        if update.exact:
+            metrics = self._make_exactly(update, batches, missing, done)
+            updated = time.perf_counter()
+        else:
+            made = self._make(batches, missing, done)
+            updated = time.perf_counter()
+            if made and self.learner.updates % self.learner.config.weights_interval == 0:
+                self._publish()
+            metrics = self._metrics.take(self.learner.updates)
+        if metrics:
+            done.metrics[self.module_id].values.update(metrics)
+            done.seconds.update(seconds)
+        done.version.CopyFrom(self.version.message())
+        self.kept.updated(done, self._updates_in_flight)
+        done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
+        collated = self.learner.collate_seconds - collated
+        seconds["collate"] += collated
+        seconds["update"] += updated - started - collated
+        seconds["publish"] += time.perf_counter() - updated
+        return done
+
+    def discard(self, batch_ids: Iterable[int]) -> None:
+        """Let go of these batches."""
+        dropped, _missing = self.store.pop(batch_ids)
+        self._steps_dropped += sum(batch.live_steps for batch in dropped)
+
+    def _make(
+        self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
+    ) -> bool:
+        """Update on what is fresh enough; `done` accounts for every batch of the update.
+
+        Returns:
+            Whether that made new weights.
+        """
+        before = self.learner.updates
+        fresh = self._fresh(batches, before)
+        episodes = [batch.modules[self.module_id] for batch in fresh]
+        if self.learner.in_group:
+            # The others cannot go on without this learner, which has nothing to say this time.
+            episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
+            self._template = episodes[:1]
+        if episodes and not self.membership.lost:
+            try:
+                share = Share([batch.batch_id for batch in fresh], {_OWN: episodes})
+                self._metrics.add(self.updating.update(share)[_OWN])
+            except PeerLost as error:
+                self.membership.lose(self.learner, str(error))
+        done.peer_lost = self.membership.lost
+        self._book(batches, missing, done, before)
+        return bool(episodes) and not done.peer_lost
+
+    def _make_exactly(
+        self,
+        update: training_pb2.Update,
+        batches: list[HeldBatch],
+        missing: list[int],
+        done: training_pb2.UpdateDone,
+    ) -> dict[str, float]:
+        """Update on all of these batches, or fail; the metrics of this update."""
+        if missing:
+            raise ValueError(f"batches {missing} are not here")
+        updated = self.learner.update_from_episodes(
+            [batch.modules[self.module_id] for batch in batches],
+            minibatch_size=update.minibatch_size or None,
+            num_epochs=update.num_epochs or None,
+        )
+        metrics = fetch_metrics(updated)[_OWN]
+        if metrics.get("skipped") == 1.0:
+            self.learner.forget()  # or the same samples would be used again
+            raise ValueError(
+                "the loss or its gradients were not finite, and this update changed nothing. "
+                "Lower lr, or look at the episodes"
+            )
+        for batch in batches:
+            done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
+            self._steps_trained += batch.live_steps
+        return metrics
+
+    def _any_episodes(self, batches: list[HeldBatch]) -> list[EpisodeBatch]:
+        """One batch, of those given or of an earlier update; none where there was none yet."""
+        return [batch.modules[self.module_id] for batch in batches[:1]] or self._template
+
+    def _fresh(self, batches: Iterable[HeldBatch], update: int) -> list[HeldBatch]:
+        """Those that may still be learned from, given the weights of an update."""
+        most = self.learner.config.max_staleness
+        return [batch for batch in batches if batch.staleness(update) <= most]
+
+    def _book(
+        self,
+        batches: list[HeldBatch],
+        missing: list[int],
+        done: training_pb2.UpdateDone,
+        before: int,
+    ) -> None:
+        """What became of every batch of an update, given the number of the update before it."""
+        for batch in batches:
+            staleness = batch.staleness(before)
+            used = done.batches.add(
+                batch_id=batch.batch_id, live_steps=batch.live_steps, staleness=staleness
+            )
+            if staleness > self.learner.config.max_staleness:
+                used.dropped = "stale"
+            elif done.peer_lost:
+                used.dropped = "learner_lost"
+            if used.dropped:
+                self._steps_dropped += batch.live_steps
+            else:
+                self._steps_trained += batch.live_steps
+        for batch_id in missing:
+            done.batches.add(batch_id=batch_id, dropped="restart")
+
+    def _coming(self) -> Share | None:
+        """What the next update will learn from, if this one makes new weights; None where there
+        is nothing, or nobody has asked for it yet."""
+        update = self._next_update()
+        if update is None or update.exact or module_of(update) != self.module_id:
+            return None
+        fresh = self._fresh(self.store.peek(update.batch_ids), self.learner.updates + 1)
+        if not fresh:
+            return None
+        episodes = [batch.modules[self.module_id] for batch in fresh]
+        return Share([batch.batch_id for batch in fresh], {_OWN: episodes})
+
+    def _publish(self) -> None:
+        self.updating.publish(self.version)
+        self._published = self.version
+
+    def _give_out(self, version: Version, weights: dict[str, Tree]) -> None:
+        self._publisher.publish(version, {self.module_id: weights[_OWN]}, self.module_id)
