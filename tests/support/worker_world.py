@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from juggler.learner.config import ImpalaConfig
 from juggler.learner.process import hosted_module
+from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
@@ -66,9 +67,13 @@ class Driver:
         body.Pack(command)
         self.inbox.put(Command(1, body))
 
+    def heard(self) -> Message | BaseException:
+        """The next answer, or failure."""
+        return self._answers.get(timeout=PATIENCE)
+
     def hear(self, answer: M) -> M:
         """The next answer, which is of this kind."""
-        said = self._answers.get(timeout=PATIENCE)
+        said = self.heard()
         assert isinstance(said, type(answer)), said
         return said
 
@@ -98,7 +103,13 @@ class Driver:
 class World:
     """A worker with real streams and a small module, and an envrunner's ends of the streams."""
 
-    def __init__(self, directory: Path, make_batch: MakeBatch, **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        make_batch: MakeBatch,
+        outlives_failures: bool = False,
+        **config: Any,
+    ) -> None:
         """`config` has keys of the learner's."""
         self.driver = Driver()
         self._make_batch = make_batch
@@ -109,21 +120,39 @@ class World:
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
-        self.driver.ask(_setup(), attach_pb2.Done())
-        self.driver.ask(_module(config), training_pb2.ModuleReady())
-        self.module = self.worker.modules["default"]
+        self.driver.ask(_setup(outlives_failures), attach_pb2.Done())
+        self._weights: dict[str, WeightsSubscription] = {}
+        self.module = self.add("default", **config)
         self.module.learner.updates = BEGIN.update  # as if it had restored them
         metadata = call_metadata("", "run", "incarnation")
         self._settled: SimpleQueue[tuple[int, str, str]] = SimpleQueue()
         self._sender = EpisodeSender(address, metadata, lambda *settled: self._settled.put(settled))
-        self._weights = WeightsSubscription(address, metadata, "envrunner-0", Limits())
         self.join(GENERATION)
 
-    def join(self, generation: int) -> None:
-        group = training_pb2.Group(generation=generation, members=["learner-0"])
+    def add(self, module_id: str, **config: Any) -> HostedModule:
+        """Have a module hosted; an envrunner subscribes to its weights."""
+        ready = self.driver.ask(_module(module_id, config), training_pb2.ModuleReady())
+        assert ready.module_id == module_id
+        (address,), metadata = self.addresses, call_metadata("", "run", "incarnation")
+        self._weights[module_id] = WeightsSubscription(
+            address, metadata, "envrunner-0", Limits(), module_id=module_id
+        )
+        return self.worker.modules[module_id]
+
+    def join(self, generation: int, module_id: str = "default") -> None:
+        group = training_pb2.Group(
+            module_id=module_id, generation=generation, members=["learner-0"]
+        )
         self.driver.ask(group, training_pb2.GroupFormed())
 
-    def send(self, batch_id: int, update: int, generation: int = GENERATION) -> tuple[str, str]:
+    def send(
+        self,
+        batch_id: int,
+        update: int,
+        generation: int = GENERATION,
+        module_id: str = "default",
+        permit: bytes | None = None,
+    ) -> tuple[str, str]:
         """A batch for a generation, sampled with the weights of an update. What became of it."""
         batch = self._make_batch(4, 8, seed=batch_id)
         header = episodes_pb2.BatchHeader(
@@ -132,22 +161,23 @@ class World:
             generation=generation,
             live_steps=batch.live_steps,
             version=Version(generation, update).message(),
-            permit=PERMITS.of(batch_id),
+            permit=PERMITS.of(batch_id, module_id) if permit is None else permit,
+            module_id=module_id,
         )
-        self._sender.send(header, {"default": batch.to_tree()})
+        self._sender.send(header, {module_id: batch.to_tree()})
         settled, reason, explanation = self._settled.get(timeout=PATIENCE)
         assert settled == batch_id
         return reason, explanation
 
-    def update(self, *batch_ids: int) -> training_pb2.UpdateDone:
-        self.ask_for_update(*batch_ids)
+    def update(self, *batch_ids: int, **asked: Any) -> training_pb2.UpdateDone:
+        self.ask_for_update(*batch_ids, **asked)
         return self.updated(*batch_ids)
 
-    def ask_for_update(self, *batch_ids: int) -> None:
-        """Does not wait for it."""
+    def ask_for_update(self, *batch_ids: int, **asked: Any) -> None:
+        """Does not wait for it. `asked` has further fields of the command."""
         update_id = 77 + batch_ids[0]
         command = training_pb2.Update(
-            update_id=update_id, generation=GENERATION, batch_ids=batch_ids
+            update_id=update_id, generation=GENERATION, batch_ids=batch_ids, **asked
         )
         self.driver.tell(command)
 
@@ -164,34 +194,40 @@ class World:
     def steps(self, *batch_ids: int) -> int:
         return sum(self.driver.arrived[batch_id] for batch_id in batch_ids)
 
-    def weights_of(self, version: Version) -> np.ndarray:
+    def weights_of(self, version: Version, module_id: str = "default") -> np.ndarray:
         """The newest weights, which are to be of this version, in one row."""
-        weights = self._weights.wait_for(version, PATIENCE)
+        weights = self._weights[module_id].wait_for(version, PATIENCE)
         assert weights.version == version
         assert isinstance(weights.tree, dict)
-        return np.concatenate([w.ravel() for w in weights.tree["default"].values()])
+        return np.concatenate([w.ravel() for w in weights.tree[module_id].values()])
 
     def close(self) -> None:
         self._sender.close()
-        self._weights.close()
+        for weights in self._weights.values():
+            weights.close()
         self.driver.inbox.put(Detached("over"))
         self._thread.join(PATIENCE)
         self.worker.close()
 
 
-def _setup() -> training_pb2.Setup:
-    setup = LearnerSetup(device="cpu", updates_in_flight=2, may_meet=False)
+def _setup(outlives_failures: bool) -> training_pb2.Setup:
+    setup = LearnerSetup(
+        device="cpu",
+        updates_in_flight=2,
+        may_meet=False,
+        outlives_failures=outlives_failures,
+    )
     return training_pb2.Setup(config=to_json(setup), permits_key=PERMITS.key)
 
 
-def _module(learner: Mapping[str, Any]) -> training_pb2.AddModule:
+def _module(module_id: str, learner: Mapping[str, Any]) -> training_pb2.AddModule:
     setup = ModuleSetup(
         learner={**asdict(ImpalaConfig(max_staleness=MAX_STALENESS)), **learner},
         module=ModuleConfig(model={"hidden_sizes": [8]}),
         connectors={},
     )
     return training_pb2.AddModule(
-        module_id="default",
+        module_id=module_id,
         config=to_json(setup),
         observation_space=space_to_message(spaces.Box(-10, 10, (4,), np.float32)),
         action_space=space_to_message(spaces.Discrete(2)),

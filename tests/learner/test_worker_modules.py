@@ -1,0 +1,135 @@
+"""Several modules in one LearnerWorker: what is each one's own, and whom a failure concerns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import any_pb2
+from worker_world import BEGIN, GENERATION, PERMITS, World
+
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+MakeBatch = Callable[..., EpisodeBatch]
+RIVAL = 9  # the rival's generation, with weights of update 0
+
+
+@pytest.fixture
+def world(tmp_path: Path, make_batch: MakeBatch) -> Iterator[World]:
+    """Modules "default" and "rival"; failures end nothing."""
+    made = World(tmp_path, make_batch, outlives_failures=True)
+    made.add("rival", max_staleness=50)
+    made.join(RIVAL, "rival")
+    yield made
+    made.close()
+
+
+def failed(world: World, command: Any) -> str:
+    world.driver.tell(command)
+    return str(world.driver.heard())
+
+
+def test_each_module_has_its_versions_weights_and_books(world: World) -> None:
+    ours = world.weights_of(Version(GENERATION, BEGIN.update))
+    theirs = world.weights_of(Version(RIVAL, 0), "rival")
+    np.testing.assert_array_equal(ours, theirs)  # equal specs begin equal, whatever their id
+    assert world.send(1, BEGIN.update) == world.send(2, BEGIN.update) == ("", "")
+    assert world.send(3, 0, RIVAL, "rival") == ("", "")
+    done = world.update(3, module_id="rival")
+    assert (done.module_id, Version.of(done.version)) == ("rival", (RIVAL, 1))
+    assert done.steps_trained == world.steps(3)
+    assert (world.weights_of(Version(RIVAL, 1), "rival") != theirs).any()
+    done = world.update(1, 2)
+    assert (done.module_id, Version.of(done.version)) == ("default", (GENERATION, 11))
+    assert done.steps_trained == world.steps(1, 2)
+    world.join(RIVAL + 1, "rival")
+    world.weights_of(Version(RIVAL + 1, 1), "rival")
+    assert world.module.version == (GENERATION, 11)
+
+
+def test_a_batch_is_of_the_module_that_it_was_asked_for(world: World) -> None:
+    reason, explanation = world.send(1, 0, RIVAL, "stranger")
+    assert (reason, explanation) == ("refused", "no module 'stranger' is here")
+    reason, explanation = world.send(1, 0, RIVAL, "rival", permit=PERMITS.of(1))
+    assert reason == "learner_lost"
+    assert "batch 1 has no permit of the driver's" in explanation
+    assert world.send(1, 0, RIVAL, "rival") == ("", "")
+    done = world.update(1)
+    assert [used.dropped for used in done.batches] == ["restart"], "it is not the default one's"
+    assert world.update(1, module_id="rival").steps_trained == world.steps(1)
+
+
+def test_what_one_module_cannot_do_concerns_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rival = world.worker.modules["rival"].learner
+    monkeypatch.setattr(rival, "step", lambda sample: 1 / 0)
+    world.send(1, 0, RIVAL, "rival")
+    world.ask_for_update(1, module_id="rival")
+    assert "division by zero" in str(world.driver.heard())
+    assert "no module 'rivl' is here: did you mean 'rival'" in failed(
+        world, training_pb2.Update(module_id="rivl", batch_ids=[1])
+    )
+    assert "module 'rival' is here already" in failed(
+        world, training_pb2.AddModule(module_id="rival")
+    )
+    world.send(2, BEGIN.update)
+    assert Version.of(world.update(2).version) == (GENERATION, 11)
+
+
+def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_id in (1, 2, 3):
+        world.send(batch_id, update=0)  # long too old for an update of a run
+    done = world.update(1, exact=True, num_epochs=2)
+    assert [(used.staleness, used.dropped) for used in done.batches] == [(0, "")]
+    assert done.metrics["default"].values["skipped"] == 0.0
+    assert Version.of(done.version).update == BEGIN.update + 1
+    assert "batches [9] are not here" in failed(
+        world, training_pb2.Update(batch_ids=[2, 9], exact=True)
+    )
+    monkeypatch.setattr(
+        world.module.learner,
+        "after_gradients",
+        lambda grads, aux: ({key: x * math.nan for key, x in grads.items()}, aux),
+    )
+    assert "not finite, and this update changed nothing" in failed(
+        world, training_pb2.Update(batch_ids=[3], exact=True)
+    )
+
+
+def test_a_module_that_is_removed_leaves_the_others_and_may_come_back(world: World) -> None:
+    world.driver.ask(training_pb2.RemoveModule(module_id="rival"), attach_pb2.Done())
+    assert world.send(1, 0, RIVAL, "rival") == ("refused", "no module 'rival' is here")
+    assert world.send(2, BEGIN.update) == ("", "")
+    world.add("rival")
+    world.join(RIVAL + 1, "rival")
+    world.weights_of(Version(RIVAL + 1, 0), "rival")
+
+
+def test_weights_and_states_go_from_one_module_to_another(world: World) -> None:
+    world.send(1, BEGIN.update)
+    world.update(1)
+    before = world.weights_of(Version(GENERATION, 11))
+    chunk = world.driver.ask(training_pb2.Snapshot(), any_pb2.Any())
+    part = training_pb2.Restore(
+        module_id="rival", chunk=chunk.value, last=True, state_bytes=1 << 20
+    )
+    world.driver.ask(part, attach_pb2.Done())
+    world.join(RIVAL + 1, "rival")
+    np.testing.assert_array_equal(world.weights_of(Version(RIVAL + 1, 11), "rival"), before)
+
+
+def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"a LearnerSetup that cannot be: .*`may_meet`"):
+        from_json('{"device": "cpu", "updates_in_flight": 2}', LearnerSetup)
+    with pytest.raises(ValueError, match="a ModuleSetup that cannot be: Expected `object`"):
+        from_json('{"learner": {}, "module": 3, "connectors": {}}', ModuleSetup)
