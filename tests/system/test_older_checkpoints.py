@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from place import Place, assert_books_balance, summary
+from support.place import Place, assert_books_balance, summary
 
 #: CartPole by IMPALA, 2 updates, written under version 2 of the protocol: one module, whose id is
 #: "default" in the tree and stands nowhere else.
-KEPT = Path(__file__).parents[1] / "checkpoints" / "run_of_protocol_2"
+KEPT = Path(__file__).parents[1] / "support" / "run_of_protocol_2"
 
 
 def test_an_older_checkpoint_resumes_and_plays(place: Place) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from worker_world import BEGIN, GENERATION, PERMITS, World
+from support.worker_world import BEGIN, GENERATION, PERMITS, World
 
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
 from juggler.runtime.episodes.batch import EpisodeBatch
