@@ -29,13 +29,11 @@ from juggler.learner.group.reduction import mean_over_learners
 from juggler.learner.group.state_sync import state_hash, take_over_newest
 from juggler.learner.updates import Episodes as Episodes
 from juggler.learner.updates import Updates
+from juggler.runtime.checkpoints.checkpoint import PIPELINES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
-
-#: Where a saved tree has the states of pipelines, beside those of units.
-_PIPELINES = "learner_pipelines"
 
 
 class Learner(Updates):
@@ -296,7 +294,7 @@ class Learner(Updates):
         self.wait()
         tree = self.core.state_to_tree(self.state)
         if states := self._pipeline_states():
-            tree[_PIPELINES] = arrays_like(states)
+            tree[PIPELINES] = arrays_like(states)
         return tree, {"algorithm": self.core.name, "updates": self.updates}
 
     def forget(self) -> None:
@@ -320,10 +318,10 @@ class Learner(Updates):
         self.wait()
         updates = int(extras["updates"])
         rest = dict(tree) if isinstance(tree, Mapping) else {}
-        pipelines = {_PIPELINES: rest.pop(_PIPELINES, {})}
-        states = tensors_like(pipelines, {_PIPELINES: self._pipeline_states()})
+        pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
+        states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
         self.state = self.core.state_from_tree(rest, like=self.state)
-        for module_id, state in states[_PIPELINES].items():
+        for module_id, state in states[PIPELINES].items():
             self.pipelines[module_id].set_state(state)
         self.forget()
         self.updates = updates

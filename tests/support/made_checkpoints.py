@@ -19,7 +19,7 @@ def checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoi
             "modules": {"default": {"encoder.0.weight": rng.standard_normal((4, 3))}},
             "optimizer": {"step": np.array(update), "empty": {}},
         },
-        extra={"schedule": {"progress": 0.25}},
+        modules={"default": {"version": [generation, update], "extra": {"progress": 0.25}}},
         counters={"env_steps_trained": 1000 * update},
         config={"env": "CartPole-v1", "lr": 1e-3, "stop_return": None},
         spaces={"observation": {"kind": "Box", "low": [-float("inf")]}},
@@ -28,7 +28,7 @@ def checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoi
 
 
 def same(a: Checkpoint, b: Checkpoint) -> bool:
-    fields = ("version", "extra", "counters", "config", "spaces")
+    fields = ("version", "modules", "counters", "config", "spaces")
     return equal(a.tree, b.tree) and all(getattr(a, n) == getattr(b, n) for n in fields)
 
 

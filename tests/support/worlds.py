@@ -181,7 +181,7 @@ def written(
     checkpoint = Checkpoint(
         version=(1, 1),
         tree=tree,
-        extra={},
+        modules={},
         counters={},
         config=config.flat(),
         spaces={

@@ -21,8 +21,14 @@ from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import Times
 from juggler.driver.workers.connector_state import ConnectorState
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import (
+    CONNECTORS,
+    PIPELINES,
+    Checkpoint,
+    CheckpointError,
+)
 from juggler.runtime.connectors.mergeable_state import State, connector_state
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
@@ -153,10 +159,41 @@ def connectors_of(resume: Checkpoint | None, beginning: Beginning | None = None)
     return ConnectorState({} if beginning is None else beginning.connectors)
 
 
+def module_tree(module_id: str, state: Mapping[str, Tree]) -> dict[str, Tree]:
+    """A learner's state, which calls its module "default", as the tree of a checkpoint has it.
+
+    Raises:
+        ValueError: no state is like that.
+    """
+    return _renamed(state, DEFAULT_MODULE, module_id)
+
+
 def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module go on from a checkpoint."""
-    tree = {key: branch for key, branch in checkpoint.tree.items() if key != CONNECTORS}
-    return restores(module_id, tree, checkpoint.extra)
+    """What a learner is told to have a module go on from a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint has no such module.
+    """
+    if module_id not in checkpoint.modules:
+        known = ", ".join(map(repr, checkpoint.modules))
+        where = checkpoint.path or Path("in memory")
+        raise CheckpointError(where, f"has no module {module_id!r}: there are {known}")
+    others = {CONNECTORS, *checkpoint.modules} - {module_id}
+    tree = {key: branch for key, branch in checkpoint.tree.items() if key not in others}
+    pipelines = tree.pop(PIPELINES, {})
+    if isinstance(pipelines, Mapping) and module_id in pipelines:
+        tree[PIPELINES] = {module_id: pipelines[module_id]}
+    state = _renamed(tree, module_id, DEFAULT_MODULE)
+    return restores(module_id, state, checkpoint.modules[module_id]["extra"])
+
+
+def _renamed(tree: Mapping[str, Tree], before: str, after: str) -> dict[str, Tree]:
+    """A state under another module id."""
+    renamed = {after if key == before else key: branch for key, branch in tree.items()}
+    pipelines = renamed.get(PIPELINES)
+    if isinstance(pipelines, Mapping):
+        renamed[PIPELINES] = {after if key == before else key: x for key, x in pipelines.items()}
+    return renamed
 
 
 def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.checkpoint.restoring import counters_of, with_connectors
+from juggler.driver.checkpoint.restoring import counters_of, module_tree, with_connectors
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.checkpoints import adopt, write
@@ -24,6 +24,7 @@ from juggler.runtime.checkpoints.checkpoint import (
     newest_good,
 )
 from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.episodes.version import module_of
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -118,14 +119,15 @@ class SnapshotWriter:
                 self.abandon()
                 raise ValueError("a state that ended in the middle")
             return
-        version = frame.header.version
+        module_id = module_of(frame.header)
+        version = frame.header.version.generation, frame.header.version.update
         assert spaces is not None  # a learner is set up with them
         if not isinstance(frame.tree, dict):
             raise ValueError("a state must be a branch of modules, not an array")
         checkpoint = Checkpoint(
-            version=(version.generation, version.update),
-            tree=with_connectors(frame.tree, self._connectors),
-            extra=_extra(frame.header.extra),
+            version=version,
+            tree=with_connectors(module_tree(module_id, frame.tree), self._connectors),
+            modules={module_id: {"version": version, "extra": _extra(frame.header.extra)}},
             counters=self._counters,
             config=self._config.flat(),
             spaces=spaces.to_json(),

@@ -21,17 +21,20 @@ from typing import Any, Final
 from juggler.runtime.checkpoints import tensor_file
 from juggler.runtime.wire.trees import Tree
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # format 1, of runs of one module, is read too
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
 DIRECTORY: Final = "checkpoints"  # within a run directory
 CANDIDATE: Final = "candidate"  # beside it: the directory of a checkpoint to be confirmed
-CONNECTORS: Final = "connectors"  # the branch of the tree that is not the learner's
+CONNECTORS: Final = "connectors"  # the branch of a tree that is not a learner's
+#: The branch of a tree, and of a learner's state, with what learner pipelines hold by module id.
+PIPELINES: Final = "learner_pipelines"
 
+_OLD_MODULE: Final = "default"  # which a checkpoint of format 1 is of
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
 #: The fields of checkpoint.json that a `Checkpoint` has, and their types.
-FIELDS = {"version": list, "extra": dict, "counters": dict, "config": dict, "spaces": dict}
+FIELDS = {"version": list, "modules": dict, "counters": dict, "config": dict, "spaces": dict}
 
 
 class CheckpointError(Exception):
@@ -50,9 +53,9 @@ class Checkpoint:
     All dicts except `tree` are plain JSON (infinities and NaN allowed); tuples come back as lists.
     """
 
-    version: tuple[int, int]  # (generation, update) of the weights
-    tree: Mapping[str, Tree]  # modules, optimizers, connectors, random states
-    extra: dict[str, Any]  # the learner's state besides arrays
+    version: tuple[int, int]  # (generation, update) of the run, which orders its checkpoints
+    tree: Mapping[str, Tree]  # the learners' states by module id; pipelines and connectors
+    modules: dict[str, Any]  # by module id: the "version" of its weights, and its learner's "extra"
     counters: dict[str, Any]  # the driver's
     config: dict[str, Any]  # flat
     spaces: dict[str, Any]
@@ -122,6 +125,7 @@ def _read_one(path: Path) -> Checkpoint:
         expected = record["files"][STATE_FILE]
         empty = [tuple(map(str, keys)) for keys in record["empty_branches"]]
         sound = all(isinstance(fields[name], kind) for name, kind in FIELDS.items())
+        sound = sound and all(map(_is_module, fields["modules"].values()))
         state = _read_file(path, STATE_FILE, expected["size"])
         if hashlib.sha256(state).hexdigest() != expected["sha256"]:
             raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 is another")
@@ -144,14 +148,17 @@ def _read_record(path: Path) -> dict[str, Any]:
         record = json.loads(content)
         if not isinstance(record, dict) or "format" not in record:
             raise CheckpointError(path, f"{RECORD_FILE} is not that of a checkpoint")
-        if record["format"] != FORMAT:
+        if record["format"] not in (1, FORMAT):
             raise CheckpointError(
                 path,
                 f"has format {record['format']}, written by Juggler "
-                f"{record.get('juggler_version')}; this Juggler reads format {FORMAT} alone",
+                f"{record.get('juggler_version')}; this Juggler reads formats 1 and {FORMAT}",
             )
         if record.pop("sha256", None) != digest(record):
             raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 is another")
+        if record["format"] == 1:
+            of_module = {key: record[key] for key in ("version", "extra") if key in record}
+            record["modules"] = {_OLD_MODULE: of_module}
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"{RECORD_FILE} is truncated or corrupt: {error}") from error
     return record
@@ -171,6 +178,14 @@ def _read_file(path: Path, name: str, size: int | None = None) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise CheckpointError(path, f"{name} cannot be read: {error}") from error
+
+
+def _is_module(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and _is_version(value.get("version"))
+        and isinstance(value.get("extra"), dict)
+    )
 
 
 def _is_version(value: object) -> bool:

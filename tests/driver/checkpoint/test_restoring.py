@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from juggler.driver.checkpoint.restoring import must_be_sound
+from juggler.driver.checkpoint.restoring import module_tree, must_be_sound, restore_commands
+from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 
 _GOOD: dict[str, Any] = {
@@ -65,3 +67,33 @@ def test_books_that_lack_something_are_refused(key: str) -> None:
     counters = {name: value for name, value in _GOOD.items() if name != key}
     with pytest.raises(CheckpointError, match=f"missing required field `{key}`"):
         must_be_sound(_checkpoint(counters))
+
+
+def _state(value: float) -> dict[str, Any]:
+    """As a learner saves it."""
+    unit = {"parameters": {"w": np.full(2, value)}}
+    return {"default": unit, "learner_pipelines": {"default": {"seen": np.full(1, value)}}}
+
+
+def test_each_module_of_a_checkpoint_goes_on_from_its_own_state() -> None:
+    tree: dict[str, Any] = {"connectors": {"filter": np.ones(1)}, "learner_pipelines": {}}
+    modules = {}
+    for module_id, value in (("default", 1.0), ("rival", 2.0)):
+        part: Any = module_tree(module_id, _state(value))
+        assert part.keys() == {module_id, "learner_pipelines"}
+        tree[module_id] = part[module_id]
+        tree["learner_pipelines"] |= part["learner_pipelines"]
+        modules[module_id] = {"version": [1, 7], "extra": {"updates": int(value)}}
+    checkpoint = Checkpoint((1, 7), tree, modules, {}, {}, {}, Path("here"))
+    for module_id, value in (("default", 1.0), ("rival", 2.0)):
+        commands = list(restore_commands(module_id, checkpoint))
+        assert {each.module_id for each in commands} == {module_id}
+        assert commands[0].state_bytes > 0
+        assert [each.last for each in commands] == [False] * (len(commands) - 1) + [True]
+        reader = state_reader()
+        frame = [reader.feed(each.chunk) for each in commands][-1]
+        assert frame is not None
+        np.testing.assert_equal(frame.tree, _state(value))
+        assert frame.header.extra == f'{{"updates": {int(value)}}}'
+    with pytest.raises(CheckpointError, match="has no module 'stranger': there are 'default', 'r"):
+        next(restore_commands("stranger", checkpoint))

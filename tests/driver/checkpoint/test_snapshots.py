@@ -99,7 +99,7 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     found = read(written.path)
     assert found.version == (1, 3)
     np.testing.assert_equal(found.tree["modules"], {"w": np.arange(200, dtype=np.float32) + 3})
-    assert found.extra == {"updates": 3}
+    assert found.modules == {"default": {"version": [1, 3], "extra": {"updates": 3}}}
     assert found.spaces == SPACES.to_json()
     assert RunConfig.from_flat(found.config) == CONFIG
 

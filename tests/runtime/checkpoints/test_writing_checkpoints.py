@@ -68,7 +68,7 @@ def test_empty_branches_survive(tmp_path: Path, tree: dict[str, Any]) -> None:
         ({"tree": {"a/b": np.zeros(1)}}, "'a/b'"),
         ({"tree": {"__metadata__": np.zeros(1)}}, "__metadata__"),
         ({"tree": {"a": [1, 2]}}, "'a' is a list"),
-        ({"extra": {"module": object()}}, "JSON"),
+        ({"modules": {"default": object()}}, "JSON"),
         ({"counters": {"steps": np.int64(3)}}, "JSON"),
     ],
 )
@@ -182,7 +182,7 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 for update in itertools.count():
     write(Path({str(tmp_path)!r}), Checkpoint(
         version=(1, update // 2), tree={{"a": np.full(200_000, float(update // 2))}},
-        extra={{}}, counters={{}}, config={{}}, spaces={{}}), keep=1)
+        modules={{}}, counters={{}}, config={{}}, spaces={{}}), keep=1)
     print(update // 2, flush=True)
 """
     for _ in range(3):
