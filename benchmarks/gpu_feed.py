@@ -33,11 +33,12 @@ from juggler.learner.process.devices import devices_here
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version

@@ -22,10 +22,11 @@ from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version

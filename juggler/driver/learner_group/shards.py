@@ -18,12 +18,13 @@ from juggler.driver.learner_group.results import LearnerGroupError
 from juggler.driver.learner_group.shard import Job, Shard
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup, to_json
+from juggler.learner.process.setup import LearnerSetup
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import RequestPool
+from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.permits import Permits

@@ -13,9 +13,10 @@ from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, to_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.actors.setups import to_json
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 

@@ -21,13 +21,14 @@ from juggler.learner.process.devices import device_for, devices_here, reserved_b
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.learner.process.state_handover import KeptState, keep, kept_before
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.open_files import allow_many_open_files
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.version import module_of

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
-
-import msgspec
+from dataclasses import dataclass
+from typing import Any
 
 from juggler.runtime.modules.config import ModuleConfig
 
@@ -42,25 +39,3 @@ class ModuleSetup:
     learner: dict[str, Any]
     module: ModuleConfig
     connectors: dict[str, Any]
-
-
-S = TypeVar("S", LearnerSetup, ModuleSetup)
-
-
-def to_json(setup: LearnerSetup | ModuleSetup) -> str:
-    """
-    Raises:
-        TypeError, ValueError: JSON cannot hold something in it.
-    """
-    return json.dumps(asdict(setup))
-
-
-def from_json(text: str, kind: type[S]) -> S:
-    """
-    Raises:
-        ValueError: a field is missing, unknown, or of another type.
-    """
-    try:
-        return msgspec.convert(json.loads(text), kind)  # msgspec's own JSON has no infinity
-    except msgspec.ValidationError as error:
-        raise ValueError(f"the driver sent a {kind.__name__} that cannot be: {error}") from None

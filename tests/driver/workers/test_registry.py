@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -12,7 +12,8 @@ import pytest
 from google.protobuf import any_pb2
 from support.worker_world import BEGIN, GENERATION, PERMITS, World
 
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, from_json
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
