@@ -106,7 +106,8 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
             generation=1,
             live_steps=rows * steps,
             version=version.message(),
-            permit=PERMITS.of(batch_id),
+            permit=PERMITS.of(batch_id, "default"),
+            module_id="default",
         )
         sender.send(header, tree)
 
@@ -145,7 +146,9 @@ class Driver:
             while self._in_flight < IN_FLIGHT and len(self._arrived) >= self._per_update:
                 ids = [self._arrived.popleft() for _ in range(self._per_update)]
                 self._in_flight += 1
-                update = training_pb2.Update(update_id=next(self._updates), batch_ids=ids)
+                update = training_pb2.Update(
+                    module_id="default", update_id=next(self._updates), batch_ids=ids
+                )
                 self._tell(update)
 
     # What the learner calls.
@@ -205,7 +208,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
             action_space=space_to_message(ACTIONS),
         )
         driver.ask(module)
-        driver.ask(training_pb2.Group(generation=1, members=["learner-0"]))
+        driver.ask(training_pb2.Group(module_id="default", generation=1, members=["learner-0"]))
         arguments = (address, given.rows, given.fragment, ids, credit)
         senders = [
             context.Process(target=send, args=arguments, daemon=True) for _ in range(given.senders)

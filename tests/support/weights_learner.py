@@ -73,7 +73,9 @@ def same(weights: Weights, version: Version, size: int = 4) -> bool:
 
 def subscribe_by_hand(channel: grpc.Channel) -> Any:
     """A stream of weights that nobody reads but the test."""
-    request = episodes_pb2.Subscription(subscriber="envrunner-0").SerializeToString()
+    request = episodes_pb2.Subscription(
+        module_id="default", subscriber="envrunner-0"
+    ).SerializeToString()
     return channel.unary_stream(SUBSCRIBE_METHOD)(request, metadata=METADATA, timeout=PATIENCE)
 
 

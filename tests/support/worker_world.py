@@ -177,9 +177,8 @@ class World:
     def ask_for_update(self, *batch_ids: int, **asked: Any) -> None:
         """Does not wait for it. `asked` has further fields of the command."""
         update_id = 77 + batch_ids[0]
-        command = training_pb2.Update(
-            update_id=update_id, generation=GENERATION, batch_ids=batch_ids, **asked
-        )
+        asked = {"module_id": "default", "generation": GENERATION, **asked}
+        command = training_pb2.Update(update_id=update_id, batch_ids=batch_ids, **asked)
         self.driver.tell(command)
 
     def updated(self, *batch_ids: int) -> training_pb2.UpdateDone:

@@ -34,6 +34,7 @@ def world(tmp_path: Path, make_batch: MakeBatch) -> Iterator[World]:
 
 def _header(batch_id: int, batch: EpisodeBatch, permit: bytes = b"") -> episodes_pb2.BatchHeader:
     return episodes_pb2.BatchHeader(
+        module_id="default",
         batch_id=batch_id,
         envrunner="envrunner-0",
         generation=GENERATION,
@@ -65,7 +66,9 @@ def test_thousands_of_batches_with_ids_to_come_keep_no_honest_one_out(
 
 
 @pytest.mark.parametrize(
-    "permit", [b"", b"\0" * 16, Permits.new().of(7), b"x" * 5000], ids=lambda each: str(len(each))
+    "permit",
+    [b"", b"\0" * 16, Permits.new().of(7, "default"), b"x" * 5000],
+    ids=lambda each: str(len(each)),
 )
 def test_what_is_no_permit_ends_the_stream_before_memory_is_taken(
     world: World, make_batch: MakeBatch, permit: bytes
@@ -83,15 +86,20 @@ def test_what_is_no_permit_ends_the_stream_before_memory_is_taken(
     assert world.send(7, BEGIN.update) == ("", "")
 
 
-def test_a_permit_is_for_one_id_and_of_one_key() -> None:
+def test_a_permit_is_for_one_batch_of_one_module_and_of_one_key() -> None:
     ours, others = Permits.new(), Permits.new()
-    header = episodes_pb2.BatchHeader(batch_id=2**64 - 1, permit=ours.of(2**64 - 1))
+    header = episodes_pb2.BatchHeader(
+        module_id="main", batch_id=2**64 - 1, permit=ours.of(2**64 - 1, "main")
+    )
     ours.check(header)
     Permits(ours.key).check(header)
     for permits, batch_id in ((others, 2**64 - 1), (ours, 2**64 - 2)):
         header.batch_id = batch_id
         with pytest.raises(WireError, match=UNINVITED):
             permits.check(header)
+    header.batch_id, header.module_id = 2**64 - 1, "rival"
+    with pytest.raises(WireError, match=UNINVITED):
+        ours.check(header)
 
 
 def test_a_key_that_is_none_is_refused() -> None:

@@ -58,7 +58,7 @@ def test_each_module_has_its_versions_weights_and_books(world: World) -> None:
 def test_a_batch_is_of_the_module_that_it_was_asked_for(world: World) -> None:
     reason, explanation = world.send(1, 0, RIVAL, "stranger")
     assert (reason, explanation) == ("refused", "no module 'stranger' is here")
-    reason, explanation = world.send(1, 0, RIVAL, "rival", permit=PERMITS.of(1))
+    reason, explanation = world.send(1, 0, RIVAL, "rival", permit=PERMITS.of(1, "default"))
     assert reason == "learner_lost"
     assert "batch 1 has no permit of the driver's" in explanation
     assert world.send(1, 0, RIVAL, "rival") == ("", "")
@@ -95,7 +95,7 @@ def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
     assert done.metrics["default"].values["skipped"] == 0.0
     assert Version.of(done.version).update == BEGIN.update + 1
     assert "batches [9] are not here" in failed(
-        world, training_pb2.Update(batch_ids=[2, 9], exact=True)
+        world, training_pb2.Update(module_id="default", batch_ids=[2, 9], exact=True)
     )
     monkeypatch.setattr(
         world.module.learner,
@@ -103,7 +103,7 @@ def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
         lambda grads, aux: ({key: x * math.nan for key, x in grads.items()}, aux),
     )
     assert "not finite, and this update changed nothing" in failed(
-        world, training_pb2.Update(batch_ids=[3], exact=True)
+        world, training_pb2.Update(module_id="default", batch_ids=[3], exact=True)
     )
 
 
@@ -120,7 +120,7 @@ def test_weights_and_states_go_from_one_module_to_another(world: World) -> None:
     world.send(1, BEGIN.update)
     world.update(1)
     before = world.weights_of(Version(GENERATION, 11))
-    chunk = world.driver.ask(training_pb2.Snapshot(), any_pb2.Any())
+    chunk = world.driver.ask(training_pb2.Snapshot(module_id="default"), any_pb2.Any())
     part = training_pb2.Restore(
         module_id="rival", chunk=chunk.value, last=True, state_bytes=1 << 20
     )

@@ -163,7 +163,7 @@ def test_commands_between_two_updates_keep_the_second_from_being_prepared(world:
     for batch_id in (1, 2, 3):
         world.send(batch_id, update=10)
     gate = held_up(world, (1,))
-    world.driver.tell(training_pb2.Discard(batch_ids=[3]))
+    world.driver.tell(training_pb2.Discard(module_id="default", batch_ids=[3]))
     world.ask_for_update(2, 3)
     gate.open()
     world.updated(1)

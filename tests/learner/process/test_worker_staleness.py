@@ -100,7 +100,7 @@ def test_a_batch_that_is_not_here_went_with_a_predecessor(world: World) -> None:
 def test_discarded_batches_are_counted_and_gone(world: World) -> None:
     for batch_id in (1, 2):
         world.send(batch_id, update=10)
-    world.driver.ask(training_pb2.Discard(batch_ids=[1, 9]), attach_pb2.Done())
+    world.driver.ask(training_pb2.Discard(module_id="default", batch_ids=[1, 9]), attach_pb2.Done())
     done = world.update(1, 2)
     assert _staleness(done) == {1: (0, "restart"), 2: (0, "")}
     assert (done.steps_trained, done.steps_dropped) == (world.steps(2), world.steps(1))
@@ -111,7 +111,7 @@ def test_every_step_that_arrived_is_trained_dropped_or_still_here(world: World) 
         world.send(batch_id, update=10 if batch_id % 3 else 5)
     for first in (1, 4, 7):
         done = world.update(first, first + 1, first + 2)
-    world.driver.ask(training_pb2.Discard(batch_ids=[10]), attach_pb2.Done())
+    world.driver.ask(training_pb2.Discard(module_id="default", batch_ids=[10]), attach_pb2.Done())
     done = world.update(99)
     assert done.steps_trained + done.steps_dropped == world.steps(*range(1, 11))
     assert done.steps_trained == world.steps(1, 2, 4, 5, 7, 8)

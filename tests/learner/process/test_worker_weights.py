@@ -88,7 +88,7 @@ def test_what_a_checkpoint_holds_is_published_too_and_once(make_world: MakeWorld
     versions = _published(world)
     for updates in (1, 0, 1):
         _update(world, updates)
-        world.driver.ask(training_pb2.Snapshot(), any_pb2.Any())
+        world.driver.ask(training_pb2.Snapshot(module_id="default"), any_pb2.Any())
     assert versions == [(GENERATION, 11), (GENERATION, 12)]
 
 
@@ -97,7 +97,7 @@ def test_weights_of_a_group_that_never_met_are_not_published(make_world: MakeWor
     versions = _published(world)
     _update(world, 1)
     world.module.membership.lost = "connection closed"
-    world.driver.ask(training_pb2.Snapshot(), any_pb2.Any())
+    world.driver.ask(training_pb2.Snapshot(module_id="default"), any_pb2.Any())
     assert versions == []
 
 
