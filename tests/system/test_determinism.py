@@ -136,7 +136,8 @@ def record(place: Place, run: str, update: int) -> dict[str, Any]:
     """What a checkpoint holds beside arrays, but times, paths and how often it was resumed."""
     path = checkpoint(place, run, update) / "checkpoint.json"
     found: dict[str, Any] = json.loads(path.read_text())
-    kept = {key: found[key] for key in ("counters", "extra", "spaces")}
+    kept = {key: found[key] for key in ("counters", "spaces")}
+    kept["extra"] = {key: module["extra"] for key, module in found["modules"].items()}
     del kept["counters"]["wall_time"], kept["counters"]["training_time"]
     return kept
 
