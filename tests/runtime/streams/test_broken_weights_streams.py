@@ -248,3 +248,11 @@ def test_subscribers_that_go_before_they_have_read_anything_free_the_learners_th
             assert read_weights(subscribe_by_hand(channel), reader) == (1, 0)
     finally:
         server.stop()
+
+
+def test_a_subscription_that_is_none_is_refused(server: Learner) -> None:
+    with dial(server.address) as channel:
+        subscribe = channel.unary_stream(SUBSCRIBE_METHOD)
+        with pytest.raises(grpc.RpcError, match="a stream of weights of no module") as refused:
+            next(subscribe(b"\xff", metadata=METADATA, timeout=PATIENCE))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
