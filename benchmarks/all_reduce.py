@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from juggler.learner.core.learner_core import UnitAux
+from juggler.learner.core.learner_core import GradientAux
 from juggler.learner.group.peers import MeetingPoint, Peers
 from juggler.learner.group.reduction import mean_over_learners
 from juggler.learner.process.devices import device_for, devices_here
@@ -52,7 +52,7 @@ def member(
     raw = dist.new_group(backend=way)
     gradient = torch.randn(parameters, device=device)  # [P]
     live_steps = torch.tensor(1000 + rank, device=device)  # []
-    aux = UnitAux({"default": live_steps}, {}, {}, {"default": {}})
+    aux = GradientAux({"default": live_steps}, {}, {}, {"default": {}})
     nothing = ({"default": torch.zeros_like(gradient)}, {"default": aux})
     bucket = gradient.clone() if way == "nccl" else gradient.cpu()  # [P]
 

@@ -80,8 +80,8 @@ def _graph_ratio(encoder: str) -> float:
     """How much faster gradients come from a CUDA graph: an experiment; learners use none."""
     from gpu_feed import ACTIONS, FRAMES, image_batch
 
+    from juggler.learner.algorithms.impala.config import ImpalaConfig
     from juggler.learner.algorithms.registry import build_learner
-    from juggler.learner.config import ImpalaConfig
 
     learner = build_learner(
         ImpalaConfig(), None, FRAMES, ACTIONS, {"encoder": encoder}, device=DEVICE

@@ -27,8 +27,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.process.devices import devices_here
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer

@@ -18,8 +18,8 @@ import torch
 from juggler import ActorCritic
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.core.learner_core import Sample
 from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner

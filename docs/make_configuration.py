@@ -17,7 +17,12 @@ import tomli_w
 
 from juggler.driver.config import DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
@@ -64,9 +69,11 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("The run", DriverConfig),
     ("Environments", EnvRunnerConfig),
     ("Learning", LearnerConfig),
+    ("Learning with IMPALA, APPO and PPO", ActorCriticConfig),
     ("Learning with IMPALA", ImpalaConfig),
     ("Learning with APPO", AppoConfig),
     ("Learning with PPO", PpoConfig),
+    ("Learning with PQN", PqnConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),
@@ -99,10 +106,12 @@ def _section(title: str, kind: type[Any]) -> str:
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
-    """All fields; of an algorithm only those that others lack, or that have other defaults."""
+    """All fields; of an algorithm only those that no section before has, or other defaults."""
     if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
         return list(fields(kind))
-    every = {field.name: _default(field) for field in fields(LearnerConfig)}
+    shared = ActorCriticConfig if issubclass(kind, ActorCriticConfig) else LearnerConfig
+    base = LearnerConfig if kind is ActorCriticConfig else shared
+    every = {field.name: _default(field) for field in fields(base)}
     return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 
 

@@ -19,9 +19,9 @@ import torch
 
 from juggler import (
     ActorCritic,
+    ActorCriticConfig,
     BehaviourPolicy,
     Learner,
-    LearnerConfig,
     LearnerCore,
     Metrics,
     Params,
@@ -45,7 +45,7 @@ class NoCore(LearnerCore[dict[str, Any]]):
     name = "a2c with momentum"
     trains_on = frozenset({"episodes"})
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: ActorCriticConfig) -> None:
         self.config = config
 
     def init(self, seed: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class MomentumLearner(Learner):
     def __init__(
         self,
         make_module: Callable[[], RLModule],
-        config: LearnerConfig,
+        config: ActorCriticConfig,
         lr: float = 0.05,
         *,
         seed: int = 0,
@@ -148,7 +148,7 @@ def main() -> None:
     def make_module() -> ActorCritic:
         return ActorCritic(*spaces, {"hidden_sizes": [64]})
 
-    learner = MomentumLearner(make_module, LearnerConfig(reward_scale=0.1))
+    learner = MomentumLearner(make_module, ActorCriticConfig(reward_scale=0.1))
     module = make_module()
     strip_to_acting(module)
     policy = BehaviourPolicy(module, rows=16, steps=32, seed=0)

@@ -30,16 +30,23 @@ if TYPE_CHECKING:
     from juggler.driver.training import train as train
     from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
     from juggler.envrunner.sampler import Sampler as Sampler
-    from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass as actor_critic_pass
+    from juggler.learner.algorithms.actor_critic.config import (
+        ActorCriticConfig as ActorCriticConfig,
+    )
+    from juggler.learner.algorithms.actor_critic.core import ActorCriticCore as ActorCriticCore
+    from juggler.learner.algorithms.actor_critic.core import actor_critic_pass as actor_critic_pass
+    from juggler.learner.algorithms.algorithm import Algorithm as Algorithm
+    from juggler.learner.algorithms.appo.config import AppoConfig as AppoConfig
     from juggler.learner.algorithms.appo.core import Appo as Appo
+    from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
-    from juggler.learner.algorithms.live_mean import LiveMean as LiveMean
+    from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
+    from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
+    from juggler.learner.algorithms.pqn.core import Pqn as Pqn
     from juggler.learner.algorithms.registry import build_learner as build_learner
-    from juggler.learner.config import AppoConfig as AppoConfig
-    from juggler.learner.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.config import LearnerConfig as LearnerConfig
-    from juggler.learner.config import PpoConfig as PpoConfig
+    from juggler.learner.core.forward import Forward as Forward
     from juggler.learner.core.forward import Loss as Loss
     from juggler.learner.core.gradient_core import GradientCore as GradientCore
     from juggler.learner.core.learner_core import ALONE as ALONE
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
     from juggler.learner.core.learner_core import Sample as Sample
     from juggler.learner.core.learner_core import Seam as Seam
     from juggler.learner.core.learner_core import StepOutput as StepOutput
+    from juggler.learner.core.live_mean import LiveMean as LiveMean
+    from juggler.learner.core.metrics import fetch_metrics as fetch_metrics
     from juggler.learner.core.population import Population as Population
     from juggler.learner.core.population import member_id as member_id
     from juggler.learner.core.population import stacked as stacked
@@ -63,8 +72,16 @@ if TYPE_CHECKING:
     from juggler.learner.core.state import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
     from juggler.learner.data.sharding import shard as shard
+    from juggler.learner.data.sources import CircularBuffer as CircularBuffer
+    from juggler.learner.data.sources import Columns as Columns
+    from juggler.learner.data.sources import DataSource as DataSource
+    from juggler.learner.data.sources import Queue as Queue
     from juggler.learner.learner import Learner as Learner
-    from juggler.learner.learner import fetch_metrics as fetch_metrics
+    from juggler.learner.optim.config import Scheduled as Scheduled
+    from juggler.learner.optim.optimizers import Schedule as Schedule
+    from juggler.learner.optim.parameter_group_state import (
+        ParameterGroupState as ParameterGroupState,
+    )
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
@@ -90,6 +107,7 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.module_spec import RLModuleSpec as RLModuleSpec
     from juggler.runtime.modules.multi_rl_module import MultiRLModule as MultiRLModule
     from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
+    from juggler.runtime.modules.q_network import QNetwork as QNetwork
     from juggler.runtime.modules.rl_module import RLModule as RLModule
     from juggler.runtime.modules.specs import AnyOf as AnyOf
     from juggler.runtime.modules.specs import Maybe as Maybe
@@ -108,23 +126,30 @@ _PUBLIC = {
     "ActionConnector": "juggler.runtime.connectors.connector",
     "ActionDistribution": "juggler.runtime.modules.distributions",
     "ActorCritic": "juggler.runtime.modules.models",
+    "ActorCriticConfig": "juggler.learner.algorithms.actor_critic.config",
+    "ActorCriticCore": "juggler.learner.algorithms.actor_critic.core",
+    "Algorithm": "juggler.learner.algorithms.algorithm",
     "AnyOf": "juggler.runtime.modules.specs",
     "Appo": "juggler.learner.algorithms.appo.core",
-    "AppoConfig": "juggler.learner.config",
+    "AppoConfig": "juggler.learner.algorithms.appo.config",
     "Aux": "juggler.learner.core.learner_core",
     "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
     "Catalog": "juggler.runtime.modules.catalog",
     "Categorical": "juggler.runtime.modules.distributions",
     "CategoricalSpec": "juggler.runtime.modules.distributions",
     "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
+    "CircularBuffer": "juggler.learner.data.sources",
+    "Columns": "juggler.learner.data.sources",
     "ConfigError": "juggler.driver.config",
     "ContextConnector": "juggler.runtime.connectors.connector",
+    "DataSource": "juggler.learner.data.sources",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Evaluated": "juggler.driver.evaluating",
+    "Forward": "juggler.learner.core.forward",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
     "Impala": "juggler.learner.algorithms.impala.core",
-    "ImpalaConfig": "juggler.learner.config",
+    "ImpalaConfig": "juggler.learner.algorithms.impala.config",
     "Learner": "juggler.learner.learner",
     "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
@@ -132,7 +157,7 @@ _PUBLIC = {
     "LearnerGroup": "juggler.driver.learner_group.group",
     "LearnerGroupError": "juggler.driver.learner_group.results",
     "LearnerSpec": "juggler.driver.learner_group.spec",
-    "LiveMean": "juggler.learner.algorithms.live_mean",
+    "LiveMean": "juggler.learner.core.live_mean",
     "Loss": "juggler.learner.core.forward",
     "Maybe": "juggler.runtime.modules.specs",
     "MergeableConnector": "juggler.runtime.connectors.connector",
@@ -142,12 +167,17 @@ _PUBLIC = {
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
+    "ParameterGroupState": "juggler.learner.optim.parameter_group_state",
     "Params": "juggler.learner.core.learner_core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
     "Policy": "juggler.policies.policy",
     "Population": "juggler.learner.core.population",
     "Ppo": "juggler.learner.algorithms.ppo.core",
-    "PpoConfig": "juggler.learner.config",
+    "PpoConfig": "juggler.learner.algorithms.ppo.config",
+    "Pqn": "juggler.learner.algorithms.pqn.core",
+    "PqnConfig": "juggler.learner.algorithms.pqn.config",
+    "QNetwork": "juggler.runtime.modules.q_network",
+    "Queue": "juggler.learner.data.sources",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.result",
@@ -155,6 +185,8 @@ _PUBLIC = {
     "RunFailed": "juggler.driver.loop",
     "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
+    "Schedule": "juggler.learner.optim.optimizers",
+    "Scheduled": "juggler.learner.optim.config",
     "Seam": "juggler.learner.core.learner_core",
     "ShardLost": "juggler.driver.learner_group.results",
     "StateMismatch": "juggler.learner.core.state",
@@ -163,14 +195,14 @@ _PUBLIC = {
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
     "acting_names": "juggler.runtime.modules.acting",
-    "actor_critic_pass": "juggler.learner.algorithms.actor_critic_pass",
+    "actor_critic_pass": "juggler.learner.algorithms.actor_critic.core",
     "all_observations": "juggler.learner.core.sequences",
     "arrays_like": "juggler.learner.core.state",
     "build_learner": "juggler.learner.algorithms.registry",
     "build_module": "juggler.runtime.modules.building",
     "collate": "juggler.learner.data.collate",
     "evaluate": "juggler.driver.evaluating",
-    "fetch_metrics": "juggler.learner.learner",
+    "fetch_metrics": "juggler.learner.core.metrics",
     "first_observations": "juggler.runtime.connectors.rows",
     "gae": "juggler.learner.core.returns",
     "load_policy": "juggler.policies.loading",

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -16,7 +16,8 @@ from typing import Any, TypeVar, get_args, get_origin
 import tyro
 
 from juggler.cli.reattaching import PREDECESSOR
-from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
+from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit, read_toml
+from juggler.driver.record.run_directory import CONFIG_FILE
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
@@ -109,7 +110,8 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
 
 def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[T, str | None]:
     """Parse what decides which options there are and what their defaults are: the configuration,
-    and the algorithm if it is given. At this point, every option of every algorithm is accepted.
+    and the algorithm if it is given. At this point, every option of every algorithm that ships is
+    accepted; or, where the command is about an algorithm of somebody's own, the options of that.
 
     Args:
         kind: a dataclass with a RunConfig as `run`.
@@ -117,17 +119,43 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
         command: the command's name.
 
     Raises:
-        ConfigError: an option belongs to another library, or is a key of the model.
+        ConfigError: an option belongs to another library, or is a key of the model; or there is no
+            such algorithm.
     """
+    if own := _own_algorithm(arguments):
+        bases = [type(RunConfig.from_flat({"algorithm": own}).learner)]
+    else:
+        configs = {each.config: None for each in ALGORITHMS.values()}
+        # Subclasses before their bases.
+        bases = sorted(configs, key=lambda each: -len(each.__mro__))
+    known = {key.name for base in bases for key in fields(base)}
     for argument in arguments:
-        if answer := instead_of(_key(argument)):
+        if (key := _key(argument)) not in known and (answer := instead_of(key)):
             raise ConfigError(f"{argument.partition('=')[0]}{answer}")
-    configs = {each.config: None for each in ALGORITHMS.values()}
-    bases = sorted(configs, key=lambda each: -len(each.__mro__))  # subclasses before their bases
     every = make_dataclass("EveryAlgorithm", [("algorithm", str, "")], bases=tuple(bases))
     asked = [argument for argument in arguments if argument not in ("-h", "--help")]
     first = parse(kind, asked, command, kind(run=RunConfig(learner=every())))  # type: ignore[call-arg]
     return first, first.run.learner.algorithm or None  # type: ignore[attr-defined]
+
+
+def _own_algorithm(arguments: Sequence[str]) -> str:
+    """The algorithm of somebody's own that a command names, by an option or else in the file or the
+    run that it names; "" where it names one that ships, or none."""
+    said = ""
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, _, value = argument.partition("=")
+        if option == "--algorithm":
+            said = value or after
+            break
+        if option in ("--resume", "--run-dir"):
+            path = Path(value or after) / CONFIG_FILE
+        elif argument.endswith(".toml"):
+            path = Path(argument)
+        else:
+            continue
+        if path.is_file():
+            said = str(read_toml(path).get("algorithm", ""))
+    return said if ":" in said else ""
 
 
 def parse_rest(kind: type[T], arguments: Sequence[str], command: str, default: T) -> T:

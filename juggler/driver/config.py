@@ -15,10 +15,11 @@ import msgspec
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
-from juggler.learner.config import ImpalaConfig, LearnerConfig
+from juggler.learner.config import LearnerConfig
 from juggler.learner.process.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
+from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.nearest import nearest
@@ -198,7 +199,9 @@ class RunConfig:
     env_runner: EnvRunnerConfig = field(default_factory=EnvRunnerConfig)
     module: ModuleConfig = field(default_factory=ModuleConfig)
     connectors: ConnectorsTable = field(default_factory=ConnectorsTable)
-    learner: LearnerConfig = field(default_factory=ImpalaConfig)
+    learner: LearnerConfig = field(
+        default_factory=lambda: find_algorithm(LearnerConfig.algorithm).config()
+    )
 
     def validate(self) -> None:
         """Raises:
@@ -208,16 +211,11 @@ class RunConfig:
             find_algorithm(self.learner.algorithm)
             for part in _parts(self).values():
                 part.validate()
+            self.learner.validate_rows(self.env_runner.fragment_steps)
         except ConfigError:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if self.learner.burn_in >= self.env_runner.fragment_steps:
-            raise ConfigError(
-                f"burn_in = {self.learner.burn_in}: must be below fragment_steps = "
-                f"{self.env_runner.fragment_steps}, or a row that goes on with an episode leaves "
-                "nothing to learn from"
-            )
         if self.env_runner.gateway and self.driver.evaluation_seconds > 0:
             raise ConfigError(
                 f"evaluation_seconds = {self.driver.evaluation_seconds:g} with gateway = "
@@ -258,23 +256,37 @@ class RunConfig:
             ConfigError: a key that nobody knows (the nearest right one is named), or a value of
                 the wrong type or out of range.
         """
-        algorithm = values.get("algorithm", "impala")
+        name = values.get("algorithm", LearnerConfig.algorithm)
         try:
-            config = cls(learner=find_algorithm(algorithm).config())
+            algorithm = find_algorithm(name)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from error
-        owners = {key.name: name for name, part in _parts(config).items() for key in fields(part)}
+        config = cls(learner=algorithm.config(algorithm=name))
+        owners = _owners(config, where)
         for key in values:
             if key not in owners:
-                must_suit(key, algorithm, where)
+                must_suit(key, name, where)
                 raise ConfigError(
                     f"{where}: unknown key {key!r}{instead_of(key) or nearest(key, owners)}"
                 )
-        for name, part in _parts(config).items():
-            mine = {key: value for key, value in values.items() if owners[key] == name}
-            setattr(config, name, _converted(type(part), mine, where))
+        for part_name, part in _parts(config).items():
+            mine = {key: value for key, value in values.items() if owners[key] == part_name}
+            setattr(config, part_name, _converted(type(part), mine, where))
+        if config.module.module is None:
+            config.module.module = name_of(algorithm.module)
         config.validate()
         return config
+
+    @classmethod
+    def to_act(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
+        """As `from_flat`, of all that acting needs: whatever algorithm it is, it need not be here.
+
+        Raises:
+            ConfigError: as `from_flat`.
+        """
+        parts = (DriverConfig, EnvRunnerConfig, ModuleConfig, ConnectorsTable)
+        known = {key.name for part in parts for key in fields(part)}
+        return cls.from_flat({key: values[key] for key in values if key in known}, where)
 
     @classmethod
     def from_toml(cls, path: Path) -> RunConfig:
@@ -312,7 +324,7 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
         ConfigError: only other algorithms have this key.
     """
     having = algorithms_with(key)
-    if having and algorithm not in having:
+    if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
         names = " and ".join(having)
         raise ConfigError(f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}")
 
@@ -326,25 +338,43 @@ def instead_of(key: str) -> str:
     return called_here(key)
 
 
+def _owners(config: RunConfig, where: str) -> dict[str, str]:
+    """By key, the part of a configuration that has it.
+
+    Raises:
+        ConfigError: an algorithm has a key that all runs have.
+    """
+    owners: dict[str, str] = {}
+    for name, part in _parts(config).items():
+        for key in fields(part):
+            if owners.setdefault(key.name, name) != name:
+                raise ConfigError(
+                    f"{where}: algorithm {config.learner.algorithm!r} has a key {key.name!r}, "
+                    f"which every run has: rename it in {type(config.learner).__name__}"
+                )
+    return owners
+
+
 def _parts(config: RunConfig) -> dict[str, Any]:
     return {part.name: getattr(config, part.name) for part in fields(config)}
 
 
 def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    # TOML has no word for None; where None is allowed, "none" is it.
     hints = get_type_hints(kind)
-    values = {
-        key: None if value == "none" and NoneType in get_args(hints[key]) else value
-        for key, value in values.items()
-    }
+    # By field: of a class that it knows, msgspec keeps what cannot be pickled with the class.
+    return kind(**{key: _value(key, value, hints[key], where) for key, value in values.items()})
+
+
+def _value(key: str, value: Any, hint: Any, where: str) -> Any:
+    # TOML has no word for None; where None is allowed, "none" is it.
+    if value == "none" and NoneType in get_args(hint):
+        value = None
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$.")
+        text, _, place = str(error).partition(" - at `$")
         for word, in_toml in (("object", "table"), ("null", "none")):
             text = re.sub(rf"\b{word}\b", in_toml, text)
-        place = place.rstrip("`")
         if text.startswith("Invalid enum value"):
-            choices = dict.fromkeys(map(str, get_args(hints[place])))
-            text = f"{values[place]!r} is not known{nearest(values[place], choices)}"
-        raise ConfigError(f"{where}: {place or 'value'}: {text}") from error
+            text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
+        raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error

@@ -37,6 +37,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "grad_clip": 0.5,
         "batch_uses": 4,
     },
+    "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
     "ppo": {
         "envs_per_runner": 8,
         "fragment_steps": 64,
@@ -52,7 +53,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 #: fell after it was solved; where choices are observed, those above learn more from few steps.
 CHOSEN_FOR_VECTORS: dict[str, dict[str, Any]] = {"impala": {"lr": 5e-4, "value_lr_scale": 6.0}}
 #: Steps in an update, at least; PPO's is learned from in minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 128, "appo": 128, "ppo": 2048}
+_BATCH = {"impala": 128, "appo": 128, "ppo": 2048, "pqn": 256}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the environment is not known on this host: what was not given has its general default, as in "
@@ -71,6 +72,8 @@ def settled(
         given: keys that somebody gave a value to, be it the default.
         observation: what one environment shows; none: nobody here knows.
     """
+    if config.learner.algorithm not in CHOSEN:
+        return config, ""  # one of somebody's own, whose defaults are its own
     if observation is None:
         open_keys = CHOSEN[config.learner.algorithm].keys() - set(given)
         return config, _UNKNOWN if open_keys else ""
@@ -95,7 +98,7 @@ def _chosen(
     special = CHOSEN_FOR_VECTORS.get(algorithm, {}) if vector else {}
     for key, value in {**CHOSEN[algorithm], **special}.items():
         choose(key, value)
-    if config.learner.burn_in or config.module.model.get("recurrent", "none") != "none":
+    if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
         chosen.pop("fragment_steps", None)  # what is remembered is learned within a fragment
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)

@@ -90,7 +90,7 @@ def evaluate(
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
-    config = RunConfig.from_flat({**found.config, **named, **keys}, where=str(where))
+    config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
     rows = min(config.env_runner.envs_per_runner, episodes)
     config.env_runner.envs_per_runner = rows

@@ -14,6 +14,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
+import cloudpickle
+
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
@@ -55,13 +57,13 @@ class Rehearsal:
     """The arguments of the process that tries a configuration out.
 
     Attributes:
-        config: of the run.
+        config: of the run, cloudpickled: an algorithm's may be of a class of a script.
         own_code: as in `EnvRunnerProgram`.
         told: receives what the process is doing, as text, and then a Ready or a Failure.
         stack: receives the stack if the process crashes.
     """
 
-    config: RunConfig
+    config: bytes
     own_code: bytes
     told: Connection
     stack: Connection
@@ -128,7 +130,8 @@ def rehearse(
     stack, writes = Pipe(duplex=False)
     with told, stack:
         with tells, writes:
-            process = _started(Rehearsal(config, own_code, tells, writes), tell)
+            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes)
+            process = _started(rehearsal, config.driver, tell)
         try:
             return _Watched(process, told, stack, config.driver, tell).outcome()
         finally:
@@ -137,7 +140,9 @@ def rehearse(
             ended(process)
 
 
-def _started(rehearsal: Rehearsal, tell: Callable[[str], None]) -> ForkServerProcess:
+def _started(
+    rehearsal: Rehearsal, driver: DriverConfig, tell: Callable[[str], None]
+) -> ForkServerProcess:
     """Start the process, which waits until the forkserver has imported torch."""
     started: Future[ForkServerProcess] = Future()
     program = WorkerProgram("juggler.driver.rehearsal:main", rehearsal)
@@ -149,7 +154,7 @@ def _started(rehearsal: Rehearsal, tell: Callable[[str], None]) -> ForkServerPro
             started.set_exception(error)
 
     threading.Thread(target=work, name="rehearsal", daemon=True).start()
-    progress = _Progress(forkserver_pid(), rehearsal.config.driver)
+    progress = _Progress(forkserver_pid(), driver)
     while True:
         tell("the forkserver imports torch")
         with suppress(TimeoutError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
 import torch
 
+from juggler.driver.config import RunConfig
 from juggler.driver.preflight import DOES, FAILED, READY, Rehearsal, named_parts
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
@@ -39,7 +41,9 @@ def main(rehearsal: Rehearsal) -> None:
 
 
 def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
-    config = rehearsal.config
+    own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
+    env_factory, module_factory, own_classes = own_code
+    config: RunConfig = cloudpickle.loads(rehearsal.config)
 
     def does(what: str) -> None:
         rehearsal.told.send_bytes(DOES + what.encode())
@@ -54,8 +58,6 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
     runner = config.env_runner
     if runner.gateway or runner.env.startswith(SCHEME):
         return training_pb2.Ready()  # its environments are on other hosts
-    own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, None)
-    env_factory, module_factory, own_connectors = own_code
     does(f"making the environment {runner.env}")
     try:
         env = make_vector_env(runner, env_factory, just_one=True)
@@ -64,7 +66,7 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
     does("building the module and its learner")
-    _build(rehearsal, env, module_factory, own_connectors)
+    _build(config, env, module_factory, own_classes)
     ready = _ready(env)
     does(f"closing the environment {runner.env}")
     env.close()
@@ -72,12 +74,14 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
 
 
 def _build(
-    rehearsal: Rehearsal, env: VectorEnvironment, module_factory: Any, own_connectors: Any
+    config: RunConfig,
+    env: VectorEnvironment,
+    module_factory: Any,
+    own_classes: Mapping[str, type[Any]],
 ) -> None:
-    config = rehearsal.config
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
-        connectors, env.single_observation_space, env.single_action_space, own_connectors
+        connectors, env.single_observation_space, env.single_action_space, own_classes
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
         space_to_message(space)  # EnvRunners will send them to learners
@@ -89,7 +93,7 @@ def _build(
         config.module.model,
         distribution=config.module.distribution,
         connectors=connectors,
-        own_connectors=own_connectors,
+        own_connectors=own_classes,
     )
 
 

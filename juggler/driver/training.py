@@ -26,6 +26,7 @@ from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
 from juggler.envrunner.environments.naming import is_name
+from juggler.learner.algorithms.registry import give_algorithm
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
@@ -103,8 +104,8 @@ def train(
         env: a Gymnasium id, "module:callable", or any callable that makes an environment.
         module: "package.module:Class", an RLModule or Catalog class of this script or notebook, or
             an `RLModuleSpec` whose config has such classes.
-        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`. Where
-            `connectors` names a class, that may be a class of this script or notebook.
+        keys: of the configuration, in place of what it says: `lr=1e-3, stop_return=475`.
+            `algorithm`, and what `connectors` names, may be classes of this script or notebook.
 
     Returns:
         The summary, and the paths of the run directory and the newest checkpoint.
@@ -116,13 +117,14 @@ def train(
         SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
     """
     started = time.monotonic()
-    algorithm = keys.get("algorithm")
+    own = _own_classes(keys)
+    _give_names(env, module, keys)
     if isinstance(config, RunConfig):
         base, given = config, frozenset(config.flat())
     else:
-        base, given = load_given(config, algorithm)
-    own_code = _own_code(env, module, own_connectors(keys), keys)
+        base, given = load_given(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
+    own_code = _own_code(env, _own_module(final, module, own), own)
     return start_run(final, given | keys.keys(), started=started, own_code=own_code)
 
 
@@ -139,19 +141,22 @@ def resume(
         run_dir: of the run.
         env: as in `train`; a run that was trained on a callable needs it again.
         module: likewise.
-        keys: of the configuration, to be other than before.
+        keys: of the configuration, to be other than before; an `algorithm` that is a class of a
+            script is needed again.
 
     Raises:
         CheckpointError: there is no good checkpoint.
         RunFailed: something failed; the message says what.
     """
     started = time.monotonic()
-    own = own_connectors(keys)
-    own_code = _own_code(env, module, own, keys)
+    own = _own_classes(keys)
+    _give_names(env, module, keys)
     checkpoint = read(Path(run_dir))
     where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
+    module = _own_module(config, module, own)
     must_be_given_again(config, env, module, own)
+    own_code = _own_code(env, module, own)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
 
 
@@ -164,6 +169,8 @@ def must_be_given_again(
         ConfigError: the run was trained on something of a script, which has not been passed again.
     """
     try:
+        algorithm = config.learner.algorithm
+        by_name.must_be_given_again("algorithm", algorithm, own.get(algorithm))
         by_name.must_be_given_again("env", config.env_runner.env, env)
         by_name.must_be_given_again("module", config.module.module, module)
         config.connectors.parsed().must_be_given_again(own)
@@ -171,30 +178,56 @@ def must_be_given_again(
         raise ConfigError(str(error)) from error
 
 
-def _own_code(
+def _own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
+    """Put names among the keys in place of classes: of connectors, and the algorithm's. Returns
+    these classes by their names."""
+    own = own_connectors(keys)
+    algorithm = keys.get("algorithm")
+    if algorithm is not None and not isinstance(algorithm, str):
+        try:
+            keys["algorithm"] = give_algorithm(algorithm)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        own[keys["algorithm"]] = algorithm
+    return own
+
+
+def _give_names(
     env: str | Callable[..., Any] | None,
     module: str | Callable[..., Any] | None,
-    connectors: dict[str, type[Any]],
     keys: dict[str, Any],
-) -> bytes:
-    """Put names among the keys; what has none goes to local workers by itself, cloudpickled."""
-    factories: list[Callable[..., Any] | None] = []
+) -> None:
+    """Put the names of these two among the keys, as config.toml has them."""
     for key, value in (("env", env), ("module", module)):
-        factories.append(value if callable(value) else None)
-        if callable(value):
-            # What config.toml says of it: where it would be found if its script were a module. An
-            # object, such as an RLModuleSpec, is to be found nowhere but in the script.
-            if hasattr(value, "__qualname__"):
-                keys[key] = f"{value.__module__}:{value.__qualname__}"
-            else:
-                keys[key] = f"__main__:{type(value).__qualname__}"
-        elif isinstance(value, str):
-            keys[key] = value
+        if callable(value) or isinstance(value, str):
+            keys[key] = by_name.name_of(value)
         elif value is not None:
             raise ConfigError(
                 f"{key} must be a name or what makes one, such as a class: not {value!r}"
             )
-    return cloudpickle.dumps((*factories, connectors)) if any(factories) or connectors else b""
+
+
+def _own_module(
+    config: RunConfig,
+    module: str | Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> str | Callable[..., Any] | None:
+    """What was given, else the class that an algorithm of a script brings, if the run has it."""
+    algorithm = own.get(config.learner.algorithm)
+    brought = getattr(algorithm, "module", None)
+    if module is None and by_name.name_of(brought) == config.module.module:
+        return brought
+    return module
+
+
+def _own_code(
+    env: str | Callable[..., Any] | None,
+    module: str | Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> bytes:
+    """What goes to local workers by itself, cloudpickled."""
+    factories = [value if callable(value) else None for value in (env, module)]
+    return cloudpickle.dumps((*factories, own)) if any(factories) or own else b""
 
 
 def start_run(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
+from juggler.learner.config import check_passes
 from juggler.learner.core.learner_core import (
     Aux,
     Grads,
@@ -16,27 +18,26 @@ from juggler.learner.core.learner_core import (
     Metrics,
     Params,
     Sample,
-    StepOutput,
 )
-from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.batch_columns import checked_batch
-from juggler.learner.data.circular_buffer import CircularBuffer
 from juggler.learner.data.collate import collate
-from juggler.learner.data.passes import check_passes
 from juggler.learner.group.peers import Peers
 from juggler.learner.group.reduction import mean_over_learners
 from juggler.learner.group.state_sync import state_hash, take_over_newest
-from juggler.learner.updates import Episodes as Episodes
-from juggler.learner.updates import Updates
+from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
+#: Batches of episodes by module id; a bare list is for the module "default".
+Episodes: TypeAlias = Mapping[str, Sequence[EpisodeBatch]]
 
-class Learner(Updates):
+
+class Learner:
     """Turns samples, batches or episodes into better parameters.
 
     It owns the state, where it lies, and the count of updates. No call waits for the device:
@@ -70,7 +71,7 @@ class Learner(Updates):
             before anything is learned from them.
         updates_in_flight: with `async_update`, how many may be asked for and not finished.
         """
-        super().__init__(updates_in_flight)
+        self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
         self.config = core.config
         self.device = torch.device(device)
@@ -78,7 +79,7 @@ class Learner(Updates):
         self.pipelines = dict(pipelines or {})
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
-        self._buffer = CircularBuffer.of(core.config)
+        self._data = core.data_source()
         self._peers: Peers | None = None
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
@@ -109,9 +110,15 @@ class Learner(Updates):
             sample = next(self.source)
         sample = self.before_gradients(to_device(sample, self.device))
         metrics = []
-        for due in self._buffer.push(sample):
+        for due in self._data.add(sample):
             try:
-                output = self._output(due, minibatch_size, num_epochs)
+                if minibatch_size is None and num_epochs is None:
+                    output = self.core.step(self.state, due, self)
+                else:
+                    parts = self._parts(due, minibatch_size)
+                    output = self.core.step_in_parts(
+                        self.state, due, self, minibatches=parts, epochs=num_epochs
+                    )
             except KeyError as error:
                 _check_columns(due, error, self.core.name)
                 raise
@@ -120,20 +127,112 @@ class Learner(Updates):
         self.updates += 1
         return mean_metrics(metrics)
 
-    def _output(
-        self, sample: Sample, minibatch_size: int | None, num_epochs: int | None
-    ) -> StepOutput[Any]:
-        if minibatch_size is None and num_epochs is None:
-            return self.core.step(self.state, sample, seam=self)
-        minibatches = None
-        if minibatch_size is not None:
-            # The host waits for the device here. A group's learners make equally many.
-            live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
-            most = torch.stack(live).max().double()  # []
-            minibatches = max(1, -(-int(self.sums(most)) // minibatch_size))
-        return self.core.step_in_parts(
-            self.state, sample, self, minibatches=minibatches, epochs=num_epochs
-        )
+    @overload
+    def update_from_batch(
+        self,
+        batch: Sample,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[False] = False,
+    ) -> Metrics: ...
+
+    @overload
+    def update_from_batch(
+        self,
+        batch: Sample,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[True],
+    ) -> Future[Metrics]: ...
+
+    def update_from_batch(
+        self,
+        batch: Sample,
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: bool = False,
+    ) -> Metrics | Future[Metrics]:
+        """One update on columns that are put together already, as a replay or a data set has them.
+
+        Args:
+            batch: columns by module id. IMPALA, PPO and APPO take those of a batch of episodes, as
+                tensors or arrays; see `juggler.batch_of_columns`.
+            minibatch_size: live steps in each step of the optimizer, about; of PPO in place of its
+                `minibatches`. IMPALA and APPO, which estimate along whole rows, put whole rows
+                together. None: as the config says, and without that the whole batch.
+            num_epochs: passes over the batch, of PPO in place of its `epochs`. None: as the config
+                says, and without that one.
+            async_update: begin the update and return, once fewer than `updates_in_flight` others
+                are unfinished. The batch must not be changed before it is done.
+
+        Returns:
+            Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
+            what the update raised, and whose `done()` says whether it would wait.
+
+        Raises:
+            TypeError: the algorithm learns from whole episodes.
+            ValueError: a column is missing or does not fit, or nobody knows a module.
+        """
+        passes = self._passes("batch", minibatch_size, num_epochs)
+        if async_update:
+            return self._in_flight.begin(self.update_from_batch, batch, **passes)
+        self.wait()
+        if spaces := self.core.batch_spaces():
+            stored = {key: each.stored_space for key, each in self.pipelines.items()}
+            spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
+            batch = checked_batch(batch, spaces, self.example_states())
+        return self.step(self._prepared(batch), **passes)
+
+    @overload
+    def update_from_episodes(
+        self,
+        episodes: Episodes | Sequence[EpisodeBatch],
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[False] = False,
+    ) -> Metrics: ...
+
+    @overload
+    def update_from_episodes(
+        self,
+        episodes: Episodes | Sequence[EpisodeBatch],
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: Literal[True],
+    ) -> Future[Metrics]: ...
+
+    def update_from_episodes(
+        self,
+        episodes: Episodes | Sequence[EpisodeBatch],
+        *,
+        minibatch_size: int | None = None,
+        num_epochs: int | None = None,
+        async_update: bool = False,
+    ) -> Metrics | Future[Metrics]:
+        """One update on episodes as they come from envrunners.
+
+        Args:
+            episodes: by module id; a bare list is for the module "default".
+            minibatch_size: as for `update_from_batch`.
+            num_epochs: the same.
+            async_update: the same.
+
+        Returns:
+            As `update_from_batch`.
+
+        Raises:
+            TypeError: the algorithm does not learn from episodes.
+            ValueError: there are no episodes, or nobody knows a module.
+        """
+        passes = self._passes("episodes", minibatch_size, num_epochs)
+        if async_update:
+            return self._in_flight.begin(self.update_from_episodes, episodes, **passes)
+        return self.step(self.sample_from_episodes(episodes), **passes)
 
     def before_gradients(self, sample: Sample) -> Sample:
         """For a subclass: what an update learns from, on the device, before any gradient of it is
@@ -179,29 +278,6 @@ class Learner(Updates):
         self._peers = peers
         return state_hash(self)
 
-    def _update_from_batch(
-        self, batch: Sample, minibatch_size: int | None, num_epochs: int | None
-    ) -> Metrics:
-        if spaces := self.core.batch_spaces():
-            stored = {key: each.stored_space for key, each in self.pipelines.items()}
-            spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
-            batch = checked_batch(batch, spaces, self.example_states())
-        return self._step(self._prepared(batch), minibatch_size, num_epochs)
-
-    def _update_from_episodes(
-        self,
-        episodes: Episodes | Sequence[EpisodeBatch],
-        minibatch_size: int | None,
-        num_epochs: int | None,
-    ) -> Metrics:
-        return self._step(self.sample_from_episodes(episodes), minibatch_size, num_epochs)
-
-    def _step(self, sample: Sample, minibatch_size: int | None, num_epochs: int | None) -> Metrics:
-        """As `step`, which a subclass may have overridden without the two."""
-        if minibatch_size is None and num_epochs is None:
-            return self.step(sample)
-        return self.step(sample, minibatch_size=minibatch_size, num_epochs=num_epochs)
-
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
         """What `step` takes, on its way to the device, where steps before may still run."""
         self.wait()
@@ -226,7 +302,7 @@ class Learner(Updates):
         Raises:
             TypeError: the algorithm does not learn from episodes.
         """
-        self._must_train_on("episodes", "update_from_episodes")
+        self._passes("episodes", None, None)
         self.wait()
         return self.step(self._prepared(sample))
 
@@ -301,7 +377,7 @@ class Learner(Updates):
         """Let go of what `save` does not save, the samples that were to be used again: from here
         on, this learner and one that restores what it saved do the same."""
         self.wait()
-        self._buffer.clear()
+        self._data.clear()
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
         """Goes on from where `save` was called.
@@ -325,6 +401,40 @@ class Learner(Updates):
             self.pipelines[module_id].set_state(state)
         self.forget()
         self.updates = updates
+
+    def wait(self) -> None:
+        """Until no update is in flight; at once in the course of one."""
+        self._in_flight.wait()
+
+    def close(self) -> None:
+        """Wait for updates in flight, and end their thread; there are no more with `async_update`
+        afterwards. A learner that never had one needs no closing."""
+        self._in_flight.close()
+
+    def _passes(
+        self, kind: str, minibatch_size: int | None, num_epochs: int | None
+    ) -> dict[str, int]:
+        """Those that are given: a `step` that a subclass overrides need not know them.
+
+        Raises:
+            TypeError: the algorithm does not learn from batches, or episodes.
+            ValueError: one of the two is no number above 0.
+        """
+        if kind not in self.core.trains_on:
+            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
+            raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
+        check_passes(minibatch_size, num_epochs)
+        given = {"minibatch_size": minibatch_size, "num_epochs": num_epochs}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
+        """How many parts of about so many live steps a sample has: as many at every learner of a
+        group, though its own sample is smaller. The host waits for the device here."""
+        if minibatch_size is None:
+            return None
+        live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
+        most = torch.stack(live).max().double()  # []
+        return max(1, -(-int(self.sums(most)) // minibatch_size))
 
     def _prepared(self, sample: Sample) -> Sample:
         """On the device, and through the pipelines."""
@@ -350,15 +460,3 @@ def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:
                 f"the sample for module {module_id!r} has no column {key!r}, which {algorithm} "
                 f"needs; it has {', '.join(sorted(columns))}"
             ) from error
-
-
-def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Metrics as plain numbers, with one transfer from the device; waits for it."""
-    names = [(module_id, name) for module_id, values in metrics.items() for name in values]
-    if not names:
-        return {}
-    tensors = [metrics[module_id][name].to(torch.float64) for module_id, name in names]
-    fetched: dict[str, dict[str, float]] = {module_id: {} for module_id in metrics}
-    for (module_id, name), value in zip(names, torch.stack(tensors).tolist(), strict=True):
-        fetched[module_id][name] = value
-    return fetched

@@ -14,8 +14,8 @@ from support.pages import ROOT, TO_THE_END, blocks, links, script
 
 import juggler
 from juggler.driver.config import RunConfig
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.config import PpoConfig
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.elsewhere import MODEL_KEYS, RUN_KEYS

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.pages import ROOT, blocks, links, script
 
 from juggler.driver.config import RunConfig
-from juggler.learner.optim.optimizer_groups import OWN_KEYS
+from juggler.learner.optim.config import OWN_KEYS
 
 PAGE = "docs/learners.md"
 

@@ -16,11 +16,16 @@ from support.pages import ROOT, blocks
 import juggler
 import juggler.client
 import juggler.runtime
+import juggler.testing
 
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))]
 EXAMPLES = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("examples/**/*.py"))
 #: What pages and examples may import, and the names in it.
-PUBLIC = {"juggler": juggler.__all__, "juggler.client": juggler.client.__all__}
+PUBLIC = {
+    "juggler": juggler.__all__,
+    "juggler.client": juggler.client.__all__,
+    "juggler.testing": juggler.testing.__all__,
+}
 PACKAGE = Path(inspect.getfile(juggler)).parent
 
 
@@ -40,7 +45,8 @@ def test_dir_lists_that_and_its_rooms_alone() -> None:
     assert listed == sorted(set(listed))
     rooms = {name for name in listed if inspect.ismodule(getattr(juggler, name))}
     assert "runtime" in rooms
-    assert rooms <= {each.parent.name for each in PACKAGE.glob("*/__init__.py")}
+    known = {each.parent.name for each in PACKAGE.glob("*/__init__.py")}
+    assert rooms <= known | {"testing"}
     assert set(listed) - rooms == set(juggler.__all__)
 
 

@@ -16,7 +16,7 @@ from juggler.driver.shipped import shipped_configs
 from juggler.driver.training import load_given
 from juggler.runtime.wire.spaces import space_to_message
 
-ALGORITHMS = ("impala", "ppo", "appo")
+ALGORITHMS = ("impala", "ppo", "appo", "pqn")
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
 
@@ -108,12 +108,12 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     for where, table in (("", CHOSEN), ("where a vector of floats", CHOSEN_FOR_VECTORS)):
         rows = {
-            cells[1].split("`")[1]: [cell.strip() for cell in cells[2:5]]
+            cells[1].split("`")[1]: [cell.strip() for cell in cells[2:6]]
             for cells in (line.split("|") for line in lines)
             if ("where a vector of floats" in cells[1]) == bool(where)
         }
         for key in sorted({key for values in table.values() for key in values}):
-            values = [table.get(name, {}).get(key, "") for name in ("impala", "appo", "ppo")]
+            values = [table.get(name, {}).get(key, "") for name in ("impala", "appo", "ppo", "pqn")]
             assert rows[key] == [str(value) for value in values], key
 
 

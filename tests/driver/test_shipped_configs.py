@@ -14,7 +14,7 @@ from juggler.learner.algorithms.registry import ALGORITHMS
 
 def test_a_task_ships_with_settings_for_each_algorithm() -> None:
     assert load_config("cartpole").learner.algorithm == "impala"
-    for algorithm in ("impala", "appo", "ppo"):
+    for algorithm in ALGORITHMS:
         config = load_config("cartpole", algorithm)
         assert config.learner.algorithm == algorithm
         assert config.env_runner.env == "CartPole-v1"
@@ -64,7 +64,7 @@ def test_a_file_for_another_algorithm_is_refused_by_the_first_key_that_does_not_
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"epochs": 3}, "'epochs' is a key of ppo, and algorithm = 'impala'"),
+        ({"epochs": 3}, "'epochs' is a key of ppo and pqn, and algorithm = 'impala'"),
         ({"algorithm": "ppo", "buffer_batches": 3}, "'buffer_batches' is a key of appo, and"),
     ],
 )

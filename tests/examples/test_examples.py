@@ -46,6 +46,16 @@ def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) 
     assert not np.allclose(trained, 1), "as it was drawn"
 
 
+def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "own_algorithm.py")
+    summary, run_dir = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > 200, "a pole that nobody balances falls after 22 steps"
+    config = read(run_dir).config
+    assert config["algorithm"] == "__main__:MyAlgorithm"
+    assert config["grad_clip"] == 10.0, "a default of its own"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameter"),

@@ -11,8 +11,11 @@ import torch
 from gymnasium import spaces
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.learner.config import LearnerConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

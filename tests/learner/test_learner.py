@@ -14,12 +14,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner, find_algorithm
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 

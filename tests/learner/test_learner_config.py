@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 
 
 @pytest.mark.parametrize(

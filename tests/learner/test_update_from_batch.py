@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.conformance import assert_same
 from support.groups import join, update
 
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
+from juggler.testing import assert_same
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR, TWO = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.config import PpoConfig
 from juggler.learner.core.gradient_core import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -27,13 +27,13 @@ def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **confi
 
 
 def parameters(core: Ppo, state: State) -> dict[str, Tensor]:
-    return core._units["default"].named(state["default"]["parameters"])
+    return core._groups["default"].named(state["default"]["parameters"])
 
 
 def near(state: State, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
     """The batch as if a policy a little off the present one had sampled it."""
     module = core.modules["default"]
-    unit = core._units["default"]
+    unit = core._groups["default"]
     seen = torch.as_tensor(batch.observations).flatten(0, 1)
     outputs = unit.forward_train(
         "default", state["default"]["parameters"], {}, {"observations": seen}

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.core.gradient_core import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import RLModule

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from juggler.learner.config import AppoConfig, PpoConfig
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import Batch, RLModule
 

@@ -16,7 +16,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.process import hosted_module
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.learner_worker import LearnerWorker

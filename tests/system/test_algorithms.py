@@ -1,5 +1,5 @@
-"""Do PPO and APPO learn, as IMPALA does in test_learning.py? The shipped settings, seed by seed,
-against thresholds; and stretches of training with memories, masks and maps."""
+"""Do PPO, APPO and PQN learn, as IMPALA does in test_learning.py? The shipped settings, seed by
+seed, against thresholds; and stretches of training with memories, masks and maps."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 seeds = pytest.mark.parametrize("seed", range(3))
 algorithms = pytest.mark.parametrize("algorithm", ["appo", "ppo"])
+with_pqn = pytest.mark.parametrize("algorithm", ["appo", "ppo", "pqn"])
 
 #: For the environments in toys.py.
 TOYS: dict[str, dict[str, Any]] = {
@@ -53,7 +54,7 @@ def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
     assert end["staleness_max"] == 0
 
 
-@algorithms
+@with_pqn
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", 475, "--stop-steps", 500_000)

@@ -21,8 +21,9 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_bytes

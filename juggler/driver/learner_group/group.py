@@ -15,7 +15,7 @@ from juggler.driver.learner_group.modules import GroupModules, Spec
 from juggler.driver.learner_group.placement import Place
 from juggler.driver.learner_group.results import ModuleState, ModuleUpdate, UpdateHandle
 from juggler.driver.learner_group.shard import Job
-from juggler.learner.data.passes import check_passes
+from juggler.learner.config import check_passes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.episodes.version import DEFAULT_MODULE

@@ -1,65 +1,77 @@
-"""The algorithms that ship, by name. No torch here until one is built."""
+"""Algorithms by name: those that ship, and those of others. No torch until one is built."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.learner.algorithms.algorithm import Algorithm
+from juggler.learner.algorithms.appo import AppoAlgorithm
+from juggler.learner.algorithms.impala import ImpalaAlgorithm
+from juggler.learner.algorithms.ppo import PpoAlgorithm
+from juggler.learner.algorithms.pqn import PqnAlgorithm
+from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.modules.by_name import found, must_be_given_again, name_of
 from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
     from juggler.learner.learner import Learner
 
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A config and a core that go together.
-
-    Attributes:
-        config: its hyper-parameters.
-        core: package.module:Class, called with module factories by id and the config. A name, so
-            that the driver can read configs without importing torch.
-        off_policy: whether it makes up for whatever policy has acted, as long as its
-            log-probabilities are known. Else that must have been its own, not long ago.
-    """
-
-    config: type[LearnerConfig]
-    core: str
-    off_policy: bool
-
-
-ALGORITHMS: dict[str, Algorithm] = {
-    "appo": Algorithm(
-        config=AppoConfig, core="juggler.learner.algorithms.appo.core:Appo", off_policy=True
-    ),
-    "impala": Algorithm(
-        config=ImpalaConfig, core="juggler.learner.algorithms.impala.core:Impala", off_policy=True
-    ),
-    "ppo": Algorithm(
-        config=PpoConfig, core="juggler.learner.algorithms.ppo.core:Ppo", off_policy=False
-    ),
+#: Those that ship. What lists algorithms, lists these.
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "appo": AppoAlgorithm,
+    "impala": ImpalaAlgorithm,
+    "ppo": PpoAlgorithm,
+    "pqn": PqnAlgorithm,
 }
 
+#: Classes of a script that were given to this process, by the names that stand for them.
+_given: dict[str, type[Algorithm]] = {}
 
-def find_algorithm(name: object) -> Algorithm:
-    """Raises:
-    ValueError: there is no algorithm of that name; says which is nearest.
+
+def find_algorithm(name: object) -> type[Algorithm]:
     """
-    if isinstance(name, str) and name in ALGORITHMS:
+    Args:
+        name: of one that ships, or "package.module:Class", which is imported here.
+
+    Raises:
+        ValueError: there is no algorithm of that name; says which is nearest, or what is wrong.
+    """
+    if not isinstance(name, str) or (":" not in name and name not in ALGORITHMS):
+        raise ValueError(
+            f"algorithm = {name!r} is not known{nearest(name, ALGORITHMS)} (one of your own is "
+            "named as 'package.module:Class')"
+        )
+    if name in ALGORITHMS:
         return ALGORITHMS[name]
-    raise ValueError(f"algorithm = {name!r} is not known{nearest(name, ALGORITHMS)}")
+    if name not in _given:
+        must_be_given_again("algorithm", name, None)
+    return _checked(name, _given.get(name) or found(name, "algorithm"))
+
+
+def give_algorithm(algorithm: type[Algorithm]) -> str:
+    """Have this process find a class of a script, and return the name that stands for it.
+
+    Raises:
+        ValueError: it is no algorithm.
+    """
+    if not isinstance(algorithm, type):
+        raise ValueError(
+            f"algorithm = {algorithm!r}: expected a name, or a class derived from juggler.Algorithm"
+        )
+    name = str(name_of(algorithm))
+    _given[name] = _checked(name, algorithm)
+    return name
 
 
 def algorithms_with(key: str) -> list[str]:
-    """Names of those whose config has this key."""
+    """Names of those that ship whose config has this key."""
     return [
         name
         for name, algorithm in ALGORITHMS.items()
@@ -85,14 +97,14 @@ def build_learner(
 
     Args:
         config: an algorithm's config, or its fields by name; `algorithm` says which.
-        module: as `build_module` takes it.
+        module: as `build_module` takes it; none: what the algorithm says.
         observation_space: of the observations in episodes.
         action_space: of the actions in episodes.
         model_config: what the module is built with.
         distribution: as `build_module` takes it.
         check_specs: the same.
         connectors: of the run; none: rows go to the module as they come.
-        own_connectors: as `build_learner_pipeline` takes it.
+        own_connectors: classes of a script by their names: connectors, and the algorithm.
         device: where to compute.
         seed: what the first parameters are drawn from.
 
@@ -104,16 +116,19 @@ def build_learner(
     from juggler.runtime.connectors.building import build_learner_pipeline
     from juggler.runtime.modules.building import build_module
 
+    named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
+    name = named or LearnerConfig.algorithm
+    algorithm = (own_connectors or {}).get(name) or find_algorithm(name)
     if isinstance(config, Mapping):
-        config = find_algorithm(config.get("algorithm", "impala")).config(**config)
-    package, _, attribute = find_algorithm(config.algorithm).core.partition(":")
-    make_core = getattr(importlib.import_module(package), attribute)
+        config = algorithm.config(**config)
+    core = algorithm.core
+    make_core = found(core, "core") if isinstance(core, str) else core
     pipeline = build_learner_pipeline(
         connectors or ConnectorsConfig(), observation_space, action_space, own_connectors
     )
     make_module = partial(
         build_module,
-        module,
+        module or algorithm.module,
         pipeline.observation_space,
         action_space,
         model_config,
@@ -126,3 +141,31 @@ def build_learner(
         device=device,
         pipelines={DEFAULT_MODULE: pipeline},
     )
+
+
+def _checked(name: str, algorithm: Any) -> type[Algorithm]:
+    """
+    Raises:
+        ValueError: it is not what an algorithm must be.
+    """
+    where = f"algorithm {name!r}"
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise ValueError(
+            f"{where} must be a class derived from juggler.Algorithm, not {algorithm!r}"
+        )
+    config = getattr(algorithm, "config", None)
+    if not (
+        isinstance(config, type)
+        and issubclass(config, LearnerConfig)
+        and "__dataclass_fields__" in vars(config)
+    ):
+        raise ValueError(
+            f"{where}: config = {config!r} must be a class derived from juggler.LearnerConfig, "
+            "with @dataclass(kw_only=True) above it"
+        )
+    for key in fields(config):
+        if key.default is MISSING and key.default_factory is MISSING:
+            raise ValueError(f"{where}: the key {key.name!r} of its config has no default")
+    if not (isinstance(core := getattr(algorithm, "core", None), str) or callable(core)):
+        raise ValueError(f"{where}: `core` must be a LearnerCore class, or its name, not {core!r}")
+    return algorithm

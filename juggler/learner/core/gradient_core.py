@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial, reduce
-from typing import Any, Self
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from juggler.learner.config import LearnerConfig
-from juggler.learner.core.differentiation import functional_gradient_of, gradient_of
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
+    GradientAux,
     Grads,
     LearnerCore,
     Params,
@@ -26,21 +24,18 @@ from juggler.learner.core.learner_core import (
     Seam,
     Space,
     StepOutput,
-    UnitAux,
 )
-from juggler.learner.core.making_modules import Factories as Factories
-from juggler.learner.core.making_modules import make_modules
-from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.starting_weights import with_weights
 from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
-from juggler.learner.optim.group_optimizers import UnitOptimizers, check_patterns
-from juggler.learner.optim.optimizer_groups import optimizer_groups
-from juggler.learner.optim.parameter_group import Unit
+from juggler.learner.optim.group_optimizers import ParameterGroupOptimizers, check_patterns
+from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.parameter_group import Factories as Factories
+from juggler.learner.optim.parameter_group import ParameterGroup, make_modules
+from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import UnitState as UnitState
 from juggler.learner.optim.parameter_group_state import by_name, from_names
-from juggler.learner.optim.schedules import Schedule
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
@@ -50,19 +45,20 @@ from juggler.runtime.wire.trees import Tree
 class GradientCore(LearnerCore[State], ABC):
     """A LearnerCore that minimizes a loss for each module.
 
-    Modules that share parameters form one unit: its loss is the sum of theirs, and what they share
-    takes one step of its optimizer. Every other module is a unit by its own id.
+    Modules that share parameters form one parameter group: its loss is the sum of theirs, and what
+    they share takes one step of its optimizer. Every other module is a group by its own id.
 
-    An algorithm is a subclass with `loss`, which finds its hyper-parameters in `config`, and those
-    that change with the steps trained on in `schedules`.
+    An algorithm is a subclass with a `name` and a `loss`, which finds its hyper-parameters in
+    `config`, and those that change with the steps trained on in `schedules`.
 
-    If a gradient is not finite, its unit's state stays as it was, and the metric `skipped` is 1. So
-    does what belongs only to modules without a live step in the sample, the optimizer's memory of
-    it included.
+    If a gradient is not finite, its group's state stays as it was, and the metric `skipped` is 1.
+    So does what belongs only to modules without a live step in the sample, the optimizer's memory
+    of it included.
     """
 
     name: str
-    trains_on: frozenset[str]
+
+    trains_on: frozenset[str] = frozenset({"episodes", "batch"})
 
     learns_from_episodes: bool = False
     """Whether a batch of columns has to be a whole batch of episodes, with all of its columns."""
@@ -73,6 +69,9 @@ class GradientCore(LearnerCore[State], ABC):
     schedules: dict[str, Callable[[Tensor], Tensor]]
     """By key of the config: steps trained on -> the value at present, both 0-d."""
 
+    mapped: bool = False
+    """Whether this core runs within `torch.func.vmap`, as a member of a population."""
+
     def __init__(self, factories: Factories, config: LearnerConfig) -> None:
         """Args:
             factories: by module id, what makes that module with freshly drawn parameters; or what
@@ -82,46 +81,43 @@ class GradientCore(LearnerCore[State], ABC):
         Raises:
             ValueError: a hyper-parameter is out of its range, or a module cannot be trained.
         """
+        if not hasattr(self, "name"):
+            raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
         config.validate()
         self.config = config
         self._factories = factories
-        modules, groups = make_modules(factories, seed=0)
-        if config.burn_in and not any(module.get_initial_state() for module in modules.values()):
-            raise ValueError(
-                f"burn_in = {config.burn_in}: no module has a state that could be warmed up"
-            )
+        modules, shared = make_modules(factories, seed=0)
         self._pass = TrainingPass(bfloat16=config.precision == "bfloat16", compiled=config.compile)
-        units = [
-            Unit({module_id: modules[module_id] for module_id in ids}, self._pass) for ids in groups
+        groups = [
+            ParameterGroup({module_id: modules[module_id] for module_id in ids}, self._pass)
+            for ids in shared
         ]
-        self._units = {unit.id: unit for unit in units}
-        optimizers = optimizer_groups(config)
-        check_patterns(units, optimizers)
-        self._optimizers = {unit.id: UnitOptimizers(unit, optimizers) for unit in units}
-        self.schedules = {group.lr_key: Schedule(group.config.lr) for group in reversed(optimizers)}
-        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
-        self._gradient = gradient_of
+        self._groups = {group.id: group for group in groups}
+        specs = config.optimizer_specs()
+        check_patterns(groups, specs)
+        self._optimizers = {group.id: ParameterGroupOptimizers(group, specs) for group in groups}
+        self.schedules = {spec.lr_key: Schedule(spec.config.lr) for spec in reversed(specs)}
 
     @property
     def modules(self) -> dict[str, RLModule]:
         """By id, for their spaces and distributions; what they hold is not trained."""
-        return {key: each for unit in self._units.values() for key, each in unit.modules.items()}
+        return {key: each for group in self._groups.values() for key, each in group.modules.items()}
 
     @abstractmethod
-    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         """The loss of one module.
 
         Args:
             forward: the module's training pass, with the parameters that the loss is about.
             columns: the module's part of the sample.
-            state: of its unit, before this update; its tensors take no gradient.
+            state: of its parameter group, before this update; its tensors take no gradient.
         """
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
-        """What the algorithm keeps beside of a unit with these parameters [P], at first."""
+        """What the algorithm keeps at first beside the parameters [P] of a group."""
         return {}
 
-    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         """The same after a step of the optimizer, from the state after it (its `extra` is still
         that from before)."""
         return new["extra"]
@@ -129,8 +125,8 @@ class GradientCore(LearnerCore[State], ABC):
     def init(self, seed: int) -> State:
         modules, _ = make_modules(self._factories, seed)
         return {
-            unit_id: self._beginning(unit, *unit.flatten(modules), seed)
-            for unit_id, unit in self._units.items()
+            group_id: self._beginning(group, *group.flatten(modules), seed)
+            for group_id, group in self._groups.items()
         }
 
     def forward(self, state: State, module_id: str) -> Forward:
@@ -140,29 +136,83 @@ class GradientCore(LearnerCore[State], ABC):
             ValueError: there is no such module.
         """
         self._must_know([module_id])
-        unit = next(unit for unit in self._units.values() if module_id in unit.modules)
-        own = state[unit.id]
+        group = next(group for group in self._groups.values() if module_id in group.modules)
+        own = state[group.id]
         buffers = {name: buffer.clone() for name, buffer in own["buffers"].items()}
-        return Forward(unit, module_id, own["parameters"], buffers)
+        return Forward(group, module_id, own["parameters"], buffers)
 
     def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
+        """Module by module, as their losses are means over live steps of their own."""
         self._must_know(sample)
         grads: Grads = {}
         aux: Aux = {}
-        for unit_id, unit in self._units.items():
-            parts = {
-                module_id: sample[module_id] for module_id in unit.modules if module_id in sample
-            }
-            if not parts:
-                continue
-            calls = self._pass.compiled_calls
-            grads[unit_id], aux[unit_id] = self._found(unit, state[unit_id], parts)
-            if self.config.compile:
-                calls = self._pass.compiled_calls - calls
-                for module_id, live_steps in aux[unit_id].live_steps.items():
-                    count = torch.full_like(live_steps, calls)  # []
-                    aux[unit_id].metrics[module_id]["compiled_calls"] = count
+        for group_id, group in self._groups.items():
+            own = state[group_id]
+            gradients: dict[str, Tensor] = {}  # [P] by module id
+            found = GradientAux({}, {}, {}, {})
+            for module_id in group.modules:
+                if module_id not in sample:
+                    continue
+                calls = self._pass.compiled_calls
+                mean = MeanOverParts()
+                for part in micro_batches(sample[module_id], self.config.micro_batches):
+                    buffers = {name: buffer.clone() for name, buffer in own["buffers"].items()}
+                    parameters = own["parameters"].detach()  # [P]
+                    forward = Forward(group, module_id, parameters, buffers)
+                    if self.mapped:
+                        gradient, loss, buffers = _by_vmap(self, forward, part, own)
+                    else:
+                        parameters.requires_grad_()
+                        loss = self.loss(forward, part, own)
+                        (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
+                    mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
+                    own = ParameterGroupState(**{**own, "buffers": buffers})
+                gradients[module_id], found.metrics[module_id], found.means[module_id] = mean.mean()
+                found.live_steps[module_id] = mean.live_steps
+                if self.config.compile:
+                    calls = self._pass.compiled_calls - calls
+                    found.metrics[module_id]["compiled_calls"] = torch.full_like(
+                        mean.live_steps, calls
+                    )  # []
+            if gradients:
+                parts = gradients if len(group.modules) > 1 else {}
+                grads[group_id] = reduce(torch.add, gradients.values())  # [P]
+                aux[group_id] = found._replace(buffers=own["buffers"], gradients=parts)
         return grads, aux
+
+    @torch.no_grad()
+    def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
+        state, metrics = dict(state), {}
+        for group_id, gradient in grads.items():
+            old, found = state[group_id], aux[group_id]
+            optimizers = self._optimizers[group_id]
+            lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
+            norm = torch.linalg.vector_norm(gradient)  # []
+            finite = norm.isfinite()  # []
+            parameters, moments = optimizers.update(
+                old["parameters"], gradient, norm, old["moments"], lrs
+            )
+            moved = finite & self._groups[group_id].concerned(found.live_steps)  # [] or [P]
+            stepped = moved.any()  # []
+            live_steps = reduce(torch.maximum, found.live_steps.values())  # []
+            new = ParameterGroupState(
+                parameters=torch.where(moved, parameters, old["parameters"]),
+                buffers=_choose(stepped, found.buffers, old["buffers"]),
+                moments=_choose(moved, moments, old["moments"]),
+                extra=old["extra"],
+                steps=old["steps"] + stepped * live_steps,
+            )
+            if new["extra"]:
+                new["extra"] = _choose(stepped, self.next_extra(new, found), old["extra"])
+            state[group_id] = new
+            for module_id, values in found.metrics.items():
+                metrics[module_id] = {
+                    **values,
+                    "grad_norm": norm,
+                    **lrs,
+                    "skipped": (~finite).float(),
+                }
+        return StepOutput(state, metrics)
 
     def step_in_parts(
         self,
@@ -182,12 +232,13 @@ class GradientCore(LearnerCore[State], ABC):
             # As many at every learner, though its sample has fewer rows.
             for place in range(count):
                 part = {key: own[place] for key, own in parts.items() if place < len(own)}
-                state, metrics, _ = self.step(state, part, seam)
+                state, metrics, _ = super().step(state, part, seam)
                 each.append(metrics)
-        for unit_id, old in before.items():
-            steps = old["steps"] + (state[unit_id]["steps"] - old["steps"]) // epochs  # []
-            state = {**state, unit_id: UnitState(**{**state[unit_id], "steps": steps})}
-        return StepOutput(state, mean_metrics(each))
+        steps = {
+            key: old["steps"] + (state[key]["steps"] - old["steps"]) // epochs
+            for key, old in before.items()
+        }  # [] each
+        return StepOutput(with_steps(state, steps), mean_metrics(each))
 
     def batch_spaces(self) -> dict[str, tuple[Space, Space]]:
         if not self.learns_from_episodes:
@@ -200,155 +251,30 @@ class GradientCore(LearnerCore[State], ABC):
     def nothing(self, state: State) -> tuple[Grads, Aux]:
         grads: Grads = {}
         aux: Aux = {}
-        for unit_id, own in state.items():
-            modules = self._units[unit_id].modules
+        for group_id, own in state.items():
+            modules = self._groups[group_id].modules
             none = torch.zeros_like(own["steps"])  # []
             zero = own["parameters"].new_zeros(())  # []
-            grads[unit_id] = torch.zeros_like(own["parameters"])  # [P]
-            aux[unit_id] = UnitAux(
+            grads[group_id] = torch.zeros_like(own["parameters"])  # [P]
+            aux[group_id] = GradientAux(
                 live_steps=dict.fromkeys(modules, none),
                 metrics={},
                 buffers=own["buffers"],
                 means={key: dict.fromkeys(self.mean_names, zero) for key in modules},
-                gradients=dict.fromkeys(modules, grads[unit_id]) if len(modules) > 1 else {},
+                gradients=dict.fromkeys(modules, grads[group_id]) if len(modules) > 1 else {},
             )
         return grads, aux
 
-    def _found(self, unit: Unit, state: UnitState, parts: Sample) -> tuple[Tensor, UnitAux]:
-        """The gradient [P] of a unit's losses, and all else: module by module, as their losses are
-        means over live steps of their own."""
-        aux = UnitAux({}, {}, state["buffers"], {})
-        gradients = {}
-        for module_id, columns in parts.items():
-            so_far: UnitState = {**state, "buffers": aux.buffers}
-            gradients[module_id], its = self._of_module(unit, so_far, module_id, columns)
-            aux = UnitAux(
-                {**aux.live_steps, **its.live_steps},
-                {**aux.metrics, **its.metrics},
-                its.buffers,
-                {**aux.means, **its.means},
-                gradients if len(unit.modules) > 1 else {},
-            )
-        return reduce(torch.add, gradients.values()), aux  # [P]
-
-    def _of_module(
-        self, unit: Unit, state: UnitState, module_id: str, columns: Columns
-    ) -> tuple[Tensor, UnitAux]:
-        """The gradient [P] of one module's loss, and all else."""
-        if self.config.micro_batches == 1:
-            loss = partial(self._loss, unit, state, module_id, columns)
-            return self._gradient(loss, state["parameters"])
-        mean = MeanOverParts()
-        for part in micro_batches(columns, self.config.micro_batches):
-            loss = partial(self._loss, unit, state, module_id, part)
-            gradient, its = self._gradient(loss, state["parameters"])
-            tree = {"gradient": gradient, "metrics": its.metrics, "means": its.means}
-            mean.add(tree, its.live_steps[module_id])
-            state = {**state, "buffers": its.buffers}
-        found = mean.mean()
-        live_steps = {module_id: mean.live_steps}
-        aux = UnitAux(live_steps, found["metrics"], state["buffers"], found["means"])
-        return found["gradient"], aux
-
-    def _must_know(self, module_ids: Iterable[str]) -> None:
-        if unknown := set(module_ids) - self.modules.keys():
-            known = sorted(self.modules)
-            raise ValueError(f"sample for modules {sorted(unknown)}; there are {known}")
-
-    def _loss(
-        self,
-        unit: Unit,
-        state: UnitState,
-        module_id: str,
-        columns: Columns,
-        parameters: Tensor,
-    ) -> tuple[Tensor, UnitAux]:
-        """The loss [] of one module with its unit's parameters [P], and all else."""
-        buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
-        loss = self.loss(Forward(unit, module_id, parameters, buffers), columns, state)
-        return loss.total, UnitAux(
-            {module_id: loss.live_steps},
-            {module_id: loss.metrics},
-            buffers,
-            {module_id: loss.means},
-        )
-
-    @torch.no_grad()
-    def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
-        state, metrics = dict(state), {}
-        for unit_id, gradient in grads.items():
-            old, found = state[unit_id], aux[unit_id]
-            optimizers = self._optimizers[unit_id]
-            lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
-            norm = torch.linalg.vector_norm(gradient)  # []
-            finite = norm.isfinite()  # []
-            parameters, moments = optimizers.update(
-                old["parameters"], gradient, norm, old["moments"], lrs
-            )
-            moved = finite & self._units[unit_id].concerned(found.live_steps)  # [] or [P]
-            stepped = moved.any()  # []
-            live_steps = reduce(torch.maximum, found.live_steps.values())  # []
-            new = UnitState(
-                parameters=torch.where(moved, parameters, old["parameters"]),
-                buffers=_choose(stepped, found.buffers, old["buffers"]),
-                moments=_choose(moved, moments, old["moments"]),
-                extra=old["extra"],
-                steps=old["steps"] + stepped * live_steps,
-            )
-            if new["extra"]:
-                new["extra"] = _choose(stepped, self.next_extra(new, found), old["extra"])
-            state[unit_id] = new
-            for module_id, values in found.metrics.items():
-                metrics[module_id] = {
-                    **values,
-                    "grad_norm": norm,
-                    **lrs,
-                    "skipped": (~finite).float(),
-                }
-        return StepOutput(state, metrics)
-
-    @property
-    def member_keys(self) -> list[str]:
-        """Of the config: what members of a population may differ in."""
-        return [*self.schedules, *self.config.numbers_of_losses()]
-
-    def as_member(self, values: Mapping[str, Tensor]) -> Self:
-        """The same core for use within `torch.func.vmap`, with values [] by key in place of those
-        of its schedules and of its config."""
-        dtype = next(
-            parameter.dtype
-            for module in self.modules.values()
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        )
-        fixed = {key: x for key, x in values.items() if key in self.schedules}
-        # As a number would be: it does not make the losses of smaller parameters larger.
-        numbers: dict[str, Any] = {
-            key: x.to(dtype) for key, x in values.items() if key not in fixed
-        }
-        member = copy.copy(self)
-        member.config = replace(self.config, **numbers)
-        member.schedules = {
-            **self.schedules,
-            **{key: partial(_fixed, x) for key, x in fixed.items()},
-        }
-        member._gradient = functional_gradient_of
-        return member
-
     def initial_states(self) -> dict[str, Any]:
-        return {
-            module_id: initial
-            for unit in self._units.values()
-            for module_id, module in unit.modules.items()
-            if (initial := module.get_initial_state())
-        }
+        states = {key: module.get_initial_state() for key, module in self.modules.items()}
+        return {key: state for key, state in states.items() if state}
 
     def get_params(self, state: State) -> Params:
         return {
             module_id: tensors
-            for unit_id, unit in state.items()
-            for module_id, tensors in self._units[unit_id]
-            .acting(as_sent(unit["parameters"], self.config.weights_dtype), unit["buffers"])
+            for group_id, own in state.items()
+            for module_id, tensors in self._groups[group_id]
+            .acting(as_sent(own["parameters"], self.config.weights_dtype), own["buffers"])
             .items()
         }
 
@@ -359,48 +285,71 @@ class GradientCore(LearnerCore[State], ABC):
             name = sorted(unknown)[0]
             raise StateMismatch(f"there is no module {name!r}{nearest(name, self.modules)}")
         new = dict(state)
-        for unit_id, unit in self._units.items():
-            old = state[unit_id]
-            own = {key: weights[key] for key in unit.modules if key in weights}
+        for group_id, group in self._groups.items():
+            old = state[group_id]
+            own = {key: weights[key] for key in group.modules if key in weights}
             if not own and not whole:
                 continue
-            tensors = with_weights(unit, old["parameters"], old["buffers"], own, whole=whole)
-            begun: UnitState = self._beginning(unit, *tensors, seed)
+            tensors = with_weights(group, old["parameters"], old["buffers"], own, whole=whole)
+            begun: ParameterGroupState = self._beginning(group, *tensors, seed)
             begun = to_device(begun, old["parameters"].device)
             begun["steps"] = old["steps"]
-            new[unit_id] = begun
+            new[group_id] = begun
         return new
 
     def state_to_tree(self, state: State) -> dict[str, Tree]:
-        return arrays_like(by_name(self._units, state))
+        return arrays_like(by_name(self._groups, state))
 
     def state_from_tree(self, tree: Tree, like: State) -> State:
-        return from_names(tensors_like(tree, by_name(self._units, like)))
+        return from_names(tensors_like(tree, by_name(self._groups, like)))
+
+    def _must_know(self, module_ids: Iterable[str]) -> None:
+        if unknown := set(module_ids) - self.modules.keys():
+            known = sorted(self.modules)
+            raise ValueError(f"sample for modules {sorted(unknown)}; there are {known}")
 
     def _beginning(
-        self, unit: Unit, parameters: Tensor, buffers: dict[str, Tensor], seed: int
-    ) -> UnitState:
-        """The state of a unit that was never trained, with these parameters [P] and buffers."""
-        moments = self._optimizers[unit.id].init(parameters)
-        if len(unit.modules) > 1:
-            # Every parameter counts its own updates: not all of them are in each of the unit's.
+        self, group: ParameterGroup, parameters: Tensor, buffers: dict[str, Tensor], seed: int
+    ) -> ParameterGroupState:
+        """The state of a group that was never trained, with these parameters [P] and buffers."""
+        moments = self._optimizers[group.id].init(parameters)
+        if len(group.modules) > 1:
+            # Every parameter counts its own updates: not all of them are in each of the group's.
             moments = {
                 name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
                 for name, moment in moments.items()
             }
-        steps = torch.zeros((), dtype=torch.int64)  # []
-        return UnitState(
+        return ParameterGroupState(
             parameters=parameters,
             buffers=buffers,
             moments=moments,
             extra=self.initial_extra(parameters, seed),
-            steps=steps,
+            steps=torch.zeros((), dtype=torch.int64),  # []
         )
 
 
-def _fixed(value: Tensor, steps: Tensor) -> Tensor:
-    """A value [] whatever the steps."""
-    return value
+def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
+    """The state with other counts of steps [] of some parameter groups."""
+    changed = {
+        key: ParameterGroupState(**{**state[key], "steps": each}) for key, each in steps.items()
+    }
+    return {**state, **changed}
+
+
+def _by_vmap(
+    core: GradientCore, forward: Forward, columns: Columns, state: ParameterGroupState
+) -> tuple[Tensor, Loss, dict[str, Tensor]]:
+    """The gradient [P], the loss and the buffers behind it, as `torch.func.vmap` can map it: slower
+    than torch.autograd, which it cannot."""
+
+    def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
+        buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
+        here = forward._replace(parameters=parameters, buffers=buffers)
+        loss = core.loss(here, columns, state)
+        return loss.total, (loss, buffers)
+
+    gradient, (loss, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)
+    return gradient, loss, buffers
 
 
 def _choose(

@@ -9,17 +9,16 @@ import gymnasium
 from torch import Tensor
 
 from juggler.learner.config import LearnerConfig
+from juggler.learner.data.sources import Columns as Columns
+from juggler.learner.data.sources import DataSource, Queue
+from juggler.learner.data.sources import Sample as Sample
 from juggler.runtime.wire.trees import Tree
 
 S = TypeVar("S")
 Space = gymnasium.Space[Any]
 
-#: One module's part of a sample, by the names in `columns`: tensors, or maps of tensors by string
-#: keys, nested to any depth.
-Columns = Mapping[str, Any]
-#: What one update learns from, by module id.
-Sample = Mapping[str, Columns]
-#: Gradients, each one flat vector [P], by unit: the id of a module, or of those trained as one.
+#: Gradients, each one flat vector [P], by parameter group: the id of a module, or of those that
+#: are trained as one.
 Grads = dict[str, Tensor]
 #: Numbers about an update by name, by module id; 0-d tensors where the update was computed.
 Metrics = dict[str, dict[str, Tensor]]
@@ -27,8 +26,8 @@ Metrics = dict[str, dict[str, Tensor]]
 Params = dict[str, dict[str, Tensor]]
 
 
-class UnitAux(NamedTuple):
-    """What `grads` found out about one unit, beside its gradient."""
+class GradientAux(NamedTuple):
+    """What `grads` found out about one parameter group, beside its gradient."""
 
     live_steps: dict[str, Tensor]  # [] int64 by module id: their weights in a mean over learners
     metrics: Metrics
@@ -36,13 +35,13 @@ class UnitAux(NamedTuple):
     #: What the algorithm decides by, 0-d means over live steps: learners of a group agree on them
     #: as on the gradient.
     means: Metrics
-    #: In a unit of several modules the part of each in the gradient [P]: its weight in a mean over
+    #: In a group of several modules the part of each in the gradient [P]: its weight in a mean over
     #: learners is the module's own.
     gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
 
 
-#: By unit.
-Aux = dict[str, UnitAux]
+#: By parameter group.
+Aux = dict[str, GradientAux]
 
 
 class StepOutput(NamedTuple, Generic[S]):
@@ -103,6 +102,10 @@ class LearnerCore(Protocol[S]):
 
     config: LearnerConfig
     """Its hyper-parameters."""
+
+    def data_source(self) -> DataSource:
+        """What decides which samples are learned from, and when: a new one for each learner."""
+        return Queue()
 
     def init(self, seed: int) -> S:
         """A state on the CPU with parameters drawn from the seed; the same ones every time."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from juggler.learner.core.learner_core import Columns
@@ -28,6 +28,8 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         columns: [N, ...], or [K] or [S] with indices of rows, as `collate` makes them.
         count: of parts; as many as there are rows, where these are fewer.
     """
+    if count == 1:
+        return [columns]
     indexed = {name: rows for rows, names in _INDEXED.items() if rows in columns for name in names}
     whole = {name: column for name, column in columns.items() if name not in indexed}
     n = len(columns[c.LIVE])
@@ -50,19 +52,34 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
 class MeanOverParts:
     """A mean of trees of tensors, each with the weight of its live steps; 0 where there are none.
 
-    What is a mean over live steps in every part is then the one over the whole.
+    What is a mean over live steps in every part is then the one over the whole. A tree is a tensor,
+    or a map or a tuple of trees.
     """
 
     def __init__(self) -> None:
+        self._parts = 0
         self._sums: Any = None
         self.live_steps: Any = 0  # []
 
     def add(self, tree: Any, live_steps: Tensor) -> None:
         """One part's tree, and how many live steps [] it has."""
-        weighted = tree_map(lambda x: x * live_steps, tree)
-        self._sums = weighted if self._sums is None else tree_map(torch.add, self._sums, weighted)
+        if self._parts == 1:
+            self._sums = _map(lambda x: x * self.live_steps, self._sums)
+        if self._parts:
+            self._sums = _map(lambda x, y: x + y * live_steps, self._sums, tree)
+        else:
+            self._sums = tree  # as it is, where no other comes
+        self._parts += 1
         self.live_steps = self.live_steps + live_steps  # []
 
     def mean(self) -> Any:
         """Of those added so far."""
-        return tree_map(lambda x: x / self.live_steps.clamp(min=1), self._sums)
+        if self._parts == 1:
+            return self._sums
+        return _map(lambda x: x / self.live_steps.clamp(min=1), self._sums)
+
+
+def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
+    if isinstance(trees[0], tuple):
+        return tuple(_map(function, *branches) for branches in zip(*trees, strict=True))
+    return tree_map(function, *trees)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, TypedDict
 
@@ -25,14 +27,12 @@ from juggler.learner.core.learner_core import (
     StepOutput,
 )
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
+from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
-
-#: Of a core, beside what every one has.
-_NEEDED = ("as_member", "member_keys", "modules")
 
 
 class PopulationState(TypedDict):
@@ -79,11 +79,10 @@ class Population(LearnerCore[PopulationState]):
                 or have a value of it, or the core, a module or what the config asks for cannot be
                 mapped by vmap.
         """
-        if lacking := [name for name in _NEEDED if not hasattr(core, name)]:
+        if not isinstance(core, GradientCore):
             raise ValueError(
-                f"{core.name} ({type(core).__name__}) cannot be in a population: it has no "
-                f"{', '.join(map(repr, lacking))}, as a GradientCore has. One around another core "
-                "goes around the population instead"
+                f"{core.name} ({type(core).__name__}) cannot be in a population: it is no "
+                "GradientCore. One around another core goes around the population instead"
             )
         given = {key: list(values) for key, values in (hyperparameters or {}).items()}
         for key, values in given.items():
@@ -112,6 +111,9 @@ class Population(LearnerCore[PopulationState]):
         self._same_start = same_start
         self._sample_dim = 0 if own_samples else None
 
+    def data_source(self) -> DataSource:
+        return self._core.data_source()
+
     def init(self, seed: int) -> PopulationState:
         """Member i starts as the algorithm by itself does with seed + i, or with the seed where all
         have the same start."""
@@ -130,13 +132,13 @@ class Population(LearnerCore[PopulationState]):
     def _own(self, index: int) -> GradientCore:
         """What a member does, for what is not mapped."""
         values = {key: torch.tensor(own[index]) for key, own in self._hyperparameters.items()}
-        return self._core.as_member(values)
+        return as_member(self._core, values)
 
     def grads(self, state: PopulationState, sample: Sample) -> tuple[Grads, Aux]:
         def of_member(
             member: State, values: dict[str, Tensor], sample: Sample
         ) -> tuple[Grads, Aux]:
-            return self._core.as_member(values).grads(member, sample)
+            return as_member(self._core, values).grads(member, sample)
 
         in_dims = (0, 0, self._sample_dim)
         members, values = state["members"], state["hyperparameters"]
@@ -146,7 +148,7 @@ class Population(LearnerCore[PopulationState]):
         def of_member(
             member: State, values: dict[str, Tensor], grads: Grads, aux: Aux
         ) -> tuple[State, Metrics]:
-            output = self._core.as_member(values).apply(member, grads, aux)
+            output = as_member(self._core, values).apply(member, grads, aux)
             return output.state, output.metrics
 
         members, values = state["members"], state["hyperparameters"]
@@ -158,7 +160,7 @@ class Population(LearnerCore[PopulationState]):
         def of_member(
             member: State, values: dict[str, Tensor], sample: Sample
         ) -> tuple[State, Metrics]:
-            output = self._core.as_member(values).step(member, sample, seam)
+            output = as_member(self._core, values).step(member, sample, seam)
             return output.state, output.metrics
 
         in_dims = (0, 0, self._sample_dim)
@@ -271,19 +273,43 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
     return kept
 
 
+def as_member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
+    """The same core for use within `torch.func.vmap`, with values [] by key in place of those of
+    its schedules and of its config."""
+    dtype = next(
+        parameter.dtype
+        for module in core.modules.values()
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    )
+    fixed = {key: x for key, x in values.items() if key in core.schedules}
+    # As a number would be: it does not make the losses of smaller parameters larger.
+    numbers: dict[str, Any] = {key: x.to(dtype) for key, x in values.items() if key not in fixed}
+    member = copy.copy(core)
+    member.mapped = True
+    member.config = replace(core.config, **numbers)
+    member.schedules = {**core.schedules, **{key: partial(_fixed, x) for key, x in fixed.items()}}
+    return member
+
+
+def _fixed(value: Tensor, steps: Tensor) -> Tensor:
+    """A value [] whatever the steps."""
+    return value
+
+
 def _check_values(core: GradientCore, key: str, values: Sequence[float]) -> None:
     """Raises:
     ValueError: members cannot differ in a key, or one of the values cannot be.
     """
-    if key not in core.member_keys:
+    keys = [*core.schedules, *core.config.numbers_of_losses()]
+    if key not in keys:
         if getattr(core.config, key, key) is None:
             raise ValueError(
                 f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
                 "number, as others may then be in its place"
             )
         raise ValueError(
-            f"hyperparameters: members of {core.name} cannot differ in {key!r}"
-            f"{nearest(key, core.member_keys)}"
+            f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
         )
     if hasattr(core.config, key):
         for value in values:

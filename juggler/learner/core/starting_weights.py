@@ -1,4 +1,4 @@
-"""Parameters and buffers from elsewhere, put into those of a unit."""
+"""Parameters and buffers from elsewhere, put into those of a group."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from juggler.learner.core.state import StateMismatch
-from juggler.learner.optim.parameter_group import Unit
+from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree
 
 
 def with_weights(
-    unit: Unit,
+    group: ParameterGroup,
     parameters: Tensor,
     buffers: Mapping[str, Tensor],
     weights: Mapping[str, Tree],
     *,
     whole: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The parameters [P] and buffers of a unit with others in place of some of them.
+    """The parameters [P] and buffers of a group with others in place of some of them.
 
     Args:
-        unit: whose they are.
+        group: whose they are.
         parameters: [P]
-        buffers: by their names in the unit.
+        buffers: by their names in the group.
         weights: the others, name -> array by module id; parameters of float32 may be rounded to
             bfloat16.
-        whole: nothing of the unit may be lacking.
+        whole: nothing of the group may be lacking.
 
     Raises:
         StateMismatch: a module has no such weights, or theirs have another shape or dtype.
     """
-    tensors = {**unit.named(parameters), **buffers}
+    tensors = {**group.named(parameters), **buffers}
     found: dict[str, Tensor] = {}
     for module_id, arrays in weights.items():
-        names = unit.names(module_id)
+        names = group.names(module_id)
         if not isinstance(arrays, Mapping):
             raise StateMismatch(f"weights of module {module_id!r} must be arrays by name")
         for name, array in arrays.items():
@@ -57,7 +57,7 @@ def with_weights(
     if whole and lacking:
         raise StateMismatch(f"weights are missing for {', '.join(map(repr, lacking))}")
     tensors.update(found)
-    flat = torch.cat([tensors.pop(name).reshape(-1) for name in unit.sizes])  # [P]
+    flat = torch.cat([tensors.pop(name).reshape(-1) for name in group.sizes])  # [P]
     return flat, tensors
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from juggler.learner.core.learner_core import Columns, Sample, Space
 from juggler.learner.data.collate import collate
-from juggler.learner.data.validation import BatchFit
+from juggler.learner.data.sources import Columns, Sample
+from juggler.learner.data.validation import BatchValidator, Space
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.modules.columns import MODULE_STATE
 from juggler.runtime.wire.structures import tree_map
@@ -55,7 +55,7 @@ def _checked(
 ) -> Columns:
     arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
     episodes = batch_of_columns(arrays, module_id, remembers=MODULE_STATE in states)
-    episodes = BatchFit(module_id, observation_space, action_space, states).checked(episodes)
+    episodes = BatchValidator(module_id, observation_space, action_space, states).checked(episodes)
     own = {name: columns[name] for name in columns if name not in COLUMNS}
     return {**own, **collate([episodes])}
 

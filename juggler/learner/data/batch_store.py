@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from juggler.learner.data.validation import BatchFit
+from juggler.learner.data.validation import BatchValidator
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
@@ -63,8 +63,8 @@ class BatchStore:
         states: Mapping[str, Tree] | None = None,
         capacity_bytes: int = _HALF_OF_MEMORY,
     ) -> None:
-        self._fits = {
-            name: BatchFit(name, *of_module, (states or {}).get(name, {}))
+        self._validators = {
+            name: BatchValidator(name, *of_module, (states or {}).get(name, {}))
             for name, of_module in spaces.items()
         }
         self._arrived = arrived
@@ -140,10 +140,12 @@ class BatchStore:
     def _checked(self, frame: BatchFrame) -> dict[str, EpisodeBatch]:
         if not isinstance(frame.tree, dict) or not frame.tree:
             raise WireError("a batch must be a branch of modules")
-        if unknown := frame.tree.keys() - self._fits.keys():
-            raise WireError(f"unknown modules {sorted(unknown)}: expected {sorted(self._fits)}")
+        if unknown := frame.tree.keys() - self._validators.keys():
+            raise WireError(
+                f"unknown modules {sorted(unknown)}: expected {sorted(self._validators)}"
+            )
         modules = {
-            name: self._fits[name].checked(EpisodeBatch.from_tree(tree))
+            name: self._validators[name].checked(EpisodeBatch.from_tree(tree))
             for name, tree in frame.tree.items()
         }
         live = sum(batch.live_steps for batch in modules.values())

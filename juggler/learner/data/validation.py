@@ -19,7 +19,7 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 Space = gymnasium.Space[Any]
 
 
-class BatchFit:
+class BatchValidator:
     """Whether a batch fits a module's spaces and the state that it carries.
 
     Args:

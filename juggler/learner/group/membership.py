@@ -5,12 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cached_property
+from typing import Protocol
+
+import torch
 
 from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
-from juggler.learner.learner import Learner
 from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.episodes.version import module_of
 from juggler.runtime.wire.v1 import training_pb2
+
+
+class Joins(Protocol):
+    """A learner, as far as its group is concerned."""
+
+    device: torch.device
+    updates: int
+
+    def join(self, peers: Peers | None) -> int: ...
+
+    def leave(self) -> None: ...
 
 
 class Membership:
@@ -47,7 +60,7 @@ class Membership:
         return MeetingPoint(self._host)
 
     def form(
-        self, group: training_pb2.Group, learner: Learner, superseded: Callable[[], bool]
+        self, group: training_pb2.Group, learner: Joins, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
         """Meet the other members, and agree on one state.
 
@@ -82,7 +95,7 @@ class Membership:
         formed.update = learner.updates
         return formed
 
-    def lose(self, learner: Learner, why: str) -> None:
+    def lose(self, learner: Joins, why: str) -> None:
         """Somebody of the group is gone: no updates until the next one."""
         self.lost = why
         learner.leave()

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.learner.core.learner_core import Aux, Grads, UnitAux
+from juggler.learner.core.learner_core import Aux, GradientAux, Grads
 
 
 class _Found(NamedTuple):
-    """What one learner found for one unit, with all modules of that."""
+    """What one learner found for one parameter group, with all modules of that."""
 
     gradients: dict[str, Tensor]  # [P] by module id
-    aux: UnitAux
+    aux: GradientAux
 
 
 class _Weighted(NamedTuple):
@@ -37,17 +37,17 @@ def mean_over_learners(
 ) -> tuple[Grads, Aux]:
     """
     Args:
-        grads: of this learner, by unit.
+        grads: of this learner, by parameter group.
         aux: the same.
-        nothing: of a sample without a live step, for units and modules that this learner's has no
-            part of: all learners must reduce the same.
+        nothing: of a sample without a live step, for the parameter groups and modules that this
+            learner's sample has no part of: all learners must reduce the same.
         total: sums a vector [B] over the learners, elementwise.
 
     Returns:
         Those of all learners' samples; metrics are still this learner's own.
     """
-    units = {unit_id: _found(unit_id, grads, aux, nothing) for unit_id in sorted(nothing[1])}
-    weighted = {unit_id: list(_weighted(found)) for unit_id, found in units.items()}
+    groups = {group_id: _found(group_id, grads, aux, nothing) for group_id in sorted(nothing[1])}
+    weighted = {group_id: list(_weighted(found)) for group_id, found in groups.items()}
     sizes = [mean.numel() for each in weighted.values() for one in each for mean in one.means]
     flat = next(iter(nothing[0].values())).new_empty(sum(sizes))  # [B]
     places = iter(torch.split(flat, sizes))  # [...] flattened
@@ -55,19 +55,19 @@ def mean_over_learners(
         for mean in means:
             torch.mul(mean.reshape(-1), live_steps, out=next(places))
     sums = iter(torch.split(total(flat), sizes))  # [...] flattened
-    reduced = {unit_id: _taken_apart(sums, found) for unit_id, found in units.items()}
+    reduced = {group_id: _taken_apart(sums, found) for group_id, found in groups.items()}
     return (
         {
-            unit_id: reduce(torch.add, found.gradients.values())
-            for unit_id, found in reduced.items()
+            group_id: reduce(torch.add, found.gradients.values())
+            for group_id, found in reduced.items()
         },
-        {unit_id: found.aux for unit_id, found in reduced.items()},
+        {group_id: found.aux for group_id, found in reduced.items()},
     )
 
 
-def _found(unit_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) -> _Found:
-    none, own = nothing[1][unit_id], aux.get(unit_id, nothing[1][unit_id])
-    whole = UnitAux(
+def _found(group_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) -> _Found:
+    none, own = nothing[1][group_id], aux.get(group_id, nothing[1][group_id])
+    whole = GradientAux(
         live_steps={**none.live_steps, **own.live_steps},
         metrics=own.metrics,
         buffers=own.buffers,
@@ -77,11 +77,11 @@ def _found(unit_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) -> 
     if whole.gradients:
         return _Found(whole.gradients, whole)
     (module_id,) = whole.live_steps
-    return _Found({module_id: grads.get(unit_id, nothing[0][unit_id])}, whole)
+    return _Found({module_id: grads.get(group_id, nothing[0][group_id])}, whole)
 
 
 def _weighted(found: _Found) -> Iterator[_Weighted]:
-    """All that is reduced for one unit: what belongs to each module, then the buffers."""
+    """All that is reduced for one parameter group: what is of each module, then the buffers."""
     aux = found.aux
     for module_id, gradient in sorted(found.gradients.items()):
         means = [mean.to(gradient.dtype) for _, mean in sorted(aux.means[module_id].items())]  # []
@@ -112,10 +112,10 @@ def _taken_apart(sums: Iterator[Tensor], found: _Found) -> _Found:
         buffers[name] = torch.where(steps > 0, mean, buffer)  # [...]
     return _Found(
         gradients,
-        UnitAux(live_steps, aux.metrics, buffers, means, gradients if aux.gradients else {}),
+        GradientAux(live_steps, aux.metrics, buffers, means, gradients if aux.gradients else {}),
     )
 
 
-def _reduced(aux: UnitAux) -> dict[str, Tensor]:
+def _reduced(aux: GradientAux) -> dict[str, Tensor]:
     """Buffers that are estimates; others count passes, which learners make alike."""
     return {name: buffer for name, buffer in aux.buffers.items() if buffer.is_floating_point()}

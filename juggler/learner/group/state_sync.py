@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
+from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.group.peers import Peers
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
-from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
-if TYPE_CHECKING:
-    from juggler.learner.learner import Learner
+
+class HasState(Protocol):
+    """A learner, as far as its state goes."""
+
+    core: LearnerCore[Any]
+    state: Any
+    updates: int
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]: ...
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None: ...
 
 
-def take_over_newest(learner: Learner, peers: Peers) -> None:
+def take_over_newest(learner: HasState, peers: Peers) -> None:
     """Have what the learner with most updates has, the one of lowest rank among several. An update
     may have succeeded at some of them alone: theirs it is then.
 
@@ -41,7 +52,7 @@ def take_over_newest(learner: Learner, peers: Peers) -> None:
             learner.restore(frame.tree, json.loads(frame.header.extra))
 
 
-def state_hash(learner: Learner) -> int:
+def state_hash(learner: HasState) -> int:
     """XXH3 with 64 bits, signed, of all that updates change; not of what its connectors estimate
     from samples of its own."""
     digest = xxhash.xxh3_64()
@@ -51,7 +62,7 @@ def state_hash(learner: Learner) -> int:
     return digest.intdigest() - 2**63
 
 
-def _chunks(learner: Learner) -> list[bytes]:
+def _chunks(learner: HasState) -> list[bytes]:
     tree, extra = learner.save()
     header = training_pb2.StateHeader(extra=json.dumps(extra))
     return list(encode_frame(header, tree, digest=True))

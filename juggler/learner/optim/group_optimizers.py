@@ -1,4 +1,4 @@
-"""The optimizers of one unit, side by side."""
+"""The optimizers of one parameter group, side by side."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from juggler.learner.optim.optimizer_groups import OptimizerGroup
+from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.optimizers import (
     Moments,
     clip_by_global_norm,
     clip_by_norm,
     make_optimizer,
 )
-from juggler.learner.optim.parameter_group import Unit
+from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.checkpoints.weights import is_named
 
 
-class UnitOptimizers:
-    """One optimizer or several, each for a stretch of a unit's parameter vector [P], with gradients
-    that are clipped by themselves.
+class ParameterGroupOptimizers:
+    """One optimizer or several, each for a stretch of a group's parameter vector [P], with
+    gradients that are clipped by themselves.
 
     Moments are those of all of them: vectors [P], 0 where an optimizer has none of a name, and
     counters, which all of them share.
@@ -29,30 +29,30 @@ class UnitOptimizers:
         lr_keys: of the schedules that their learning rates come from.
     """
 
-    def __init__(self, unit: Unit, groups: Sequence[OptimizerGroup]) -> None:
-        """Puts the parameters of each group side by side in the unit's vector.
+    def __init__(self, group: ParameterGroup, specs: Sequence[OptimizerSpec]) -> None:
+        """Puts the parameters of each optimizer side by side in the group's vector.
 
         Args:
-            unit: before anything is made of it.
-            groups: the one for the rest, and others, of which each parameter may be in one.
+            group: before anything is made of it.
+            specs: the one for the rest, and others, of which each parameter may be in one.
 
         Raises:
-            ValueError: a parameter is in several groups.
+            ValueError: several optimizers name a parameter.
         """
-        rest = dict.fromkeys(unit.sizes, 0)
-        for place, group in enumerate(groups):
-            if group.of_values:
-                rest.update(dict.fromkeys(unit.training_only(), place))
-        places = {name: _place(unit, name, groups, rest[name]) for name in unit.sizes}
-        unit.arrange(sorted(places, key=lambda name: places[name]))
+        rest = dict.fromkeys(group.sizes, 0)
+        for place, spec in enumerate(specs):
+            if spec.training_only:
+                rest.update(dict.fromkeys(group.training_only(), place))
+        places = {name: _place(group, name, specs, rest[name]) for name in group.sizes}
+        group.arrange(sorted(places, key=lambda name: places[name]))
         own = [
-            [unit.sizes[name] for name in unit.sizes if places[name] == place]
-            for place in range(len(groups))
+            [group.sizes[name] for name in group.sizes if places[name] == place]
+            for place in range(len(specs))
         ]
-        there = [(group, sizes) for group, sizes in zip(groups, own, strict=True) if sizes]
-        self._parts = [_Part(group, sizes) for group, sizes in there]
+        there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
+        self._parts = [_Part(spec, sizes) for spec, sizes in there]
         self._stretches = [sum(sizes) for _, sizes in there]
-        self.lr_keys = tuple(dict.fromkeys(group.lr_key for group, _ in there))
+        self.lr_keys = tuple(dict.fromkeys(spec.lr_key for spec, _ in there))
 
     def init(self, parameters: Tensor) -> Moments:
         """The moments before the first update of parameters [P]."""
@@ -116,15 +116,15 @@ class UnitOptimizers:
 class _Part:
     """One optimizer."""
 
-    def __init__(self, group: OptimizerGroup, sizes: list[int]) -> None:
+    def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
         """Args:
-        group: what it is like.
+        spec: what it is like.
         sizes: of its parameters.
         """
-        self._lr_key, self._lr_scale = group.lr_key, group.lr_scale
-        self._optimizer = make_optimizer(group.config)
-        self._limit = group.config.grad_clip
-        self._clip_by = group.config.grad_clip_by
+        self._lr_key, self._lr_scale = spec.lr_key, spec.lr_scale
+        self._optimizer = make_optimizer(spec.config)
+        self._limit = spec.config.grad_clip
+        self._clip_by = spec.config.grad_clip_by
         self._sizes = sizes
 
     def init(self, parameters: Tensor) -> Moments:
@@ -152,36 +152,36 @@ class _Part:
         return clip_by_global_norm(gradient, norm, self._limit)  # [P]
 
 
-def check_patterns(units: Sequence[Unit], groups: Sequence[OptimizerGroup]) -> None:
+def check_patterns(groups: Sequence[ParameterGroup], specs: Sequence[OptimizerSpec]) -> None:
     """Raises:
-    ValueError: a pattern names no parameter of any unit; says which there are.
+    ValueError: a pattern names no parameter of any group; says which there are.
     """
-    names = [_full(unit, name) for unit in units for name in unit.sizes]
-    for group in groups:
-        for pattern in group.patterns:
+    names = [_full(group, name) for group in groups for name in group.sizes]
+    for spec in specs:
+        for pattern in spec.patterns:
             if not any(is_named(pattern, name) for name in names):
-                if len(units) == 1 and len(units[0].modules) == 1:
+                if len(groups) == 1 and len(groups[0].modules) == 1:
                     names = [name.partition(":")[2] for name in names]
                 raise ValueError(
-                    f"optimizers.{group.name}: no parameter has a name like {pattern!r}; there are "
+                    f"optimizers.{spec.name}: no parameter has a name like {pattern!r}; there are "
                     + ", ".join(names)
                 )
 
 
-def _place(unit: Unit, name: str, groups: Sequence[OptimizerGroup], rest: int) -> int:
-    """Which group a parameter is in: the one that names it, else `rest`."""
-    full = _full(unit, name)
+def _place(group: ParameterGroup, name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
+    """Which optimizer a parameter has: the one that names it, else `rest`."""
+    full = _full(group, name)
     named = [
         place
-        for place, group in enumerate(groups)
-        if any(is_named(pattern, full) for pattern in group.patterns)
+        for place, spec in enumerate(specs)
+        if any(is_named(pattern, full) for pattern in spec.patterns)
     ]
     if len(named) > 1:
-        both = " and ".join(f"optimizers.{groups[place].name}" for place in named)
+        both = " and ".join(f"optimizers.{specs[place].name}" for place in named)
         raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
     return named[0] if named else rest
 
 
-def _full(unit: Unit, name: str) -> str:
+def _full(group: ParameterGroup, name: str) -> str:
     """A parameter's name with its module's before it."""
-    return name if ":" in name else f"{unit.id}:{name}"
+    return name if ":" in name else f"{group.id}:{name}"

@@ -1,4 +1,5 @@
-"""Adam and RMSProp as functions over one flat vector, with the arithmetic of torch.optim.
+"""Adam and RMSProp as functions over one flat vector, with the arithmetic of torch.optim; clipping,
+and schedules of learning rates.
 
 The optimizers of torch keep their state and update parameters in place. Here both are values: an
 update can be undone by keeping the old ones, and whoever still reads the old parameters may.
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from juggler.learner.config import LearnerConfig
+from juggler.learner.optim.config import OptimizerConfig
 
 #: An optimizer's memory of one parameter vector: vectors of its length, and 0-d counters.
 Moments = dict[str, Tensor]
@@ -81,7 +83,7 @@ class RMSProp:
         return torch.addcdiv(parameters, gradient * -lr, root), {"mean_square": mean_square}
 
 
-def make_optimizer(config: LearnerConfig) -> Optimizer:
+def make_optimizer(config: OptimizerConfig) -> Optimizer:
     if config.optimizer == "adam":
         return Adam(betas=config.adam_betas, epsilon=config.optimizer_epsilon)
     return RMSProp(decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
@@ -98,3 +100,30 @@ def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor
     pieces = torch.split(gradient, list(sizes))  # [p] each
     clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
     return torch.cat(clipped)  # [P]
+
+
+class Schedule:
+    """A piecewise linear function of steps, constant before its first point and after its last.
+
+    It is computed where the step counter lies, so that no update waits for a device.
+    """
+
+    def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
+        """Args:
+            points: (step, value) pairs by rising step, or one value for all steps.
+
+        Raises:
+            ValueError: there are no points, or their steps do not rise.
+        """
+        pairs = [(0, float(points))] if isinstance(points, (int, float)) else list(points)
+        if not pairs or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
+            raise ValueError(f"a schedule needs points of rising steps, not {points!r}")
+        self.points = pairs
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """The value after so many steps, 0-d and float64."""
+        value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
+        for (start, low), (stop, high) in pairwise(self.points):
+            share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
+            value = value + share * (high - low)  # []
+        return value

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
+#: What makes modules with freshly drawn parameters: by module id, or all of them together.
+Factories = Mapping[str, Callable[[], RLModule]] | Callable[[], MultiRLModule]
 
-class Unit:
+
+class ParameterGroup:
     """The structure of some modules, and where each of their parameters lies in a vector [P].
 
     With all parameters in one vector, an optimizer step, a norm or a reduction over learners is a
     few operations whatever the number of layers. Parameters that need no gradient count as buffers.
 
-    A tensor's name in a unit is the one that its module has for it. In a unit of several modules it
-    is "module:name", of the first module that has it.
+    A tensor's name in a group is the one that its module has for it. In a group of several modules
+    it is "module:name", of the first module that has it.
 
     Attributes:
         id: in states and checkpoints: that of its module, or all of theirs with "+" between them.
         modules: by id, for their spaces and distributions; what they hold is not trained.
-        sizes: of the parameters in the vector, by their names in the unit, in their order there.
+        sizes: of the parameters in the vector, by their names in the group, in their order there.
     """
 
     def __init__(self, modules: Mapping[str, RLModule], training_pass: TrainingPass) -> None:
@@ -41,8 +48,8 @@ class Unit:
         self.id = "+".join(modules)
         self._pass = training_pass
         self.modules = dict(modules)
-        self._names: dict[str, dict[str, str]] = {}  # in the unit, by module and by name there
-        self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the unit
+        self._names: dict[str, dict[str, str]] = {}  # in the group, by module and by name there
+        self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the group
         found: dict[int, str] = {}
         for module_id, module in modules.items():
             prefix = "" if len(modules) == 1 else f"{module_id}:"
@@ -67,13 +74,13 @@ class Unit:
         self._acting = {module_id: acting_names(module) for module_id, module in modules.items()}
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Put the parameters into this order, before anything is made of the unit."""
+        """Put the parameters into this order, before anything is made of the group."""
         self._shapes = {name: self._shapes[name] for name in names}
         self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         self._sizes = list(self.sizes.values())
 
     def names(self, module_id: str) -> Mapping[str, str]:
-        """The names in the unit of one of its modules' parameters and buffers, by its own names."""
+        """The names in the group of a module's parameters and buffers, by its own names."""
         return self._names[module_id]
 
     def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -89,7 +96,7 @@ class Unit:
         return flat, {name: buffer.clone() for name, buffer in tensors.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a vector [P] by the parameters' names in the unit."""
+        """Views of a vector [P] by the parameters' names in the group."""
         pieces = torch.split(flat, self._sizes)  # [p] each
         return {
             name: piece.view(shape)
@@ -192,3 +199,28 @@ def _check_one_dtype(modules: Mapping[str, RLModule]) -> None:
             "must be float32, or all of them float64; to compute in fewer bits, leave them so and "
             "use torch.autocast in the module"
         )
+
+
+def make_modules(factories: Factories, seed: int) -> tuple[dict[str, RLModule], list[list[str]]]:
+    """Modules by id, drawn from a seed, and groups of ids of those that share parameters."""
+    if isinstance(factories, Mapping):
+        modules = {}
+        for module_id, make in factories.items():
+            with _seeded(seed, module_id):
+                modules[module_id] = make()
+        return modules, [[module_id] for module_id in modules]
+    with _seeded(seed, "multi"):
+        multi = factories()
+    return dict(multi.items()), [list(ids) for ids in multi.shared_groups()]
+
+
+@contextmanager
+def _seeded(seed: int, name: str) -> Iterator[None]:
+    """Torch's CPU random numbers from a seed of this name's own, and afterwards as before."""
+    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -1,4 +1,4 @@
-"""What training changes, by unit; and the same by the names of parameters, for a checkpoint."""
+"""What training changes, by parameter group; and by the names of parameters, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from juggler.learner.optim.optimizers import Moments
-from juggler.learner.optim.parameter_group import Unit
+from juggler.learner.optim.parameter_group import ParameterGroup
 
 
-class UnitState(TypedDict):
-    """All that training changes about one unit. None of these tensors is changed in place."""
+class ParameterGroupState(TypedDict):
+    """All that training changes about one parameter group; no tensor is changed in place."""
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
@@ -22,21 +22,21 @@ class UnitState(TypedDict):
     steps: Tensor  # [] int64: live steps trained on, of the module with most; schedules follow it
 
 
-#: By unit.
-State = dict[str, UnitState]
+#: By parameter group.
+State = dict[str, ParameterGroupState]
 
 
-def by_name(units: Mapping[str, Unit], state: State) -> dict[str, Any]:
+def by_name(groups: Mapping[str, ParameterGroup], state: State) -> dict[str, Any]:
     """A state with every flat vector taken apart into parameters."""
     named: dict[str, Any] = {}
-    for unit_id, unit in state.items():
-        apart = units[unit_id].named
-        named[unit_id] = {
-            "parameters": apart(unit["parameters"]),
-            "buffers": unit["buffers"],
-            "moments": {name: apart(x) if x.ndim else x for name, x in unit["moments"].items()},
-            "extra": {name: apart(x) if x.ndim else x for name, x in unit["extra"].items()},
-            "steps": unit["steps"],
+    for group_id, group in state.items():
+        apart = groups[group_id].named
+        named[group_id] = {
+            "parameters": apart(group["parameters"]),
+            "buffers": group["buffers"],
+            "moments": {name: apart(x) if x.ndim else x for name, x in group["moments"].items()},
+            "extra": {name: apart(x) if x.ndim else x for name, x in group["extra"].items()},
+            "steps": group["steps"],
         }
     return named
 
@@ -44,14 +44,14 @@ def by_name(units: Mapping[str, Unit], state: State) -> dict[str, Any]:
 def from_names(named: Mapping[str, Any]) -> State:
     """The other way round."""
     return {
-        unit_id: UnitState(
-            parameters=_joined(unit["parameters"]),
-            buffers=unit["buffers"],
-            moments={name: _joined(moment) for name, moment in unit["moments"].items()},
-            extra={name: _joined(each) for name, each in unit["extra"].items()},
-            steps=unit["steps"],
+        group_id: ParameterGroupState(
+            parameters=_joined(group["parameters"]),
+            buffers=group["buffers"],
+            moments={name: _joined(moment) for name, moment in group["moments"].items()},
+            extra={name: _joined(each) for name, each in group["extra"].items()},
+            steps=group["steps"],
         )
-        for unit_id, unit in named.items()
+        for group_id, group in named.items()
     }
 
 

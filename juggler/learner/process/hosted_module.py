@@ -6,10 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.state_handover import KeptState

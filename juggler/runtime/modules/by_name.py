@@ -44,6 +44,17 @@ def found(name: str, what: str) -> Callable[..., Any]:
     return made
 
 
+def name_of(given: Any) -> str | None:
+    """The name of a class, as `found` takes it: where it would be found if its script were a
+    module. Of an object, which is to be found nowhere but in its script, that of its class; a name,
+    or None, as it is."""
+    if given is None or isinstance(given, str):
+        return given
+    if hasattr(given, "__qualname__"):
+        return f"{given.__module__}:{given.__qualname__}"
+    return f"{SCRIPT}{type(given).__qualname__}"
+
+
 def is_there(module: str) -> bool:
     """Whether a Python module, or its outermost package, can be found. Nothing is imported."""
     outermost = module.partition(".")[0]

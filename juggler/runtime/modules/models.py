@@ -55,30 +55,27 @@ class ActorCritic(RLModule):
         return state
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
-        if self.core is None:
-            return {ACTION_DIST_INPUTS: self.policy_head(self.encoder(batch[OBSERVATIONS]))}
-        features, states = self._remember(batch)  # [B, T, H]
-        return {ACTION_DIST_INPUTS: self.policy_head(features), STATES: states}
+        features, states = remember(self.encoder, self.core, batch)  # [B, H] or [B, T, H]
+        return {ACTION_DIST_INPUTS: self.policy_head(features), **states}
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:
-        outputs: dict[str, Any] = {}
-        if self.core is None:
-            features = self.encoder(batch[OBSERVATIONS])  # [B, H]
-        else:
-            features, outputs[STATES] = self._remember(batch)  # [B, T, H]
+        features, outputs = remember(self.encoder, self.core, batch)  # [B, H] or [B, T, H]
         outputs[ACTION_DIST_INPUTS] = self.policy_head(features)  # [B, D] or [B, T, D]
         if self.value_encoder is not None:
             features = self.value_encoder(batch[OBSERVATIONS])  # [B, H]
         outputs[VALUES] = self.value_head(features).squeeze(-1)  # [B] or [B, T]
         return outputs
 
-    def _remember(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, T, H] of each step and the steps before it, and the state [B, ...] after
-        them."""
-        observations = leaf = batch[OBSERVATIONS]  # [B, T, ...]
-        while isinstance(leaf, Mapping):
-            leaf = next(iter(leaf.values()))
-        flat = tree_map(lambda each: each.flatten(0, 1), observations)  # [B T, ...]
-        features = self.encoder(flat).unflatten(0, leaf.shape[:2])  # [B, T, F]
-        remembered, states = self.core(features, batch[STATES])  # [B, T, H]
-        return remembered, states
+
+def remember(encoder: Any, core: Any, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+    """Features [B, H] of observations; with a core those [B, T, H] of each step and the ones
+    before, and under "states" the state [B, ...] behind the last."""
+    if core is None:
+        return encoder(batch[OBSERVATIONS]), {}
+    observations = leaf = batch[OBSERVATIONS]  # [B, T, ...]
+    while isinstance(leaf, Mapping):
+        leaf = next(iter(leaf.values()))
+    flat = tree_map(lambda each: each.flatten(0, 1), observations)  # [B T, ...]
+    features = encoder(flat).unflatten(0, leaf.shape[:2])  # [B, T, F]
+    remembered, states = core(features, batch[STATES])  # [B, T, H]
+    return remembered, {STATES: states}

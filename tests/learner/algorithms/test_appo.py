@@ -14,8 +14,8 @@ from gymnasium import spaces
 from support.slow_linear import Linear, appo_loss, gradient, weights_of
 from torch import Tensor
 
+from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
-from juggler.learner.config import AppoConfig
 from juggler.learner.core.gradient_core import State
 from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
 from juggler.learner.data.collate import collate
@@ -34,7 +34,7 @@ def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **confi
 
 
 def named(core: Appo, vector: Tensor) -> dict[str, Tensor]:
-    return core._units["default"].named(vector)
+    return core._groups["default"].named(vector)
 
 
 @pytest.mark.parametrize("reset_rows", [True, False])

@@ -12,13 +12,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig, PpoConfig
 from juggler.learner.core.learner_core import Aux, Grads, Metrics, Sample
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

@@ -13,11 +13,11 @@ from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.core.gradient_core import State
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
 
     module = in_training(core, state, core._factories["default"])
     expected = slow_gradients(module, batch, core.config)
-    found = core._units["default"].named(grads["default"])
+    found = core._groups["default"].named(grads["default"])
     assert aux["default"].live_steps["default"] == batch.live_steps
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():

@@ -13,10 +13,10 @@ import torch
 from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -51,7 +51,7 @@ def assert_gradients(core: Impala, make: Callable[[], RLModule], batch: EpisodeB
     state = core.init(seed=3)
     module = in_training(core, state, make)
     grads, _ = core.grads(state, {"default": collate([batch])})
-    found = core._units["default"].named(grads["default"])
+    found = core._groups["default"].named(grads["default"])
     for name, gradient in slow_gradients(module, batch, core.config).items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
 
@@ -128,7 +128,7 @@ def test_illegal_actions_take_no_gradient_and_no_entropy(make_batch: MakeBatch) 
     assert_gradients(core, make, batch)
     sample = {"default": collate([batch])}
     grads, _ = core.grads(state, sample)
-    gradient = core._units["default"].named(grads["default"])["logits"]
+    gradient = core._groups["default"].named(grads["default"])["logits"]
     assert gradient[2] == 0
     assert (gradient[:2] != 0).all()
     metrics = fetch_metrics(core.step(state, sample).metrics)["default"]

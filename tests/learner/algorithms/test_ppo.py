@@ -12,9 +12,9 @@ from support.ppo_cases import make_core, near, parameters
 from support.slow_linear import gradient, ppo_loss, weights_of
 from torch import Tensor
 
-from juggler.learner.algorithms.ppo.chunks import InChunks
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import ADVANTAGES, Ppo
-from juggler.learner.config import PpoConfig
+from juggler.learner.core.forward import InChunks
 from juggler.learner.core.gradient_core import GradientCore, State
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.data.collate import collate
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     metrics = GradientCore.grads(core, state, whole)[1]["default"].metrics["default"]
     assert 0.1 < metrics["clipped_share"] < 0.9
     for weights, at in ((old, before), (new, state)):
-        found = core._units["default"].named(GradientCore.grads(core, at, whole)[0]["default"])
+        found = core._groups["default"].named(GradientCore.grads(core, at, whole)[0]["default"])
         expected = gradient(lambda w: ppo_loss(w, old, batch, core.config), weights)
         assert found.keys() == expected.keys()
         for name, slopes in expected.items():
@@ -63,7 +63,7 @@ def test_what_grads_gives_is_the_gradient_of_the_first_step(make_batch: MakeBatc
     state = core.init(seed=3)
     batch = near(state, make_batch(5, 9, seed=5), core)
     weights = weights_of(parameters(core, state))
-    found = core._units["default"].named(
+    found = core._groups["default"].named(
         core.grads(state, {"default": collate([batch])})[0]["default"]
     )
     expected = gradient(lambda w: ppo_loss(w, weights, batch, core.config), weights)
@@ -128,7 +128,7 @@ def test_values_come_from_passes_of_bounded_size(
     sample: dict[str, Columns] = {"default": collate([batch])}
     whole = core.step(state, sample).state
     Counting.passes.clear()
-    monkeypatch.setattr("juggler.learner.algorithms.ppo.chunks.CHUNK", 50)
+    monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 50)
     parts = core.step(state, sample).state
     assert max(Counting.passes) == 50
     assert sum(Counting.passes) == 8 * 16 + 8 + len(batch.final_rows), "each observation once"
@@ -143,7 +143,7 @@ def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(
     core = make_core(None, {"recurrent": "gru", "hidden_sizes": [8], "recurrent_size": 6})
     forward = core.forward(core.init(seed=0), "default")
     batch = {"observations": torch.randn(7, 5, 4), "states": {"hidden": torch.randn(7, 6)}}
-    monkeypatch.setattr("juggler.learner.algorithms.ppo.chunks.CHUNK", 11)
+    monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 11)
     parts, whole = InChunks(*forward)(batch), forward(batch)
     for name in ("action_dist_inputs", "values"):
         torch.testing.assert_close(parts[name], whole[name])

@@ -13,12 +13,12 @@ from support.ppo_cases import TWO, VECTOR, make_core, near, states
 from support.slow_linear import Linear
 from torch import Tensor
 
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.config import PpoConfig
 from juggler.learner.core.gradient_core import State
 from juggler.learner.core.learner_core import Aux, Grads
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import Batch

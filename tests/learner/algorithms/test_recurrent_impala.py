@@ -13,9 +13,9 @@ from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients, slow_steps
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic_pass import ActorCritic, actor_critic_pass
+from juggler.learner.algorithms.actor_critic.core import ActorCritic, actor_critic_pass
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.core.gradient_core import Forward
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -91,7 +91,7 @@ def batch_for(
 
 
 def outputs_of(core: Impala, state: Any, batches: list[EpisodeBatch], burn_in: int) -> ActorCritic:
-    unit = core._units["default"]
+    unit = core._groups["default"]
     forward = Forward(unit, "default", state["default"]["parameters"], state["default"]["buffers"])
     return actor_critic_pass(forward, collate(batches), burn_in)
 
@@ -170,7 +170,7 @@ def test_gradients_are_those_of_playing_every_episode_again(
     assert lengths.min() < 3 < lengths.max()  # one is over before its burn-in
     grads, aux = core.grads(state, {"default": collate([batch])})
     expected = slow_gradients(module, batch, config)
-    found = core._units["default"].named(grads["default"])
+    found = core._groups["default"].named(grads["default"])
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-5)
     burnt = np.minimum(lengths, burn_in).sum()

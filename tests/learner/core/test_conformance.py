@@ -1,4 +1,4 @@
-"""Every core and every learner does what `conformance` says, those of users among them."""
+"""Every core and every learner does what `juggler.testing` says, those of users among them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support import conformance
-from support.conformance import CORE_CHECKS, LEARNER_CHECKS, MakeCore, MakeLearner
 
+from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import (
     Aux,
+    GradientAux,
     Grads,
     LearnerCore,
     Params,
     Sample,
     StepOutput,
-    UnitAux,
 )
 from juggler.learner.core.population import Population
 from juggler.learner.core.state import arrays_like, tensors_like
@@ -36,6 +35,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
+from juggler.testing import MakeCore, MakeLearner, check_core, check_learner, sample_for
 
 MakeBatch = Callable[..., EpisodeBatch]
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -67,7 +67,7 @@ class Gaussians(LearnerCore[dict[str, Any]]):
             errors = (state[module_id]["mean"] - columns["observations"])[live]  # [live, 4]
             grads[module_id] = errors.mean(0)  # [4]
             metrics = {module_id: {"loss": 0.5 * errors.square().mean()}}
-            aux[module_id] = UnitAux({module_id: live.sum()}, metrics, {}, {module_id: {}})
+            aux[module_id] = GradientAux({module_id: live.sum()}, metrics, {}, {module_id: {}})
         return grads, aux
 
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
@@ -92,7 +92,8 @@ class Gaussians(LearnerCore[dict[str, Any]]):
 
 def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCore:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
-    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8], **model})
+    module = ALGORITHMS[name].module
+    make = partial(build_module, module, VECTOR, TWO, {"hidden_sizes": [8], **model})
     kind = getattr(importlib.import_module(package), attribute)
     core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
     return core
@@ -130,7 +131,7 @@ def make_learner(make: MakeCore, seed: int) -> Learner:
 def make_external(seed: int) -> Learner:
     example = runpy.run_path(str(EXAMPLES / "external_optimizer.py"))
     make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8]})
-    learner: Learner = example["MomentumLearner"](make, LearnerConfig(), seed=seed)
+    learner: Learner = example["MomentumLearner"](make, ActorCriticConfig(), seed=seed)
     return learner
 
 
@@ -140,7 +141,7 @@ LEARNERS: dict[str, MakeLearner] = {
 }
 
 
-def sample_for(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
+def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
     """With the states that modules with a memory ask for."""
     sample = {}
     for place, module_id in enumerate(module_ids):
@@ -151,17 +152,25 @@ def sample_for(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) 
     return sample
 
 
-@pytest.mark.parametrize("check", CORE_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", CORES)
-def test_core(make_batch: MakeBatch, name: str, check: Callable[..., None]) -> None:
-    check(CORES[name], sample_for(make_batch, MODULES))
+def test_core(make_batch: MakeBatch, name: str) -> None:
+    check_core(CORES[name], sample_of(make_batch, MODULES))
 
 
-@pytest.mark.parametrize("check", LEARNER_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", LEARNERS)
-def test_learner(make_batch: MakeBatch, name: str, check: Callable[..., None]) -> None:
+def test_learner(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
-    check(LEARNERS[name], [sample_for(make_batch, modules, seed) for seed in range(3)])
+    check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(3)])
+
+
+def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
+    example = runpy.run_path(str(EXAMPLES / "own_algorithm.py"))
+    algorithm = example["MyAlgorithm"]
+    make_module = partial(algorithm.module, VECTOR, TWO, {"units": 8})
+    make = partial(algorithm.core, {"default": make_module}, algorithm.config())
+    samples = [{"default": sample_for(make_module(), seed=seed)} for seed in range(3)]
+    check_core(make, samples[0])
+    check_learner(lambda seed: Learner(make(), seed=seed), samples)
 
 
 class Counting(Gaussians):
@@ -227,23 +236,34 @@ class Verbose(Gaussians):
         return output
 
 
+class Drawing(Gaussians):
+    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+        torch.rand(1)
+        return super().grads(state, sample)
+
+
+class Idle(Gaussians):
+    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
+        return StepOutput(state, {key: aux[key].metrics[key] for key in grads})
+
+
 @pytest.mark.parametrize(
-    ("broken", "check"),
+    ("broken", "rule"),
     [
-        (Counting, conformance.the_same_state_and_sample_give_the_same_result),
-        (Counting, conformance.nothing_is_remembered_beside_the_state),
-        (Noisy, conformance.the_same_state_and_sample_give_the_same_result),
-        (Noisy, conformance.nothing_is_remembered_beside_the_state),
-        (InPlace, conformance.params_that_were_given_stay_as_they_were),
-        (Eager, conformance.gradients_leave_the_state_and_the_sample_alone),
-        (Forgetful, conformance.a_saved_state_goes_on_with_the_same_numbers),
-        (Normalizing, conformance.a_step_leaves_sample_and_gradients_alone),
-        (Decaying, conformance.modules_without_a_part_in_the_sample_stay_as_they_are),
-        (Verbose, conformance.metrics_are_numbers_of_the_modules_that_were_trained),
+        (Counting, "the same state and sample give the same result: state/left/mean"),
+        (Noisy, "the same state and sample give the same result: state/left/mean"),
+        (InPlace, "parameters that were given out stay as they were: parameters/left/mean"),
+        (Eager, "the same state and sample|grads changes neither state nor sample: state"),
+        (Forgetful, "a saved state goes on with the same numbers: restored state/left/velocity"),
+        (Normalizing, "grads changes neither state nor sample: sample/"),
+        (Decaying, "modules without a part in the sample stay as they are: 'right' changed"),
+        (Verbose, "metrics are finite 0-d tensors: 'gradient' of module 'left' has shape"),
+        (Drawing, "nothing is remembered outside the state: a step drew from torch's random"),
+        (Idle, "a step changes parameters: three steps left all parameters as they were"),
     ],
 )
 def test_a_core_that_does_not_conform_is_found_out(
-    make_batch: MakeBatch, broken: MakeCore, check: Callable[..., None]
+    make_batch: MakeBatch, broken: MakeCore, rule: str
 ) -> None:
-    with pytest.raises(AssertionError):
-        check(broken, sample_for(make_batch, MODULES))
+    with pytest.raises(AssertionError, match=f"core 'gaussians': {rule}"):
+        check_core(broken, sample_of(make_batch, MODULES))

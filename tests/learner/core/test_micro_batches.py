@@ -12,15 +12,16 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig, PpoConfig
 from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.micro_batches import micro_batches
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import fetch_metrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.multi_rl_module import MultiRLModule

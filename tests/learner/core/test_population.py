@@ -13,16 +13,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.config import ImpalaConfig, PpoConfig
 from juggler.learner.core.gradient_core import Factories
 from juggler.learner.core.learner_core import LearnerCore, Sample
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population, member_id, stacked
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.learner.optim.optimizers import Adam, RMSProp
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -199,7 +201,7 @@ def test_a_core_around_another_says_what_it_lacks_for_a_population() -> None:
             return self.inner.init(seed)
 
     around: Any = Around(make_core())  # type: ignore[abstract]
-    words = r"around impala \(Around\) cannot be in a population: it has no 'as_member'"
+    words = r"around impala \(Around\) cannot be in a population: it is no GradientCore"
     for keys in ({"size": 2}, {"hyperparameters": {"lr": [1e-3, 1e-2]}}):
         with pytest.raises(ValueError, match=words):
             Population(around, **keys)
@@ -333,11 +335,19 @@ def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
     assert_close(core.step(member, sample).state, population.member(after, 1), 1e-5)
 
 
+class SmallQ(Small):
+    """Explores as PQN wants it."""
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(**keys)
+        self.register_buffer("epsilon", torch.tensor(1.0))
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)
-    make = {"default": partial(Small, dtype=torch.float64)}
+    make = {"default": partial(SmallQ if name == "pqn" else Small, dtype=torch.float64)}
     core = kind(make, ALGORITHMS[name].config())
     population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
     state = population.init(seed=5)

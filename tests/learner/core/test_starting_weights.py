@@ -9,15 +9,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.conformance import assert_same
 from support.shared_encoder import make_multi
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.testing import assert_same
 
 MakeBatch = Callable[..., EpisodeBatch]
 SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
@@ -70,7 +71,7 @@ def test_in_the_middle_of_training_all_but_the_counts_begins_anew(
     assert_same(saved(learner)["moments"], saved(other)["moments"])
     if algorithm == "appo":
         assert_same(saved(learner)["extra"]["target"], saved(other)["parameters"])
-        assert learner._buffer.push({}) == [{}], "no sample of before is learned from again"
+        assert learner._data.add({}) == [{}], "no sample of before is learned from again"
 
 
 def test_what_is_not_named_stays_and_what_another_algorithm_trained_will_do() -> None:
@@ -139,7 +140,7 @@ def test_modules_that_share_parameters_must_be_given_the_same() -> None:
 def test_a_core_without_the_means_says_so() -> None:
     class Without(Impala):
         def with_weights(self, *args: Any, **keys: Any) -> Any:
-            return super(Impala.__mro__[1], self).with_weights(*args, **keys)
+            return super(GradientCore, self).with_weights(*args, **keys)
 
     core = Without({"default": lambda: make_multi()["left"]}, ImpalaConfig())
     with pytest.raises(ValueError, match="impala has no `with_weights`"):

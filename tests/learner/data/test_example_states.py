@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.data.validation import BatchFit
+from juggler.learner.data.validation import BatchValidator
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -49,7 +49,7 @@ def test_batches_without_the_contexts_of_a_learners_connectors_are_refused(
     make_batch: MakeBatch,
 ) -> None:
     learner = learner_with(env_to_module=[{"use": "frame_stack", "k": 3}])
-    fit = BatchFit("default", VECTOR, TWO, learner.example_states()["default"])
+    fit = BatchValidator("default", VECTOR, TWO, learner.example_states()["default"])
     batch = make_batch(2, 4)
     with pytest.raises(WireError, match=r"lacks? an array at 'connectors/frame_stack'"):
         fit.checked(batch)

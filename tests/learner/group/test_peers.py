@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from support.groups import at_once, join, meet, never, update
 
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import PpoConfig
 from juggler.learner.group import peers as peers_module
 from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
 from juggler.learner.learner import Learner

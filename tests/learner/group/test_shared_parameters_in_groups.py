@@ -11,9 +11,10 @@ import torch
 from support.groups import join, update
 from support.shared_encoder import SHARED, SharedEncoder, SharedPlainEncoder, make_multi
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.config import ImpalaConfig, PpoConfig
 from juggler.learner.data.sharding import shard
 from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner

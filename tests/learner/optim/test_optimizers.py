@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, clip_by_global_norm
-from juggler.learner.optim.schedules import Schedule
+from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, Schedule, clip_by_global_norm
 
 
 @pytest.mark.parametrize("lr", [1e-3, 0.3])

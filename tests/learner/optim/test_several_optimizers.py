@@ -12,11 +12,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
@@ -32,7 +33,7 @@ def make_core(factories: Any = None, **config: Any) -> Impala:
 
 
 def flat(core: Impala, state: Any) -> dict[str, Tensor]:
-    return core._units["default"].named(state["default"]["parameters"])
+    return core._groups["default"].named(state["default"]["parameters"])
 
 
 def test_two_optimizers_are_those_of_torch_bit_for_bit(make_batch: MakeBatch) -> None:
@@ -49,7 +50,7 @@ def test_two_optimizers_are_those_of_torch_bit_for_bit(make_batch: MakeBatch) ->
     for seed in range(20):
         sample = {"default": collate([make_batch(seed=seed)])}
         grads, aux = core.grads(state, sample)
-        for name, gradient in core._units["default"].named(grads["default"]).items():
+        for name, gradient in core._groups["default"].named(grads["default"]).items():
             reference[name].grad = gradient.clone()
         # In one vector, as ours is: the order in which squares are added up matters to the bit.
         whole = torch.cat([x.grad.flatten() for x in rest])
@@ -153,7 +154,7 @@ def test_what_another_module_acts_with_does_not_learn_faster(make_batch: MakeBat
         other.encoder = one.value_encoder  # the value function's there, and the policy's here
         return MultiRLModule({"one": one, "other": other})
 
-    unit = make_core(make_pair, value_lr_scale=2.0)._units["one+other"]
+    unit = make_core(make_pair, value_lr_scale=2.0)._groups["one+other"]
     assert unit.training_only() == {
         name for name in unit.sizes if "value" in name and "one:value_encoder" not in name
     }
@@ -167,7 +168,7 @@ def test_modules_that_are_trained_as_one_have_several_too(make_batch: MakeBatch)
 
     tables = {"value": {**VALUE, "parameters": ["other:value*"]}}
     core, plain = make_core(make_pair, optimizers=tables), make_core(make_pair)
-    assert list(core._units) == ["one+other"]
+    assert list(core._groups) == ["one+other"]
     sample = {key: collate([make_batch()]) for key in ("one", "other")}
     before, after, without = (
         core.state_to_tree(state)["one+other"]["parameters"]
@@ -222,7 +223,7 @@ def test_gradients_are_clipped_as_torch_does(make_batch: MakeBatch, by: str) -> 
     grads, aux = core.grads(state, {"default": collate([make_batch()])})
     output = core.apply(state, grads, aux)
     parameters = []
-    for gradient in core._units["default"].named(grads["default"]).values():
+    for gradient in core._groups["default"].named(grads["default"]).values():
         parameters.append(torch.zeros_like(gradient, requires_grad=True))
         parameters[-1].grad = gradient.clone()
     if by == "global_norm":

@@ -13,11 +13,12 @@ from gymnasium import spaces
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -36,7 +37,7 @@ def make_core(model: dict[str, Any] | None = None, **config: Any) -> Impala:
 def test_a_pass_in_bfloat16_returns_float32_near_to_that_of_float32(recurrent: str) -> None:
     core = make_core({"recurrent": recurrent, "recurrent_size": 8})
     module, state = core.modules["default"], core.init(0)["default"]
-    tensors = {**core._units["default"].named(state["parameters"]), **state["buffers"]}
+    tensors = {**core._groups["default"].named(state["parameters"]), **state["buffers"]}
     shape = (32, 4) if recurrent == "none" else (32, 5, 4)
     batch: dict[str, Any] = {"observations": torch.randn(shape)}
     if initial := module.get_initial_state():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
 from juggler.learner.process import state_handover

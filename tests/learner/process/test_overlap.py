@@ -13,8 +13,11 @@ import torch
 from gymnasium import spaces
 from support.fake_streams import PATIENCE, FakeDevice
 
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.config import AppoConfig, ImpalaConfig, LearnerConfig, PpoConfig
+from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, works_by_itself
 from juggler.learner.process.publishing import Publish

@@ -28,19 +28,20 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass
-from juggler.learner.algorithms.live_mean import LiveMean
-from juggler.learner.config import AppoConfig
-from juggler.learner.core.gradient_core import Factories, Forward, GradientCore, Loss, UnitState
-from juggler.learner.core.learner_core import Columns, UnitAux
+from juggler.learner.algorithms.actor_critic.core import ActorCriticCore, actor_critic_pass
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
+from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import vtrace
+from juggler.learner.data.sources import CircularBuffer, DataSource
 from juggler.runtime.modules import columns as c
 
 
-class Appo(GradientCore):
-    """Trains modules that return "action_dist_inputs" and "values" in training.
+class Appo(ActorCriticCore):
+    """The core of APPO.
 
-    Beside its parameters a unit keeps the target network's, the steps of the optimizer since they
+    Beside its parameters a group keeps the target network's, the steps of the optimizer since they
     were copied, and β.
     """
 
@@ -58,6 +59,9 @@ class Appo(GradientCore):
             for key, schedule in self.schedules.items()
         }
 
+    def data_source(self) -> DataSource:
+        return CircularBuffer(self.config.buffer_batches, self.config.batch_uses)
+
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         extra = {"target": parameters.clone(), "since_copy": torch.zeros((), dtype=torch.int64)}
         if self.config.target_kl is not None:
@@ -66,7 +70,7 @@ class Appo(GradientCore):
             )  # []
         return extra
 
-    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         target, since_copy = new["extra"]["target"], new["extra"]["since_copy"] + 1  # [P], []
         due = since_copy >= self.config.target_period  # []
         extra = {
@@ -81,7 +85,7 @@ class Appo(GradientCore):
             extra["kl_coefficient"] = new["extra"]["kl_coefficient"] * factor  # []
         return extra
 
-    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config
         inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
         policy = forward.module.action_distribution()(inputs)  # [N, T]
@@ -145,7 +149,7 @@ class Appo(GradientCore):
             }
         return Loss(total, mean.live_steps, metrics, means)
 
-    def target(self, forward: Forward, state: UnitState) -> Forward:
+    def target(self, forward: Forward, state: ParameterGroupState) -> Forward:
         """The same pass with the target network's parameters, and buffers that nobody keeps."""
         buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
         return forward._replace(parameters=state["extra"]["target"], buffers=buffers)

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 import torch
 
-from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass
-from juggler.learner.algorithms.live_mean import LiveMean
-from juggler.learner.config import ImpalaConfig
-from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, UnitState
+from juggler.learner.algorithms.actor_critic.core import ActorCriticCore, actor_critic_pass
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import vtrace
 from juggler.runtime.modules import columns as c
 
 
-class Impala(GradientCore):
-    """Trains modules that return "action_dist_inputs" and "values" in training."""
+class Impala(ActorCriticCore):
+    """The core of IMPALA."""
 
     name = "impala"
     trains_on = frozenset({"episodes", "batch"})
     learns_from_episodes = True
     config: ImpalaConfig
 
-    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config
         inputs, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
         policy = forward.module.action_distribution()(inputs)  # [N, T]

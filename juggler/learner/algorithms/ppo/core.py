@@ -29,24 +29,34 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic_pass import actor_critic_pass, policy_and_values
-from juggler.learner.algorithms.live_mean import LiveMean
-from juggler.learner.algorithms.ppo.chunks import InChunks
+from juggler.learner.algorithms.actor_critic.core import (
+    ActorCriticCore,
+    actor_critic_pass,
+    policy_and_values,
+)
+from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.minibatches import Table, mixed
-from juggler.learner.config import PpoConfig
-from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, State, UnitState
+from juggler.learner.core.forward import InChunks
+from juggler.learner.core.gradient_core import (
+    Forward,
+    Loss,
+    ParameterGroupState,
+    State,
+    with_steps,
+)
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
     Columns,
+    GradientAux,
     Grads,
     Metrics,
     Sample,
     Seam,
     StepOutput,
-    UnitAux,
 )
-from juggler.learner.core.mean_metrics import mean_metrics
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import gae
 from juggler.runtime.modules import columns as c
 
@@ -59,11 +69,11 @@ OLD_VALUES: Final = "old_values"
 _OF_STEPS = (c.OBSERVATIONS, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
 
 
-class Ppo(GradientCore):
-    """Trains modules that return "action_dist_inputs" and "values" in training.
+class Ppo(ActorCriticCore):
+    """The core of PPO.
 
     Modules without a state learn from steps, those with one from segments of episodes. Beside its
-    parameters a unit keeps a key, by which minibatches are dealt out.
+    parameters a group keeps a key, by which minibatches are dealt out.
     """
 
     name = "ppo"
@@ -75,23 +85,23 @@ class Ppo(GradientCore):
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {"key": torch.tensor(seed % 2**32)}  # []
 
-    def next_extra(self, new: UnitState, aux: UnitAux) -> dict[str, Tensor]:
+    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         return {"key": (new["extra"]["key"] + 1) % 2**32}  # [] counts steps of the optimizer
 
     def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
         config, before = self.config, state
         prepared, live_steps = self._prepared(state, sample, seam)
         each: list[Metrics] = []
-        stopped: dict[str, Tensor] = {}  # [] bool by unit
+        stopped: dict[str, Tensor] = {}  # [] bool by group
         for minibatch in self._minibatches(before, prepared):
             grads, aux = seam.gradients(*super().grads(state, minibatch))
             if config.target_kl is not None:
                 aux = _until(config.target_kl, aux, stopped)
             state, metrics, _ = self.apply(state, grads, aux)
             # However often a step is learned from, it counts once, and schedules wait for that.
-            state = _with_steps(state, {unit_id: before[unit_id]["steps"] for unit_id in grads})
+            state = with_steps(state, {group_id: before[group_id]["steps"] for group_id in grads})
             each.append(metrics)
-        state = _with_steps(state, self._counted(before, state, live_steps))
+        state = with_steps(state, self._counted(before, state, live_steps))
         return StepOutput(state, _metrics(each, prepared))
 
     def step_in_parts(
@@ -117,7 +127,7 @@ class Ppo(GradientCore):
         prepared, _ = self._prepared(state, sample, ALONE)
         return super().grads(state, {key: table.columns for key, table in prepared.items()})
 
-    def loss(self, forward: Forward, columns: Columns, state: UnitState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config
         if c.SEGMENT_ROWS in columns:
             inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
@@ -233,9 +243,9 @@ class Ppo(GradientCore):
     def _minibatches(self, state: State, tables: Mapping[str, Table]) -> Iterator[Sample]:
         """Those of all passes; each pass over a module deals its table out anew."""
         keys = {
-            key: state[unit.id]["extra"]["key"]
-            for unit in self._units.values()
-            for key in unit.modules
+            key: state[group.id]["extra"]["key"]
+            for group in self._groups.values()
+            for key in group.modules
         }
         for epoch in range(self.config.epochs):
             dealt = {
@@ -249,14 +259,14 @@ class Ppo(GradientCore):
     def _counted(
         self, before: State, after: State, live_steps: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The steps trained on [] by unit, those of this update among them if it made any step of
+        """The steps trained on [] by group, those of this update among them if it made any step of
         the optimizer."""
         counted = {}
-        for unit in self._units.values():
-            old = before[unit.id]
-            moved = after[unit.id]["extra"]["key"] != old["extra"]["key"]  # []
-            most = reduce(torch.maximum, (live_steps[key] for key in unit.modules))  # []
-            counted[unit.id] = old["steps"] + moved * most  # []
+        for group in self._groups.values():
+            old = before[group.id]
+            moved = after[group.id]["extra"]["key"] != old["extra"]["key"]  # []
+            most = reduce(torch.maximum, (live_steps[key] for key in group.modules))  # []
+            counted[group.id] = old["steps"] + moved * most  # []
         return counted
 
 
@@ -267,30 +277,21 @@ def _sums(advantages: Tensor, live: Tensor) -> Tensor:
 
 
 def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
-    """As if no step were live, for units whose policy has gone too far; notes which [] bool."""
+    """As if no step were live, for groups whose policy has gone too far; notes which [] bool."""
     held = {}
-    for unit_id, found in aux.items():
+    for group_id, found in aux.items():
         far = [means["kl"] > 1.5 * target_kl for means in found.means.values()]  # [] bool
-        stopped[unit_id] = reduce(operator.or_, far, stopped.get(unit_id, torch.zeros_like(far[0])))
-        held[unit_id] = found._replace(
-            live_steps={key: steps * ~stopped[unit_id] for key, steps in found.live_steps.items()},
+        stopped[group_id] = reduce(
+            operator.or_, far, stopped.get(group_id, torch.zeros_like(far[0]))
+        )
+        held[group_id] = found._replace(
+            live_steps={key: steps * ~stopped[group_id] for key, steps in found.live_steps.items()},
             metrics={
-                key: {**metrics, "stopped": stopped[unit_id].float()}
+                key: {**metrics, "stopped": stopped[group_id].float()}
                 for key, metrics in found.metrics.items()
             },
         )
     return held
-
-
-def _with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
-    """The state with other counts of steps [], by unit."""
-    return {
-        **state,
-        **{
-            unit_id: UnitState(**{**state[unit_id], "steps": each})
-            for unit_id, each in steps.items()
-        },
-    }
 
 
 def _metrics(each: Sequence[Metrics], tables: Mapping[str, Table]) -> Metrics:

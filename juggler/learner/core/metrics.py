@@ -1,4 +1,4 @@
-"""Metrics of several steps of the optimizer as those of one update."""
+"""Metrics: of several steps of the optimizer as of one update, and as plain numbers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def mean_metrics(each: Sequence[Metrics]) -> Metrics:
         mean = torch.stack(values).view(len(own), -1).mean(0)  # [names]
         means[module_id] = dict(zip(own[0], mean.unbind(), strict=True))
     return means
+
+
+def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Metrics as plain numbers, with one transfer from the device; waits for it."""
+    names = [(module_id, name) for module_id, values in metrics.items() for name in values]
+    if not names:
+        return {}
+    tensors = [metrics[module_id][name].to(torch.float64) for module_id, name in names]
+    fetched: dict[str, dict[str, float]] = {module_id: {} for module_id in metrics}
+    for (module_id, name), value in zip(names, torch.stack(tensors).tolist(), strict=True):
+        fetched[module_id][name] = value
+    return fetched

@@ -1,4 +1,4 @@
-"""One training pass of an actor-critic over a sample, whether or not its module has a state."""
+"""The core of an actor-critic, and its training pass over a sample."""
 
 from __future__ import annotations
 
@@ -7,13 +7,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.learner.core.gradient_core import Forward
+from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.core.forward import Forward
+from juggler.learner.core.gradient_core import Factories, GradientCore
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import next_values
 from juggler.learner.core.sequences import Sequences, all_observations
+from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
+
+
+class ActorCriticCore(GradientCore):
+    """A core for modules that return "action_dist_inputs" and "values" in training."""
+
+    config: ActorCriticConfig
+
+    def __init__(self, factories: Factories, config: ActorCriticConfig) -> None:
+        super().__init__(factories, config)
+        if config.burn_in and not self.initial_states():
+            raise ValueError(
+                f"burn_in = {config.burn_in}: no module has a state that could be warmed up"
+            )
+        self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
 
 
 class ActorCritic(NamedTuple):

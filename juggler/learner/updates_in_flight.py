@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from juggler.learner.core.learner_core import Metrics
@@ -50,7 +51,9 @@ class UpdatesInFlight:
         self._begun = False
         self._closed = False
 
-    def begin(self, update: Callable[..., Metrics], *arguments: Any) -> Future[Metrics]:
+    def begin(
+        self, update: Callable[..., Metrics], *arguments: Any, **passes: int
+    ) -> Future[Metrics]:
         """Have an update made; waits first while as many as may be are in flight.
 
         Raises:
@@ -61,7 +64,7 @@ class UpdatesInFlight:
         self._places.acquire()
         self._begun = True
         handle = Handle()
-        self._executor.submit(self._make, handle, update, arguments)
+        self._executor.submit(self._make, handle, partial(update, *arguments, **passes))
         return handle
 
     def wait(self) -> None:
@@ -84,9 +87,9 @@ class UpdatesInFlight:
         self._executor.shutdown()
         self._tell()
 
-    def _make(self, handle: Handle, update: Callable[..., Metrics], arguments: Any) -> None:
+    def _make(self, handle: Handle, update: Callable[[], Metrics]) -> None:
         try:
-            metrics = update(*arguments)
+            metrics = update()
         except BaseException as error:
             self._failed.append(handle)
             handle.set_exception(error)

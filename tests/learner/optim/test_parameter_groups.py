@@ -15,11 +15,12 @@ from torch import nn
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
+from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.config import ImpalaConfig
 from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner, fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.multi_rl_module import MultiRLModule

@@ -1,0 +1,1 @@
+"""What algorithms with a policy and a value function share."""

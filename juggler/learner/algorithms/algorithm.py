@@ -1,0 +1,36 @@
+"""Algorithm: what a run's key `algorithm` names. No torch: the driver reads this too."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from juggler.learner.config import LearnerConfig
+
+
+class Algorithm:
+    """A configuration, a loss and a module that go together; a class to derive from, never made.
+
+        class MyAlgorithm(Algorithm):
+            config = MyConfig
+            core = MyCore
+
+    A run trains with it as `algorithm = "my_file:MyAlgorithm"`, or `juggler.train(algorithm=
+    MyAlgorithm)`. The driver imports the file it is in, for the keys of its configuration: where
+    that imports torch, so does the driver, which costs some memory and a second or two. To spare
+    it that, keep the core in another file, and name it: `core = "my_core:MyCore"`.
+    """
+
+    config: ClassVar[type[LearnerConfig]]
+    """A dataclass derived from `LearnerConfig`: its fields are keys of a run."""
+
+    core: ClassVar[Any]
+    """Called with module factories by id and the configuration, makes a `LearnerCore`: its class,
+    or the name of it as "package.module:Class"."""
+
+    module: ClassVar[Any] = None
+    """What is trained where a run names no module: an RLModule class, or its name as
+    "package.module:Class"; none: the default module."""
+
+    off_policy: ClassVar[bool] = False
+    """Whether it makes up for whatever policy has acted, as long as its log-probabilities are
+    known. Else that must have been its own, not long ago."""

@@ -1,0 +1,72 @@
+"""What PPO is told about learning. No torch: the driver reads this too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.optim.config import Scheduled
+
+
+@dataclass(kw_only=True)
+class PpoConfig(ActorCriticConfig):
+    """Proximal policy optimization: several epochs over each sample, near the policy that made it.
+
+    With `synchronous = true` that policy is the newest one, as in the paper; else it may be
+    `max_staleness` updates older, for which its ratios to the newest one make up.
+    """
+
+    algorithm: str = "ppo"
+    """This algorithm's name."""
+
+    lr: Scheduled = 3e-4
+    """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
+    steps trained on. It is on straight lines between them, and constant before and after."""
+
+    grad_clip: float | None = 0.5
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+
+    batch_size: int = 2048
+    """Live environment steps in one update, over all learners of the group."""
+
+    max_staleness: int = 4
+    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
+
+    epochs: int = 4
+    """Passes over each sample."""
+
+    minibatches: int = 4
+    """Steps of the optimizer in each pass, each on another part of the sample."""
+
+    lambda_: float = 0.95
+    """How far generalized advantage estimates look: 0 is one step, 1 the whole trajectory."""
+
+    clip: float = 0.2
+    """How far an action's probability may move from that with which it was sampled, as a share of
+    it, before its step is worth nothing more."""
+
+    normalize_advantages: bool = True
+    """Advantages of a sample are shifted and scaled to mean 0 and variance 1."""
+
+    value_clip: float | None = None
+    """How far the value of an observation may move in one update before its step is worth nothing
+    more; none: any."""
+
+    target_kl: float | None = None
+    """An update ends where the KL divergence of a minibatch from the policy that sampled it is
+    more than 1.5 times this; none: never."""
+
+    def validate(self) -> None:
+        super().validate()
+        self.check_at_least("epochs", 1)
+        self.check_at_least("minibatches", 1)
+        self.check_within("lambda_", self.lambda_, 0, 1)
+        self.check_above("clip", 0)
+        for key in ("value_clip", "target_kl"):
+            if getattr(self, key) is not None:
+                self.check_above(key, 0)
+        if self.minibatches > self.batch_size:
+            raise ValueError(
+                f"minibatches = {self.minibatches}: must be at most batch_size = {self.batch_size}"
+            )

@@ -1,0 +1,111 @@
+"""PQN: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
+
+A network says what each action a is worth, Q(x, a). Environments are acted in ε-greedily: the best
+action, or with probability ε any. Targets are λ-returns from these many environments at once, which
+makes a replay needless, and layers that are normalized make a target network needless. The loss on
+a sample, a mean over its live steps t:
+
+    1/2 (G_t - Q(x_t, a_t))²        G_t = r_t + γ ((1 - λ) max_a Q(x_{t+1}, a) + λ G_{t+1})
+
+Where an episode was truncated, or the row ends, G_{t+1} is max_a Q(x_{t+1}, a); where it
+terminated, what comes after counts nothing. These are the targets of generalized advantage
+estimates for the values V(x) = max_a Q(x, a).
+
+Unlike the authors' program, which finds the targets of a sample once and deals its steps out to
+minibatches, each step of the optimizer here is on whole rows, with targets by the newest weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from gymnasium.spaces import Discrete
+
+from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
+from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.core.gradient_core import (
+    Factories,
+    Forward,
+    GradientCore,
+    Loss,
+    ParameterGroupState,
+    State,
+)
+from juggler.learner.core.learner_core import ALONE, Columns, Sample, Seam, StepOutput
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.returns import gae
+from juggler.learner.optim.optimizers import Schedule
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.q_network import EPSILON
+
+
+class Pqn(GradientCore):
+    """Trains modules that act by a buffer "epsilon", and return in training what each action is
+    worth as "action_dist_inputs", and what the best is worth as "values"."""
+
+    name = "pqn"
+    learns_from_episodes = True
+    config: PqnConfig
+
+    def __init__(self, factories: Factories, config: PqnConfig) -> None:
+        super().__init__(factories, config)
+        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
+        for module_id, module in self.modules.items():
+            if EPSILON not in dict(module.named_buffers()):
+                raise ValueError(
+                    f"pqn trains modules that act by a buffer {EPSILON!r}, as QNetwork does, and "
+                    f"module {module_id!r}, {type(module).__name__}, has none"
+                )
+
+    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+        return self.step_in_parts(state, sample, seam, minibatches=None, epochs=None)
+
+    def step_in_parts(
+        self,
+        state: State,
+        sample: Sample,
+        seam: Seam,
+        *,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[State]:
+        return super().step_in_parts(
+            state,
+            sample,
+            seam,
+            minibatches=minibatches or self.config.minibatches,
+            epochs=epochs or self.config.epochs,
+        )
+
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+        config = self.config
+        values, best, next_best, live = actor_critic_pass(forward, columns)  # [N, T, n], 3 [N, T]
+        mean = LiveMean(live)
+        space = forward.module.action_space
+        assert isinstance(space, Discrete)  # as QNetwork wants it
+        actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
+        chosen = values.gather(-1, actions).squeeze(-1)  # [N, T] Q(x_t, a_t)
+        # An action of a step that is not live may be an illegal one, worth -1e30.
+        chosen = torch.where(live, chosen, 0.0)  # [N, T]
+        with torch.no_grad():
+            returns = gae(
+                rewards=columns[c.REWARDS] * config.reward_scale,
+                values=best,
+                next_values=next_best,
+                terminated=columns[c.TERMINATED],
+                truncated=columns[c.TRUNCATED],
+                live=live,
+                gamma=config.gamma,
+                lambda_=config.lambda_,
+            ).targets  # [N, T] G_t
+        errors = returns - chosen  # [N, T]
+        loss = 0.5 * mean(errors.square())  # []
+        epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
+        forward.set_buffer(EPSILON, epsilon)
+        with torch.no_grad():
+            metrics = {
+                "value_loss": loss.detach(),
+                "mean_value": mean(chosen),
+                "explained_variance": mean.explained_variance(returns, errors),
+                "epsilon": epsilon,
+            }
+        return Loss(loss, mean.live_steps, metrics, means={})

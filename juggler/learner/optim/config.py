@@ -1,0 +1,183 @@
+"""What optimizers are told, and the table `optimizers`. No torch: the driver reads this too."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hints
+
+import msgspec
+
+from juggler.runtime.nearest import nearest
+
+#: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
+Scheduled: TypeAlias = float | list[tuple[float, float]]
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """What each of several optimizers may have for itself."""
+
+    lr: Scheduled = 5e-4
+    """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
+    steps trained on. It is on straight lines between them, and constant before and after."""
+
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """How gradients become steps of the parameters."""
+
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Adam: decay of the means of the gradient and of its square."""
+
+    rmsprop_decay: float = 0.99
+    """RMSProp: decay of the mean of the gradient's square."""
+
+    optimizer_epsilon: float = 1e-5
+    """Added to the root of the mean square before dividing by it."""
+
+    grad_clip: float | None = 40.0
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What grad_clip limits: the norm of an optimizer's whole gradient, that of each parameter's
+    gradient, or the size of each number. What is larger is scaled down to it."""
+
+    def validate_optimizer(self) -> None:
+        """Raises:
+        ValueError: a value is out of its range; names the key, the value and what is allowed.
+        """
+        self.check_schedule("lr", above_0=True)
+        self.check_above("optimizer_epsilon", 0)
+        self.check_within("rmsprop_decay", self.rmsprop_decay, 0, 1, below=True)
+        for beta in self.adam_betas:
+            self.check_within("adam_betas", beta, 0, 1, below=True)
+        self.check_one_of("optimizer", ("adam", "rmsprop"))
+        self.check_one_of("grad_clip_by", ("global_norm", "norm", "value"))
+        if self.grad_clip is not None:
+            self.check_above("grad_clip", 0)
+
+    # -- for `validate` of this and of derived classes: each raises a ValueError -----------------
+
+    def check_schedule(self, key: str, *, above_0: bool = False) -> None:
+        """A number of at least 0, or the points of a schedule with such values; with `above_0` the
+        number itself may not be 0."""
+        value = getattr(self, key)
+        if isinstance(value, (int, float)):
+            (self.check_above if above_0 else self.check_at_least)(key, 0)
+            return
+        steps = [step for step, _ in value]
+        if not steps or steps[0] < 0 or any(a >= b for a, b in pairwise(steps)):
+            raise ValueError(f"{key} = {value}: expected [step, value] pairs by rising step")
+        if not all(0 <= each < math.inf for _, each in value):
+            raise ValueError(f"{key} = {value}: values must be at least 0 and finite")
+
+    def check_one_of(self, key: str, choices: tuple[str, ...]) -> None:
+        """One of these words."""
+        if (value := getattr(self, key)) not in choices:
+            raise ValueError(f"{key} = {value!r} is not known{nearest(value, choices)}")
+
+    def check_above(self, key: str, limit: float) -> None:
+        """A finite number above a limit."""
+        value = getattr(self, key)
+        if not limit < value < math.inf:
+            raise ValueError(f"{key} = {value}: must be above {limit} and finite")
+
+    def check_at_least(self, key: str, limit: float) -> None:
+        """A finite number, the limit or above it."""
+        value = getattr(self, key)
+        if not limit <= value < math.inf:
+            raise ValueError(f"{key} = {value}: must be at least {limit} and finite")
+
+    def check_within(
+        self, key: str, value: float, low: float, high: float, *, below: bool = False
+    ) -> None:
+        """A number from `low` to `high`; with `below`, not `high` itself."""
+        if not (low <= value < high or (value == high and not below)):
+            allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
+            raise ValueError(f"{key} = {getattr(self, key)}: must be {allowed}")
+
+
+#: What an optimizer may have for itself. It takes the rest from the run's keys of these names.
+OWN_KEYS = tuple(key.name for key in fields(OptimizerConfig))
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Parameters that have an optimizer of their own.
+
+    Attributes:
+        name: in the configuration, and behind "lr_" in metrics; "" is the one for the rest.
+        patterns: of the names of its parameters; those of the rest have none.
+        config: the run's, with the group's own values in it.
+        lr_key: of its learning rate in metrics: "lr" where it has none of its own.
+        lr_scale: what that is multiplied by.
+        training_only: it has the parameters that no pattern names and that acting does not need.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    config: OptimizerConfig
+    lr_key: str
+    lr_scale: float = 1.0
+    training_only: bool = False
+
+
+def parse_optimizers(
+    config: OptimizerConfig, tables: Mapping[str, Mapping[str, Any]]
+) -> list[OptimizerSpec]:
+    """The groups of parameters in the table `optimizers` of a configuration.
+
+    Args:
+        config: what they take their other values from.
+        tables: by name.
+
+    Raises:
+        ValueError: a table is wrong; names the key, and the nearest right one.
+    """
+    groups = []
+    for name, table in tables.items():
+        where = f"optimizers.{name}"
+        if not re.fullmatch(r"[a-z0-9_]+", name):
+            raise ValueError(f"{where}: a name is made of a-z, 0-9 and _")
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{where} = {table!r}: expected a table with the key 'parameters'")
+        for key in table:
+            if key not in ("parameters", *OWN_KEYS):
+                close = nearest(key, ("parameters", *OWN_KEYS))
+                raise ValueError(f"{where} has no key {key!r}{close}")
+        own = replace(config, **_converted(where, table))
+        try:
+            own.validate_optimizer()
+        except ValueError as error:
+            raise ValueError(f"{where}.{error}") from error
+        lr_key = f"lr_{name}" if "lr" in table else "lr"
+        groups.append(OptimizerSpec(name, _patterns(where, table), own, lr_key))
+    return groups
+
+
+def _patterns(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+    patterns = table.get("parameters")
+    try:
+        return tuple(msgspec.convert(patterns, Annotated[list[str], msgspec.Meta(min_length=1)]))
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{where} needs parameters = [...]: patterns of the names of its parameters, such as "
+            f"'value_*', not {patterns!r}"
+        ) from error
+
+
+def _converted(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(OptimizerConfig)
+    values = {}
+    for key in table.keys() - {"parameters"}:
+        # TOML has no word for None; only grad_clip may be it.
+        value = None if key == "grad_clip" and table[key] == "none" else table[key]
+        # A choice is checked with the values' ranges, where the nearest right one is named.
+        hint = str if get_origin(hints[key]) is Literal else hints[key]
+        try:
+            values[key] = msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{where}.{key} = {value!r}: {error}") from error
+    return values

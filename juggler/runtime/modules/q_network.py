@@ -1,0 +1,83 @@
+"""QNetwork: what each action is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from juggler.runtime.modules.catalog import Catalog
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTION_MASK,
+    OBSERVATIONS,
+    VALUES,
+)
+from juggler.runtime.modules.encoders import feature_size
+from juggler.runtime.modules.errors import UnsupportedSpace
+from juggler.runtime.modules.models import remember
+from juggler.runtime.modules.rl_module import Batch, RLModule
+
+#: The buffer with the share of actions that are drawn at random, which the learner sets.
+EPSILON: Final = "epsilon"
+
+
+class QNetwork(RLModule):
+    """Values of the actions of a Discrete space, behind the encoder of the default module.
+
+    In training it returns values [B, n] as "action_dist_inputs", and the largest of them [B] as
+    "values". It explores ε-greedily. What heads see is normalized (Ba et al. 2016, "Layer
+    Normalization"), which keeps values from running away where no target network holds them.
+    """
+
+    epsilon: Tensor
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        super().__init__(observation_space, action_space, model_config)
+        if not isinstance(action_space, gymnasium.spaces.Discrete):
+            raise UnsupportedSpace(
+                f"{type(self).__name__} acts in Discrete spaces, and not in {action_space}"
+            )
+        catalog = Catalog(observation_space, action_space, model_config)
+        self.encoder = catalog.build_encoder()
+        features = feature_size(self.encoder)
+        self.core: Any = catalog.build_core(features)
+        features = features if self.core is None else feature_size(self.core)
+        self.normalize = nn.LayerNorm(features)
+        self.value_head = catalog.build_policy_head(features, self.action_distribution())
+        self.register_buffer(EPSILON, torch.tensor(1.0))  # []
+
+    def get_initial_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {} if self.core is None else self.core.get_initial_state()
+        return state
+
+    def _forward(self, batch: Batch) -> dict[str, Any]:
+        features, states = remember(self.encoder, self.core, batch)  # [B, H] or [B, T, H]
+        values = self.value_head(self.normalize(features))  # [B, n] or [B, T, n]
+        if self._masked:
+            mask = batch[OBSERVATIONS][ACTION_MASK]
+            values = self.action_distribution().mask(values, mask)
+        return {ACTION_DIST_INPUTS: values, **states}
+
+    def _forward_train(self, batch: Batch) -> dict[str, Any]:
+        outputs = self._forward(batch)
+        return {**outputs, VALUES: outputs[ACTION_DIST_INPUTS].max(-1).values}
+
+    def _forward_exploration(self, batch: Batch) -> dict[str, Any]:
+        outputs = self._forward(batch)
+        values = outputs[ACTION_DIST_INPUTS]  # [B, n] or [B, T, n]
+        legal = torch.ones_like(values)  # [B, n]
+        if self._masked:
+            legal = batch[OBSERVATIONS][ACTION_MASK].to(values.dtype).view_as(values)
+        best = nn.functional.one_hot(values.argmax(-1), values.shape[-1])  # [B, n]
+        any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
+        shares = self.epsilon * any_action + (1 - self.epsilon) * best  # [B, n]
+        return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}

@@ -1,0 +1,114 @@
+"""An algorithm of one's own works wherever one that ships does."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+
+import pytest
+from support.place import REPOSITORY, Place, assert_books_balance, summary
+
+EXAMPLES = REPOSITORY / "examples"
+PATH = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}", "COLUMNS": "200"}
+NAME = "own_algorithm:MyAlgorithm"
+SMALL = ("--env", "CartPole-v1", "--num-env-runners", 1, "--algorithm", NAME)
+
+
+def test_help_shows_its_keys_with_their_defaults_and_no_others(place: Place) -> None:
+    shown = place.run("train", "--algorithm", NAME, "--help", **PATH)
+    assert shown.status == 0, shown.output
+    assert "Share of actions that are drawn at random" in shown.output
+    assert "(default: 0 1.0 50000 0.05)" in shown.output
+    assert "--grad-clip FLOAT" in shown.output
+    assert "(default: 10.0)" in shown.output
+    assert "--entropy-coefficient" not in shown.output
+    assert "--clip " not in shown.output
+
+
+def test_a_wrong_key_or_name_is_named_with_the_nearest_right_one(place: Place) -> None:
+    for options, said in (
+        ((*SMALL, "--epsilom", 0.1), "--epsilon FLOAT"),
+        ((*SMALL, "--lambda_", 2), "lambda_ = 2.0: must be at least 0 and at most 1"),
+        (("--algorithm", "own_algorithm:MyAlgoritm"), "did you mean 'MyAlgorithm'?"),
+        (("--algorithm", "own_algoritm:Mine"), "there is no Python module 'own_algoritm' here"),
+        (("--algorithm", "own_algorithm:MyCore"), "must be a class derived from juggler.Algorithm"),
+        (("--algorithm", "pppo"), "did you mean 'ppo'?"),
+    ):
+        run = place.run("train", *options, **PATH)
+        assert run.status == 2, run.output
+        assert said in run.output
+        assert "Traceback" not in run.output
+    place.write("wrong.toml", f'algorithm = "{NAME}"\nepsilom = 0.1\n')
+    run = place.run("train", "wrong.toml", **PATH)
+    assert run.status == 2
+    assert "unknown key 'epsilom': did you mean 'epsilon'?" in run.output
+
+
+def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> None:
+    place.write(
+        "mine.toml",
+        f'env = "CartPole-v1"\nalgorithm = "{NAME}"\nnum_env_runners = 1\nepsilon = 0.3\n'
+        "synchronous = true\nenvs_per_runner = 4\nfragment_steps = 16\nbatch_size = 64\n",
+    )
+    options = ("--run-dir", "run", "--stop-steps", 2000, "--lambda_", 0.9)
+    run = place.run("train", "mine.toml", *options, **PATH)
+    assert run.status == 0, run.output
+    config = tomllib.loads((place.path / "run" / "config.toml").read_text())
+    assert (config["algorithm"], config["epsilon"], config["lambda_"]) == (NAME, 0.3, 0.9)
+    assert config["module"] == "own_algorithm:MyModule", "what the algorithm brings"
+    resumed = place.run("train", "--resume", "run", "--epsilon", 0.2, "--stop-steps", 4000, **PATH)
+    assert resumed.status == 0, resumed.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 4000
+    assert_books_balance(place.path / "run")
+    lines = (place.path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["modules"]["default"]["epsilon"] == pytest.approx(0.2)
+    played = place.run("evaluate", "run", "--episodes", 2, **PATH)
+    assert played.status == 0, played.output
+    place.assert_nothing_is_left()
+
+
+def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
+    options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 4000]
+    driver = place.start("driver", *SMALL, *options, "--num-learners", 2, **PATH)
+    driver.wait_for("waiting for workers at")
+    line = next(line for line in driver.output.splitlines() if "waiting for workers" in line)
+    dial = ["--driver", line.split()[-1]]
+    roles = ("learner", "learner", "envrunner", "envrunner")
+    workers = [place.start(role, *dial, **PATH) for role in roles]
+    assert driver.wait(110) == 0, driver.output
+    for worker in workers:
+        assert worker.wait(60) == 0, worker.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 4000
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_act(
+    place: Place,
+) -> None:
+    source = (EXAMPLES / "own_algorithm.py").read_text().partition("if __name__")[0]
+    script = place.write(
+        "script.py",
+        f"{source}\n"
+        "if __name__ == '__main__':\n"
+        "    run = dict(run_dir='run', progress='off')\n"
+        "    juggler.train(env='CartPole-v1', algorithm=MyAlgorithm, stop_steps=2000, **run)\n"
+        "    try:\n"
+        "        juggler.resume('run', stop_steps=4000)\n"
+        "    except juggler.ConfigError as error:\n"
+        "        print(error)\n"
+        "    juggler.resume('run', stop_steps=4000, algorithm=MyAlgorithm)\n"
+        "    print(len(juggler.evaluate('run', 2, module=MyModule).returns), 'played')\n"
+        "    try:\n"
+        "        juggler.train(algorithm=MyCore)\n"
+        "    except juggler.ConfigError as error:\n"
+        "        print(error)\n",
+    )
+    run = place.start_program([sys.executable, str(script)], **PATH)
+    assert run.wait(110) == 0, run.output
+    assert "this run's algorithm is MyAlgorithm, of a script: pass algorithm=" in run.output
+    assert "2 played" in run.output
+    assert "'__main__:MyCore' must be a class derived from juggler.Algorithm" in run.output
+    assert summary(place.path / "run")["env_steps_trained"] >= 4000
+    place.assert_nothing_is_left()
