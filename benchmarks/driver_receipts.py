@@ -18,12 +18,13 @@ from fakes import LIVE_STEPS, FakeWorker, receipt_for
 
 from juggler.driver.core import events
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.module_core import ModuleStart
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import RequestPool
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -51,9 +52,9 @@ class Bench:
     """The driver's loop with a learner that is done at once, in this process."""
 
     def __init__(self, runners: int) -> None:
-        settings = CoreSettings(batch_size=LIVE_STEPS, max_open_updates=4 * runners)
-        self.core = DriverCore(settings)
-        self.core.handle(events.LearnerJoined("learner-0", "L"))
+        settings = ModuleSettings(batch_size=LIVE_STEPS, max_open_updates=4 * runners)
+        self.core = DriverCore({DEFAULT_MODULE: ModuleStart(settings)})
+        self.core.book(events.LearnerJoined("learner-0", "L"))
         self.mailbox: Mailbox[Any] = Mailbox()
         self.hub = Hub(HubSettings(run_id="bench", roles=("envrunner",)), self.mailbox)
         self.pool = RequestPool(self.hub, cap=1 << 16)
@@ -62,17 +63,23 @@ class Bench:
         self.booked = 0
 
     def happened(self, event: events.Event) -> None:
-        for command in self.core.handle(event):
-            if isinstance(command, events.Request):
-                request = training_pb2.SampleRequest(
-                    batch_id=command.batch_id,
-                    learner=command.learner,
-                    generation=command.generation,
-                    at_least=command.at_least.message(),
-                )
-                self.pool.submit(self.workers[command.runner], request)
-            elif isinstance(command, events.IssueUpdate):
+        for command in self.core.book(event):
+            assert not isinstance(command, events.Discard), "nothing is in vain here"
+
+    def turn(self) -> None:
+        """As the driver's loop, behind all that came at once."""
+        for command in self.core.issue_updates():
+            if isinstance(command, events.IssueUpdate):
                 self._update(command)
+        for asked in self.core.top_up():
+            request = training_pb2.SampleRequest(
+                module_id=asked.module_id,
+                batch_id=asked.batch_id,
+                learner=asked.learner,
+                generation=asked.generation,
+                at_least=asked.at_least.message(),
+            )
+            self.pool.submit(self.workers[asked.runner], request)
 
     def _update(self, command: events.IssueUpdate) -> None:
         self.updates += 1
@@ -104,6 +111,7 @@ class Bench:
                 worker = event.worker
                 self.workers[worker.worker_id] = worker
                 self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, LIVE_STEPS))
+        self.turn()
 
 
 def main() -> None:
@@ -133,7 +141,7 @@ def main() -> None:
             bench.hear()
         booked = bench.booked - booked
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-        bench.core.ledger.check()
+        bench.core.counters().check()
         for process in processes:
             process.kill()
         bench.hub.close()

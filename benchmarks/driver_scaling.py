@@ -17,8 +17,7 @@ import psutil
 from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
 from juggler.driver.config import RunConfig
-from juggler.driver.listen import Listen
-from juggler.driver.loop import Driver
+from juggler.driver.driver import Driver, Listen
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.run_directory import RunDirectory
 from juggler.driver.record.wording import Level
@@ -61,6 +60,8 @@ class MeasuredDriver(Driver):
         self.moments: list[Moment] = []
         self.most_open = 0
         self.line_seconds: list[float] = []
+        self._top_up, self._loop.top_up = self._loop.top_up, self._measured_top_up
+        self._write_line, self._upkeep.write_line = self._upkeep.write_line, self._measured_line
         return self.run()
 
     def _start(self) -> None:
@@ -69,22 +70,23 @@ class MeasuredDriver(Driver):
         arguments = (self._bound[-1], self._script, self._waits)
         context.Process(target=run_fakes, args=arguments, daemon=True).start()
 
-    def _on(self, event: Any) -> None:
-        super()._on(event)
-        ledger = self._workers.core.ledger
-        is_open = len(ledger.requested) + len(ledger.held) + len(ledger.updating)
-        self.most_open = max(self.most_open, is_open)
+    def _measured_top_up(self) -> None:
+        self._top_up()
+        for module in self._parts.core.modules.values():
+            ledger = module.ledger
+            is_open = len(ledger.requested) + len(ledger.held) + len(ledger.updating)
+            self.most_open = max(self.most_open, is_open)
 
-    def _write_line(self) -> dict[str, Any]:
+    def _measured_line(self) -> dict[str, Any]:
         begun = time.thread_time()
-        line = super()._write_line()
+        line = self._write_line()
         self.line_seconds.append(time.thread_time() - begun)
         script, here = self._script, (line["num_env_runners"], line["num_learners"])
         self._complete_lines += here == (script.runners, script.learners)
-        if self._complete_lines > WARM_UP_LINES and not self._workers.stop_reason:
+        if self._complete_lines > WARM_UP_LINES and not self._parts.end.reached:
             self.moments.append(_now(line))
             if self.moments[-1].time >= self.moments[0].time + self._seconds:
-                self._workers.stop("measured")
+                self._parts.end.stop("measured")
         return line
 
 

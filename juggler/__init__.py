@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
+    from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
     from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group.results import ShardLost as ShardLost
     from juggler.driver.learner_group.results import UpdateFailed as UpdateFailed
     from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
-    from juggler.driver.loop import RunFailed as RunFailed
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import resume as resume
@@ -182,7 +182,7 @@ _PUBLIC = {
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Result": "juggler.driver.result",
     "RunConfig": "juggler.driver.config",
-    "RunFailed": "juggler.driver.loop",
+    "RunFailed": "juggler.driver.driver",
     "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
     "Schedule": "juggler.learner.optim.optimizers",

@@ -192,7 +192,7 @@ def keys_given(arguments: Sequence[str]) -> frozenset[str]:
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command. Errors that people can fix become one message, and exit status 1 or 2."""
     from juggler.cli.picture import PlotError
-    from juggler.driver.loop import RunFailed
+    from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError
 

@@ -19,7 +19,7 @@ from juggler.cli.arguments import (
 )
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.listen import Listen
+from juggler.driver.driver import Listen
 from juggler.driver.result import has_checkpoint
 from juggler.driver.training import load_given, resume_run, start_run
 from juggler.runtime.actors.credentials import read_token

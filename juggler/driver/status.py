@@ -6,14 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from juggler.driver.config import RunConfig
+from juggler.driver.parts import RunParts
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.workers import WorkerRecord
-from juggler.driver.run_clock import RunClock
-from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.histogram import Histogram
-from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.vitals import Vitals
 from juggler.runtime.wire.v1 import status_pb2
@@ -21,42 +17,38 @@ from juggler.runtime.wire.v1 import status_pb2
 
 @dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Reads off the parts of a driver what its run is doing. For the driver's own thread."""
+    """Reads from the parts of a run what it is doing. For the driver's own thread."""
 
     run_id: str
     run_dir: Path
-    config: RunConfig
-    clock: RunClock
-    workers: WorkerEvents
-    hub: Hub
-    local: LocalWorkers
+    parts: RunParts
     journal: Journal
 
     def read(self) -> status_pb2.RunStatus:
-        workers, records = self.workers, self.workers.metrics.workers
-        rates = records.rates(workers.core.ledger.trained)
+        parts, records = self.parts, self.parts.metrics.workers
+        rates = records.rates(parts.core.trained)
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(self.run_dir.resolve()),
-            env=self.config.env_runner.env,
-            algorithm=self.config.learner.algorithm,
-            phase=workers.stop_reason or "training",
-            wall_seconds=self.clock.now().wall,
-            version=workers.core.weights_version.message(),
+            env=parts.config.env_runner.env,
+            algorithm=parts.config.learner.algorithm,
+            phase=parts.end.reason or "training",
+            wall_seconds=parts.clock.now().wall,
+            version=parts.core.weights_version.message(),
             updates=records.updates,
-            restarts=self.local.restarts + records.remote_restarts(),
+            restarts=parts.local.restarts + records.remote_restarts(),
             steps_per_second=rates.get("", 0.0),
             steps=self._steps(),
             queues=self._queues(),
             episodes=self._episodes(),
-            staleness=_histogram(workers.metrics.staleness),
-            receipt_seconds=_histogram(workers.commands.receipt_seconds),
-            update_seconds=_histogram(workers.commands.update_seconds),
+            staleness=_histogram(parts.metrics.staleness),
+            receipt_seconds=_histogram(parts.commands.receipt_seconds),
+            update_seconds=_histogram(parts.commands.update_seconds),
             driver=status_pb2.Resources(
                 cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
             ),
         )
-        vitals = self.hub.vitals()
+        vitals = parts.hub.vitals()
         for name, record in records.by_id.items():
             worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
             status.workers.append(worker)
@@ -65,7 +57,7 @@ class StatusReader:
         return status
 
     def _steps(self) -> status_pb2.StepBooks:
-        books = self.workers.core.ledger.counters()
+        books = self.parts.core.counters()
         return status_pb2.StepBooks(
             sampled=books.sampled,
             trained=books.trained,
@@ -75,16 +67,16 @@ class StatusReader:
         )
 
     def _queues(self) -> status_pb2.Queues:
-        core = self.workers.core
+        core = self.parts.core
         return status_pb2.Queues(
-            requests_in_flight=len(core.ledger.requested),
+            requests_in_flight=core.requests_in_flight,
             updates_in_flight=core.updates_in_flight,
-            held_batches=len(core.ledger.held),
+            held_batches=core.held_batches,
             held_steps=core.held_steps,
         )
 
     def _episodes(self) -> status_pb2.RunStatus.Episodes:
-        metrics = self.workers.metrics
+        metrics = self.parts.metrics
         return status_pb2.RunStatus.Episodes(
             ended=metrics.episodes,
             return_mean=metrics.return_mean,
@@ -100,7 +92,7 @@ class StatusReader:
             worker_id=record.worker_id,
             role=record.role,
             state=record.state,
-            device=self.workers.registry.devices.get(record.worker_id, ""),
+            device=self.parts.registry.devices.get(record.worker_id, ""),
             steps=record.steps,
             steps_per_second=rate,
             seconds_silent=now - record.changed if vitals is None else vitals.seconds_silent,

@@ -16,8 +16,7 @@ from juggler.driver.checkpoint.beginning import beginning_of
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
-from juggler.driver.listen import Listen
-from juggler.driver.loop import Driver
+from juggler.driver.driver import Driver, Listen
 from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory

@@ -199,7 +199,7 @@ def test_less_is_open_where_weights_come_at_intervals(
     max_staleness: int, weights_interval: int, open_updates: int
 ) -> None:
     config = {"max_staleness": max_staleness, "weights_interval": weights_interval}
-    settings = core_of(RunConfig.from_flat(config), None)._state.settings
+    settings = core_of(RunConfig.from_flat(config), None).modules["default"].settings
     assert settings.max_open_updates == open_updates
     assert settings.weights_interval == weights_interval
     assert open_updates + weights_interval - 1 <= max_staleness

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from juggler.driver.intervals import Intervals
+from juggler.driver.upkeep import Intervals
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes when it is told to."""
     made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("juggler.driver.intervals.time.monotonic", lambda: made.now)
+    monkeypatch.setattr("juggler.driver.upkeep.time.monotonic", lambda: made.now)
     return made
 
 

@@ -13,13 +13,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from support.worker_events_world import ConversationWorld
+from support.worker_events_world import WorkersWorld
 
-from juggler.driver.config import RunConfig
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.prometheus import families, serve_metrics
-from juggler.driver.run_clock import RunClock
 from juggler.driver.status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub_events import Left
@@ -28,22 +26,14 @@ from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
 
 
 class Watched:
-    """A worker_events whose status can be read."""
+    """A run whose status can be read."""
 
     def __init__(self, directory: Path) -> None:
-        self.world = ConversationWorld(directory)
+        self.world = WorkersWorld(directory)
         self.journal = Journal(SilentProgress(), directory, "run1")
-        hub = SimpleNamespace(vitals=lambda: {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)})
-        self._reader = StatusReader(
-            "run1",
-            directory,
-            RunConfig(),
-            RunClock(0.0),
-            self.world.worker_events,
-            cast(Any, hub),
-            cast(Any, SimpleNamespace(restarts=0)),
-            self.journal,
-        )
+        vitals = {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)}
+        self.world.parts.hub = cast(Any, SimpleNamespace(vitals=lambda: vitals))
+        self._reader = StatusReader("run1", directory, self.world.parts, self.journal)
 
     def read(self) -> status_pb2.RunStatus:
         return self._reader.read()
@@ -138,7 +128,7 @@ def test_counters_never_go_backwards(watched: Watched) -> None:
     seen = [_samples(watched.read())]
     watched.update()
     seen.append(_samples(watched.read()))
-    world.worker_events.hear(Left(world.runner, "gone"))
+    world.hear(Left(world.runner, "gone"))
     seen.append(_samples(watched.read()))
     world.runner = world.join("envrunner")
     seen.append(_samples(watched.read()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from juggler.driver.core.events import (
@@ -23,6 +24,7 @@ from juggler.driver.core.events import (
     UsedBatch,
     WorkerKey,
 )
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 
@@ -37,6 +39,7 @@ class FakeRunner:
 class FakeLearner:
     worker: WorkerKey
     version: Version
+    module_id: str  # that it trains
     batches: dict[int, int] = field(default_factory=dict)  # batch id -> live steps
     commands: deque[Command] = field(default_factory=deque)
     answers: list[UpdateFinished] = field(default_factory=list)
@@ -45,9 +48,10 @@ class FakeLearner:
 class Processes:
     """The processes that are alive, and their messages on the way to the core."""
 
-    def __init__(self, weights_interval: int) -> None:
-        self.published = Version(0, 0)  # the newest weights that runners can have
-        self._weights_interval = weights_interval
+    def __init__(self, settings: Mapping[str, ModuleSettings]) -> None:
+        # By module: the newest weights that runners can have.
+        self.published = dict.fromkeys(settings, Version(0, 0))
+        self.settings = settings
         self.runners: dict[str, FakeRunner] = {}
         self.learners: dict[str, FakeLearner] = {}
         self.pending: list[Event] = []
@@ -68,23 +72,28 @@ class Processes:
 
     def lose(self, worker_id: str, survivors: int) -> None:
         """The same of a learner whose connection broke; it will tell what it had done last."""
-        answers = self.learners[worker_id].answers[-3:]
+        learner = self.learners[worker_id]
         self.kill(worker_id, survivors)
-        self.pending += [UpdateKept(worker_id, each.version, each.used) for each in answers]
+        self.pending += [
+            UpdateKept(worker_id, each.version, each.used, learner.module_id)
+            for each in learner.answers[-3:]
+        ]
 
     def sample(self, worker_id: str, live_steps: int, outcome: str) -> None:
         """A runner does its next request. Outcome: failed, sent, or a reason to drop the batch."""
         runner = self.runners[worker_id]
         request = runner.requests.popleft()
         if outcome == "failed":
-            self.pending.append(SampleFailed(request.batch_id, *runner.worker))
+            failed = SampleFailed(request.batch_id, *runner.worker, request.module_id)
+            self.pending.append(failed)
             return
         learner = self.learners.get(request.learner)
         if outcome == "sent" and learner is None:
             outcome = "learner_lost"
         if outcome == "sent":
             learner.batches[request.batch_id] = live_steps
-            self.pending.append(Arrived(*learner.worker, request.batch_id, live_steps))
+            arrived = Arrived(*learner.worker, request.batch_id, live_steps, request.module_id)
+            self.pending.append(arrived)
         self.pending.append(
             SampleReceived(
                 batch_id=request.batch_id,
@@ -94,6 +103,7 @@ class Processes:
                 live_steps=live_steps,
                 version=request.at_least,
                 dropped="" if outcome == "sent" else outcome,
+                module_id=request.module_id,
             )
         )
 
@@ -109,12 +119,18 @@ class Processes:
             for batch_id in command.batch_ids:
                 learner.batches.pop(batch_id, None)
         elif isinstance(command, FormGroup):
-            newest = max(other.version.update for other in self.learners.values())
+            newest = max(
+                other.version.update
+                for other in self.learners.values()
+                if other.module_id == learner.module_id
+            )
             learner.version = Version(command.generation, newest)
-            self.publish(learner.version)
+            self.publish(learner.module_id, learner.version)
         elif isinstance(command, IssueUpdate):
             if outcome == "failed":
-                event: Event = UpdateFailed(command.update_id, *learner.worker, "a peer is gone")
+                event: Event = UpdateFailed(
+                    command.update_id, *learner.worker, "a peer is gone", learner.module_id
+                )
             else:
                 event = self._update(learner, command, outcome)
                 learner.answers.append(event)
@@ -128,9 +144,11 @@ class Processes:
         elif outcome != "trained":
             used[0] = used[0]._replace(dropped=outcome)
         learner.version = learner.version._replace(update=learner.version.update + 1)
-        if learner.version.update % self._weights_interval == 0:
-            self.publish(learner.version)
-        return UpdateFinished(command.update_id, *learner.worker, learner.version, tuple(used))
+        if learner.version.update % self.settings[learner.module_id].weights_interval == 0:
+            self.publish(learner.module_id, learner.version)
+        return UpdateFinished(
+            command.update_id, *learner.worker, learner.version, tuple(used), learner.module_id
+        )
 
-    def publish(self, version: Version) -> None:
-        self.published = max(self.published, version)
+    def publish(self, module_id: str, version: Version) -> None:
+        self.published[module_id] = max(self.published[module_id], version)

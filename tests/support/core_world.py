@@ -6,7 +6,9 @@ The world keeps books of its own, from messages alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
@@ -31,20 +33,29 @@ from juggler.driver.core.events import (
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.module_core import ModuleCore, ModuleStart
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 from support.core_fakes import FakeLearner, FakeRunner, Processes
 
+#: Learners 0 to 3 train the first module, 4 to 7 the second.
+LEARNERS_OF_A_MODULE = 4
 
-class World(Processes):
-    def __init__(self, settings: CoreSettings) -> None:
-        super().__init__(settings.weights_interval)
-        self.settings = settings
-        self.core = DriverCore(settings)
-        self.delivered: list[Event] = []
+
+class ModuleBooks:
+    """What the world knows of one module, and what must hold there.
+
+    Args:
+        core: of the module.
+        known: worker id -> incarnation, as the core must see it; the world keeps it.
+    """
+
+    def __init__(self, core: ModuleCore, known: Mapping[str, str]) -> None:
+        self.core = core
+        self.settings = core.settings
+        self.known = known
         self.group: tuple[str, ...] = ()
         self.generation = 0
-        self.known: dict[str, str] = {}  # worker id -> incarnation, as the core must see it
         self.requests: dict[int, Request] = {}
         self.unreported: dict[WorkerKey, set[int]] = {}  # by runner: requests under way
         self.sampled: dict[int, int] = {}  # batch id -> live steps of the first report
@@ -55,61 +66,12 @@ class World(Processes):
         self.used: set[int] = set()
         self.open: set[int] = set()
         self.closed: set[int] = set()
-        self._incarnations = 0
 
-    # What happens in the world.
-
-    def start_runner(self, index: int, steps: int) -> None:
-        worker = self._new_worker(f"envrunner-{index}")
-        self.runners[worker.worker_id] = FakeRunner(worker, steps)
-        self.deliver(RunnerJoined(worker.worker_id, worker.incarnation, steps))
-
-    def start_learner(self, index: int) -> None:
-        worker = self._new_worker(f"learner-{index}")
-        self.learners[worker.worker_id] = FakeLearner(worker, Version(0, 0))
-        self.deliver(LearnerJoined(worker.worker_id, worker.incarnation))
-
-    def _new_worker(self, worker_id: str) -> WorkerKey:
-        self._incarnations += 1
-        return WorkerKey(worker_id, f"process-{self._incarnations}")
-
-    # What the core is told, and what it answers.
-
-    def deliver(self, event: Event) -> list[Command]:
-        self._expect(event)
-        version, before = self.core.weights_version, set(self.core.ledger.unreported)
-        commands = self.core.handle(event)
-        self.delivered.append(event)
-        assert self.core.weights_version >= version
-        self._check_reopened(before)
-        for command in commands:
-            self._obey(command)
-        self._check_admission(commands)
-        if self.core.between_rounds and not any(isinstance(each, Proceed) for each in self.pending):
-            self.pending.append(Proceed())
-        return commands
-
-    def deliver_next(self, index: int = 0) -> None:
-        self.deliver(self.pending.pop(index))
-
-    def _expect(self, event: Event) -> None:
+    def expect(self, event: Event) -> None:
         """Book the event here, as the rules have it."""
         match event:
-            case PeersMet(generation, update):
+            case PeersMet():
                 self.unheard.clear()
-                self.publish(Version(generation, update))
-            case RunnerJoined(worker_id, incarnation) | LearnerJoined(worker_id, incarnation):
-                fresh = not any(
-                    isinstance(past, RunnerJoined | LearnerJoined)
-                    and past.incarnation == incarnation
-                    for past in self.delivered
-                )
-                if fresh:
-                    self._gone(worker_id)
-                    self.known[worker_id] = incarnation
-            case RunnerLeft(worker_id, incarnation) | LearnerLeft(worker_id, incarnation):
-                if self.known.get(worker_id) == incarnation:
-                    self._gone(worker_id)
             case SampleReceived() | SampleFailed():
                 if self.known.get(event.runner) == event.incarnation:
                     self._reported(event.batch_id, getattr(event, "live_steps", None))
@@ -122,14 +84,12 @@ class World(Processes):
                     waiting.remove(event.learner)
                     if isinstance(event, UpdateFinished):
                         self.trained += sum(b.live_steps for b in event.used if not b.dropped)
-
             case UpdateKept():
                 told = [each for each in event.used if each.batch_id in self.unheard]
                 self.unheard -= {each.batch_id for each in told}
                 self.trained += sum(each.live_steps for each in told if not each.dropped)
 
-    def _gone(self, worker_id: str) -> None:
-        incarnation = self.known.pop(worker_id, "")
+    def gone(self, worker_id: str, incarnation: str) -> None:
         self.unreported.pop(WorkerKey(worker_id, incarnation), None)
         self.group = tuple(name for name in self.group if name != worker_id)
         for update_id, waiting in self.waiting.items():
@@ -137,11 +97,11 @@ class World(Processes):
                 self.unheard.update(self.shares[update_id][worker_id])
                 waiting.discard(worker_id)
 
-    def _updates_in_flight(self) -> int:
+    def updates_in_flight(self) -> int:
         return sum(map(bool, self.waiting.values()))
 
-    def _updates_closed(self) -> int:
-        return len(self.waiting) - self._updates_in_flight()
+    def updates_closed(self) -> int:
+        return len(self.waiting) - self.updates_in_flight()
 
     def _reported(self, batch_id: int, live_steps: int | None) -> None:
         request = self.requests[batch_id]
@@ -150,35 +110,17 @@ class World(Processes):
         if live_steps is not None:
             self.sampled.setdefault(batch_id, live_steps)
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case Request():
-                self._check_request(command)
-                runner = self.runners.get(command.runner)
-                if runner is not None and runner.worker.incarnation == command.incarnation:
-                    runner.requests.append(command)
-            case FormGroup():
-                assert command.generation > self.generation
-                assert set(command.members) >= set(self.group), "a survivor was left out"
-                assert set(command.members) <= set(self.known)
-                grown = set(command.members) > set(self.group)
-                assert not grown or not self._updates_in_flight(), "joined during an update"
-                self.group, self.generation = command.members, command.generation
-                self._send(command.members, command)
-            case IssueUpdate():
-                self._check_update(command)
-                self._send([share.learner for share in command.shares], command)
-            case Discard():
-                self._send([command.learner], command)
-
-    def _send(self, worker_ids: list[str] | tuple[str, ...], command: Command) -> None:
-        for worker_id in worker_ids:
-            if worker_id in self.learners:
-                self.learners[worker_id].commands.append(command)
-
     # What must hold.
 
-    def _check_request(self, request: Request) -> None:
+    def check_group(self, command: FormGroup) -> None:
+        assert command.generation > self.generation
+        assert set(command.members) >= set(self.group), "a survivor was left out"
+        assert set(command.members) <= set(self.known)
+        grown = set(command.members) > set(self.group)
+        assert not grown or not self.updates_in_flight(), "joined during an update"
+        self.group, self.generation = command.members, command.generation
+
+    def check_request(self, request: Request, published: Version) -> None:
         assert request.batch_id not in self.requests
         self.requests[request.batch_id] = request
         assert self.known[request.runner] == request.incarnation
@@ -193,12 +135,12 @@ class World(Processes):
         if self.settings.synchronous:
             assert at_least == newest
         else:
-            assert at_least <= self.published, "the runner would wait for ever"
+            assert at_least <= published, "the runner would wait for ever"
             behind = max(0, newest.update - 1) - at_least.update
             assert 0 <= behind < self.settings.weights_interval
             assert at_least.generation == newest.generation
 
-    def _check_update(self, update: IssueUpdate) -> None:
+    def check_update(self, update: IssueUpdate, learners: Mapping[str, FakeLearner]) -> None:
         assert update.update_id not in self.waiting
         self.waiting[update.update_id] = set(self.group)
         self.shares[update.update_id] = dict(update.shares)
@@ -214,24 +156,25 @@ class World(Processes):
                 assert held > 0
             else:
                 assert held * len(update.shares) >= self.settings.batch_size
-            if share.learner in self.learners:
-                assert self.learners[share.learner].batches.keys() >= set(share.batch_ids)
+            if share.learner in learners:
+                assert learners[share.learner].batches.keys() >= set(share.batch_ids)
         if self.settings.synchronous:
-            assert self._updates_in_flight() == 1
+            assert self.updates_in_flight() == 1
             assert not any(self.unreported.values()), "not every request has ended"
             for share in update.shares:
                 order = [(worker_order(self.requests[i].runner), i) for i in share.batch_ids]
                 assert order == sorted(order)
         else:
-            assert self._updates_in_flight() <= self.settings.max_updates_in_flight
+            assert self.updates_in_flight() <= self.settings.max_updates_in_flight
 
-    def _check_admission(self, commands: list[Command]) -> None:
+    def check_admission(self, commands: list[Command]) -> None:
         """The last request for a learner found less than its part of the bound open."""
         if self.settings.synchronous:
             return
         bound = self.settings.max_open_updates * self.settings.batch_size / max(1, len(self.group))
-        last = {command.learner: command for command in commands if isinstance(command, Request)}
-        for learner, request in last.items():
+        asked = [each for each in commands if isinstance(each, Request)]
+        ours = [each for each in asked if each.module_id == self.core.module_id]
+        for learner, request in {each.learner: each for each in ours}.items():
             batch = self.core.ledger.requested[request.batch_id]
             assert self._open_steps(learner) - batch.steps < bound
 
@@ -246,7 +189,7 @@ class World(Processes):
             if batch.learner == worker
         )
 
-    def _check_reopened(self, unreported: set[int]) -> None:
+    def check_reopened(self, unreported: set[int]) -> None:
         ledger = self.core.ledger
         now = {*ledger.requested, *ledger.held, *ledger.updating}
         assert now.isdisjoint(self.closed - unreported), "a closed batch was opened again"
@@ -263,7 +206,7 @@ class World(Processes):
         assert ledger.sampled == sum(self.sampled.values())
         assert ledger.trained == self.trained
         assert ledger.lost_unreported == sum(b.steps for b in ledger.unreported.values())
-        assert core.idle == (not self._updates_in_flight())
+        assert core.idle == (not self.updates_in_flight())
         assert len(ledger.requested) == sum(map(len, self.unreported.values()))
         assert core.members == self.group
         members = core._group.members
@@ -273,16 +216,147 @@ class World(Processes):
         held = [batch.batch_id for learner in members.values() for batch in learner.held]
         assert sorted(held) == sorted(ledger.held)
 
+
+class World(Processes):
+    """
+    Args:
+        settings: of each module.
+        events_a_turn: how many events the core is told before it is asked for updates and requests,
+            as the driver's loop asks it behind all that came at once.
+    """
+
+    def __init__(self, settings: Mapping[str, ModuleSettings], events_a_turn: int = 1) -> None:
+        super().__init__(settings)
+        self.core = DriverCore({key: ModuleStart(each) for key, each in settings.items()})
+        self.known: dict[str, str] = {}
+        self.books = {
+            key: ModuleBooks(module, self.known) for key, module in self.core.modules.items()
+        }
+        self.delivered: list[Event] = []
+        self._events_a_turn = events_a_turn
+        self._events = 0  # since the last turn
+        self._incarnations = 0
+
+    # What happens in the world.
+
+    def start_runner(self, index: int, steps: int) -> None:
+        worker = self._new_worker(f"envrunner-{index}")
+        self.runners[worker.worker_id] = FakeRunner(worker, steps)
+        self.deliver(RunnerJoined(worker.worker_id, worker.incarnation, steps))
+
+    def start_learner(self, index: int) -> None:
+        """Of the module that learners of this index train."""
+        module_id = list(self.settings)[index // LEARNERS_OF_A_MODULE]
+        worker = self._new_worker(f"learner-{index}")
+        self.learners[worker.worker_id] = FakeLearner(worker, Version(0, 0), module_id)
+        self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+
+    def _new_worker(self, worker_id: str) -> WorkerKey:
+        self._incarnations += 1
+        return WorkerKey(worker_id, f"process-{self._incarnations}")
+
+    # What the core is told, and what it answers.
+
+    def deliver(self, event: Event) -> list[Command]:
+        self._expect(event)
+        commands = self._obey_all(self.core.book, event)
+        self.delivered.append(event)
+        self._events += 1
+        return [*commands, *self.turn()] if self._events >= self._events_a_turn else commands
+
+    def turn(self) -> list[Command]:
+        """What the driver's loop does behind the events that came at once."""
+        self._events = 0
+        return [*self._obey_all(self.core.issue_updates), *self._obey_all(self.core.top_up)]
+
+    def _obey_all(self, asked: Any, *about: Event) -> list[Command]:
+        versions = {key: module.weights_version for key, module in self.core.modules.items()}
+        before = {key: set(each.core.ledger.unreported) for key, each in self.books.items()}
+        commands: list[Command] = list(asked(*about))
+        for key, books in self.books.items():
+            assert books.core.weights_version >= versions[key]
+            books.check_reopened(before[key])
+        for command in commands:
+            self._obey(command)
+        for key, books in self.books.items():
+            books.check_admission(commands)
+            coming = Proceed(key) in self.pending
+            if books.core.between_rounds and not coming:
+                self.pending.append(Proceed(key))
+        return commands
+
+    def deliver_next(self, index: int = 0) -> None:
+        self.deliver(self.pending.pop(index))
+
+    def _expect(self, event: Event) -> None:
+        match event:
+            case RunnerJoined(worker_id, incarnation) | LearnerJoined(worker_id, incarnation):
+                fresh = not any(
+                    isinstance(past, RunnerJoined | LearnerJoined)
+                    and past.incarnation == incarnation
+                    for past in self.delivered
+                )
+                if fresh:
+                    self._gone(worker_id)
+                    self.known[worker_id] = incarnation
+            case RunnerLeft(worker_id, incarnation) | LearnerLeft(worker_id, incarnation):
+                if self.known.get(worker_id) == incarnation:
+                    self._gone(worker_id)
+            case _ if hasattr(event, "module_id"):
+                self.books[event.module_id].expect(event)
+                if isinstance(event, PeersMet):
+                    self.publish(event.module_id, Version(event.generation, event.update))
+
+    def _gone(self, worker_id: str) -> None:
+        incarnation = self.known.pop(worker_id, "")
+        for books in self.books.values():
+            books.gone(worker_id, incarnation)
+
+    def _obey(self, command: Command) -> None:
+        books = self.books[command.module_id]
+        match command:
+            case Request():
+                books.check_request(command, self.published[command.module_id])
+                runner = self.runners.get(command.runner)
+                if runner is not None and runner.worker.incarnation == command.incarnation:
+                    runner.requests.append(command)
+            case FormGroup():
+                books.check_group(command)
+                self._send(command.members, command)
+            case IssueUpdate():
+                books.check_update(command, self.learners)
+                self._send([share.learner for share in command.shares], command)
+            case Discard():
+                self._send([command.learner], command)
+
+    def _send(self, worker_ids: list[str] | tuple[str, ...], command: Command) -> None:
+        for worker_id in worker_ids:
+            if worker_id in self.learners:
+                assert self.learners[worker_id].module_id == command.module_id
+                self.learners[worker_id].commands.append(command)
+
+    def check(self) -> None:
+        """Whenever nothing is being handled."""
+        for books in self.books.values():
+            books.check()
+        whole = self.core.counters()
+        whole.check()
+        assert whole.sampled == sum(sum(each.sampled.values()) for each in self.books.values())
+        assert whole.trained == sum(each.trained for each in self.books.values())
+
     # A world without faults.
 
-    def run(self, until_updates: int, max_rounds: int = 200) -> None:
-        """Everybody does what it is told to, until so many more updates were made."""
-        goal = self._updates_closed() + until_updates
+    def run(self, until_updates: int, modules: Iterable[str] = (), max_rounds: int = 400) -> None:
+        """Everybody does what it is told to, until each of these modules, or of all, has made so
+        many more updates."""
+        watched = [self.books[key] for key in modules] or list(self.books.values())
+        goals = [books.updates_closed() + until_updates for books in watched]
         for _ in range(max_rounds):
             while self.pending:
                 self.deliver_next()
+            self.turn()
             self.check()
-            if self._updates_closed() >= goal:
+            if all(b.updates_closed() >= goal for b, goal in zip(watched, goals, strict=True)):
                 return
             for runner in self.runners.values():
                 while runner.requests:
@@ -290,7 +364,7 @@ class World(Processes):
             for learner in self.learners.values():
                 while learner.commands:
                     self.work(learner.worker.worker_id, "trained")
-        raise AssertionError(f"the run stands still: {vars(self.core.ledger)}")
+        raise AssertionError(f"stands still: {[vars(books.core.ledger) for books in watched]}")
 
     def duplicate(self, index: int) -> None:
         """A message comes that came before."""

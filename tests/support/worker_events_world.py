@@ -1,4 +1,4 @@
-"""A worker_events whose workers are this test: they say whatever it likes."""
+"""A run whose workers are this test: they say whatever it likes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from google.protobuf.message import Message
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
+from juggler.driver.loop import Loop
+from juggler.driver.parts import RunParts
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.wording import Level
 from juggler.driver.run_clock import RunClock
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.hub import Hub
-from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 
 ROWS, STEPS = 2, 10
@@ -56,10 +60,11 @@ class _Told(SilentProgress):
         self.messages.append(text)
 
 
-class ConversationWorld:
-    """A driver's worker_events with one EnvRunner and one learner that are ready.
+class WorkersWorld:
+    """The parts of a run with one EnvRunner and one learner that are ready.
 
     Attributes:
+        core: of the module that is trained.
         told: has what people were told.
     """
 
@@ -74,35 +79,56 @@ class ConversationWorld:
         self._hub = _Hub()
         self.written: Mailbox[Any] = Mailbox()
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
-        self.snapshots = SnapshotWriter(self.written, directory, config, RunClock(0.0), None)
+        clock = RunClock(0.0)
+        self.snapshots = SnapshotWriter(self.written, directory, config, clock, None)
         # No process here is local, so the local workers are asked for nothing.
         local = cast(LocalWorkers, _NobodyIsLocal())
         hub = cast(Hub, self._hub)
         self.told = _Told()
-        self.worker_events = WorkerEvents(
+        self.parts = RunParts(
             config,
             hub,
             local,
             self.told,
             self.snapshots,
-            None,
+            clock,
             only_local=only_local,
             beginning=beginning,
         )
-        self.core = self.worker_events.core
+        self.worker_events = WorkerEvents(self.parts)
+        nothing = cast(Any, None)  # is due on intervals, and nobody watches
+        self._loop = Loop(self.parts, self.worker_events, Mailbox(), nothing, nothing)
+        self.core = self.parts.core.modules[DEFAULT_MODULE]
         self.runner = self.join("envrunner")
         self.get_ready(self.runner)
         self.learner = self.join("learner")
         self.get_ready(self.learner)
 
+    def hear(self, event: HubEvent) -> None:
+        """As the loop does, of one event at a time."""
+        self.worker_events.hear(event)
+        self.turn()
+
+    def end_process(self, event: Exited) -> None:
+        """A local process has ended."""
+        self.parts.departures.exited(event)
+        self.turn()
+
+    def turn(self) -> None:
+        """What the loop does when it has heard all that came."""
+        self._loop.issue_updates()
+        self._loop.finish_updates()
+        if not self.parts.end.reached:
+            self._loop.top_up()
+
     def join(self, role: str, index: int = 0) -> Worker:
         incarnation = f"incarnation-{next(self._incarnations)}"
         worker = Worker(f"{role}-{index}", incarnation, role, index, "host", 1, (), (), False)
-        self.worker_events.hear(Joined(worker))
+        self.hear(Joined(worker))
         return worker
 
     def leave(self, worker: Worker, **said: Any) -> None:
-        self.worker_events.hear(Left(worker, "gone", **said))
+        self.hear(Left(worker, "gone", **said))
 
     def get_ready(self, worker: Worker) -> None:
         if worker.role == "learner":
@@ -125,15 +151,15 @@ class ConversationWorld:
         self, worker: Worker, command_id: int, body: Message | any_pb2.Any, *, last: bool = True
     ) -> None:
         reply = attach_pb2.Reply(id=command_id, last=last, body=_packed(body))
-        self.worker_events.hear(Replied(worker, reply))
+        self.hear(Replied(worker, reply))
 
     def fail(self, worker: Worker, command_id: int) -> None:
         failure = attach_pb2.Failure(message="cannot")
         reply = attach_pb2.Reply(id=command_id, last=True, failure=failure)
-        self.worker_events.hear(Replied(worker, reply))
+        self.hear(Replied(worker, reply))
 
     def report(self, worker: Worker, body: Message | any_pb2.Any) -> None:
-        self.worker_events.hear(Reported(worker, _packed(body)))
+        self.hear(Reported(worker, _packed(body)))
 
     def sample(self, number: int = 0, **said: Any) -> None:
         """The runner answers its first request, or that of another number."""
@@ -147,7 +173,7 @@ class ConversationWorld:
         self.reply(self.runner, command_id, training_pb2.Receipt(**receipt))
 
     def ask_for_a_snapshot(self) -> int:
-        assert self.worker_events.checkpointing.begin()
+        assert self.parts.checkpointing.begin()
         return self.asked(self.learner, training_pb2.Snapshot)[-1][0]
 
     def why_dismissed(self, worker: Worker) -> str:
@@ -157,10 +183,18 @@ class ConversationWorld:
 
 
 class _NobodyIsLocal:
+    restarts = 0
+
     def of_use(self, worker_id: str) -> None:
         pass
 
     def gave_up_on(self, worker_id: str) -> None:
+        pass
+
+    def any_up(self, role: str) -> bool:
+        return False
+
+    def start_evaluator(self) -> None:
         pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import DriverConfig
-from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.runtime.wire.v1 import training_pb2
@@ -26,7 +26,7 @@ class Checkpointing:
     def __init__(
         self,
         config: DriverConfig,
-        core: DriverCore,
+        core: ModuleCore,
         registry: WorkerRegistry,
         commands: CommandSender,
         snapshots: SnapshotWriter,
@@ -46,7 +46,7 @@ class Checkpointing:
         Args:
             candidate: it is to lie aside.
         """
-        return self._ask(training_pb2.Snapshot(), candidate)
+        return self._ask(training_pb2.Snapshot(module_id=self._core.module_id), candidate)
 
     def holds_up(self, update: int) -> bool:
         """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
@@ -58,11 +58,13 @@ class Checkpointing:
             return False
         self._last = update
         self._commands.begin_anew(update)
+        module_id = self._core.module_id
         first, *others = (self._registry.ready[member] for member in members)
         for learner in others:
             seed = self._registry.seed(learner, update=update)
-            self._commands.send(learner, training_pb2.BeginAnew(seed=seed))
-        return self._ask(training_pb2.Snapshot(seed=self._registry.seed(first, update=update)))
+            self._commands.send(learner, training_pb2.BeginAnew(module_id=module_id, seed=seed))
+        seed = self._registry.seed(first, update=update)
+        return self._ask(training_pb2.Snapshot(module_id=module_id, seed=seed))
 
     def left(self, worker_id: str) -> None:
         """A learner is gone, and with it the state that it may have been sending."""

@@ -16,7 +16,9 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import DROP_REASONS
 from juggler.driver.core.ledger import Counters, LedgerError
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.module_core import ModuleStart
+from juggler.driver.core.staleness import StalenessBudget
+from juggler.driver.core.state import ModuleSettings
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import Times
@@ -88,7 +90,7 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
 
 def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, Any]:
     """The driver's share of a checkpoint."""
-    counters = core.ledger.counters()
+    counters = core.counters()
     return {
         "sampled": counters.sampled,
         "trained": counters.trained,
@@ -105,17 +107,19 @@ def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, A
     }
 
 
-def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
-    """A new core, or one whose books go on from a checkpoint."""
+def staleness_budget(config: RunConfig) -> StalenessBudget:
     learner = config.learner
-    # What batches may age by; they begin up to weights_interval - 1 updates older than the newest.
-    ages = learner.max_staleness - (learner.weights_interval - 1)
-    settings = CoreSettings(
-        batch_size=learner.batch_size,
-        # Half for the queue; the other half is slack for a runner that is held up, while batches
-        # that were asked for later go before its own.
-        max_open_updates=(ages + 1) // 2,
-        weights_interval=learner.weights_interval,
+    return StalenessBudget.of(
+        learner.max_staleness, learner.weights_interval, synchronous=config.driver.synchronous
+    )
+
+
+def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
+    """A new core, or one whose books go on from a checkpoint. A run trains one module."""
+    settings = ModuleSettings(
+        batch_size=config.learner.batch_size,
+        max_open_updates=staleness_budget(config).open_updates,
+        weights_interval=config.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
         num_learners=config.driver.learners,
@@ -123,9 +127,8 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         num_runners=config.driver.num_env_runners,
     )
     if resume is None:
-        return DriverCore(settings)
+        return DriverCore({DEFAULT_MODULE: ModuleStart(settings)})
     saved = resume.counters
-    generation, update = resume.version
     counters = Counters(
         saved["sampled"],
         saved["trained"],
@@ -133,7 +136,8 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         saved["in_flight"],
         saved["lost_unreported"],
     )
-    return DriverCore(settings, saved["next_id"], generation, update, counters)
+    start = ModuleStart(settings, *resume.version, counters)
+    return DriverCore({DEFAULT_MODULE: start}, saved["next_id"])
 
 
 def metrics_of(resume: Checkpoint | None) -> Metrics:

@@ -2,7 +2,10 @@
 
 Terms
     worker       an envrunner or a learner; one process's time as a worker is an incarnation.
-    batch        the live steps that one sample request brought; its id is never used twice.
+    batch        the live steps of one module that one sample request brought; its id is never used
+                 twice in a run.
+    module       what one group of learners trains. Events and commands name theirs; those of a
+                 whole worker or a whole run concern every module.
     share        what one learner gets of an update: some of the batches that it holds.
     live steps   environment steps that an action caused; the unit of all accounting.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 #: Why steps that were sampled are never trained on.
 DROP_REASONS = (
@@ -72,15 +75,20 @@ class RunnerLeft:
 class LearnerJoined:
     learner: str
     incarnation: str
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
 class BeginWithFewer:
-    """The learners that the run was to begin with have not all come: those that have begin."""
+    """The learners that a module was to begin with have not all come: those that have begin."""
+
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerLeft:
+    """The process is gone, with all the modules that it had."""
+
     learner: str
     incarnation: str
     reason: str
@@ -98,6 +106,7 @@ class SampleReceived:
     version: Version  # that acted
     dropped: str = ""
     stale_steps: int = 0  # that came to a gateway too old to be in any batch
+    module_id: str = DEFAULT_MODULE
 
     def __post_init__(self) -> None:
         _check(self.runner, self.batch_id, self.live_steps, self.dropped)
@@ -110,6 +119,7 @@ class SampleFailed:
     batch_id: int
     runner: str
     incarnation: str
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ class Arrived:
     incarnation: str
     batch_id: int
     live_steps: int
+    module_id: str = DEFAULT_MODULE
 
     def __post_init__(self) -> None:
         _check(self.learner, self.batch_id, self.live_steps, "")
@@ -134,6 +145,7 @@ class UpdateFinished:
     incarnation: str
     version: Version  # of the weights that the update made
     used: tuple[UsedBatch, ...]
+    module_id: str = DEFAULT_MODULE
 
     def __post_init__(self) -> None:
         for batch in self.used:
@@ -148,6 +160,7 @@ class UpdateKept:
     learner: str
     version: Version  # of the weights that the update made
     used: tuple[UsedBatch, ...]
+    module_id: str = DEFAULT_MODULE
 
     def __post_init__(self) -> None:
         for batch in self.used:
@@ -162,6 +175,7 @@ class UpdateFailed:
     learner: str
     incarnation: str
     reason: str
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +184,7 @@ class PeersMet:
 
     generation: int
     update: int
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +192,14 @@ class PeersLost:
     """The group of this generation cannot update together, and nobody of it has left."""
 
     generation: int
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
     """In synchronous mode, behind an update: the next round may begin."""
+
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +242,7 @@ class Request:
     learner: str
     generation: int
     at_least: Version
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +252,7 @@ class IssueUpdate:
     update_id: int
     generation: int
     shares: tuple[Share, ...]  # by rank
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +261,7 @@ class FormGroup:
 
     generation: int
     members: tuple[str, ...]  # by rank
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +270,7 @@ class Discard:
 
     learner: str
     batch_ids: tuple[int, ...]
+    module_id: str = DEFAULT_MODULE
 
 
 Command = Request | IssueUpdate | FormGroup | Discard

@@ -1,11 +1,11 @@
-"""The learners that update together, and those that wait to join them."""
+"""The learners that update one module together, and those that wait to join them."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from juggler.driver.core.events import FormGroup, WorkerKey
+from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.ledger import Batch
 
 
@@ -63,30 +63,30 @@ class Group:
         """Let it wait; `admit` lets it in."""
         self.joiners[worker.worker_id] = Learner(worker)
 
-    def admit(self) -> FormGroup | None:
-        """The group with all who wait, behind the ranks there are. None: not now."""
+    def admit(self) -> tuple[str, ...] | None:
+        """The members by rank, with all who wait behind those there are. None: not now."""
         if not self.joiners or len(self.joiners) < self._needed:
             return None
         for worker_id in sorted(self.joiners, key=worker_order):
             self.members[worker_id] = self.joiners.pop(worker_id)
         return self._form()
 
-    def leave(self, learner: Learner) -> FormGroup | None:
-        """The group of those who are left. None: nobody is, or it was not a member yet."""
+    def leave(self, learner: Learner) -> tuple[str, ...] | None:
+        """The members who are left, by rank. None: nobody is, or it was not a member yet."""
         worker_id = learner.worker.worker_id
         if self.joiners.pop(worker_id, None) is not None:
             return None
         del self.members[worker_id]
         return self._form() if self.members else None
 
-    def renew(self, generation: int) -> FormGroup | None:
+    def renew(self, generation: int) -> tuple[str, ...] | None:
         """The same members under another generation. None: that one is over already."""
         return self._form() if self.members and generation == self.generation else None
 
-    def _form(self) -> FormGroup:
+    def _form(self) -> tuple[str, ...]:
         self._needed = 1
         self.generation += 1
-        return FormGroup(self.generation, tuple(self.members))
+        return tuple(self.members)
 
 
 def worker_order(worker_id: str) -> tuple[str, int]:

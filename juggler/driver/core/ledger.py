@@ -1,4 +1,4 @@
-"""The driver's books: what became of every environment step.
+"""The driver's books of one module: what became of every environment step.
 
 A batch is requested, then held by its learner, then part of an update, then closed: trained or
 dropped. A step is sampled when its batch is first reported, by its runner or by its learner,
@@ -47,6 +47,19 @@ class Counters:
     in_flight: int
     lost_unreported: int  # requested from runners that died before anybody reported; not sampled
 
+    @classmethod
+    def sum(cls, books: Iterable[Counters]) -> Counters:
+        """Those of several modules together."""
+        each = list(books)
+        dropped = {reason: sum(b.dropped.get(reason, 0) for b in each) for reason in DROP_REASONS}
+        return cls(
+            sum(b.sampled for b in each),
+            sum(b.trained for b in each),
+            dropped,
+            sum(b.in_flight for b in each),
+            sum(b.lost_unreported for b in each),
+        )
+
     def check(self) -> None:
         """Raises:
         LedgerError: the identity does not hold.
@@ -59,7 +72,7 @@ class Counters:
 
 
 class Ledger:
-    """Counts steps and knows the open batches, each of which is in exactly one of three states."""
+    """Counts one module's steps and knows its open batches, each of them in one of three states."""
 
     def __init__(self) -> None:
         self.requested: dict[int, Batch] = {}  # nobody has reported it

@@ -1,4 +1,4 @@
-"""What the driver's core knows."""
+"""What the driver's core knows of one module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from juggler.driver.core.ledger import Batch, Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoreSettings:
+class ModuleSettings:
     batch_size: int
     """Live steps in one update, over all learners of the group."""
 
@@ -59,7 +59,7 @@ class Runner:
 
 @dataclass(slots=True)
 class State:
-    settings: CoreSettings
+    settings: ModuleSettings
     group: Group
     ledger: Ledger
     runners: dict[str, Runner] = field(default_factory=dict)

@@ -55,6 +55,10 @@ class Metrics:
         if modules:
             self.modules[worker_id] = {key: dict(values) for key, values in modules.items()}
 
+    def evaluated(self, return_mean: float) -> None:
+        """An evaluation of recent weights."""
+        self.evaluation_return = return_mean
+
     def learner_left(self, worker_id: str) -> None:
         self.modules.pop(worker_id, None)
 

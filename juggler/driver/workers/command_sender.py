@@ -77,6 +77,7 @@ class CommandSender:
             case events.IssueUpdate():
                 for share in command.shares:
                     update = training_pb2.Update(
+                        module_id=command.module_id,
                         update_id=command.update_id,
                         generation=command.generation,
                         batch_ids=share.batch_ids,
@@ -85,13 +86,17 @@ class CommandSender:
             case events.FormGroup():
                 self._form_group(command)
             case events.Discard():
-                self.tell(command.learner, training_pb2.Discard(batch_ids=command.batch_ids))
+                discard = training_pb2.Discard(
+                    module_id=command.module_id, batch_ids=command.batch_ids
+                )
+                self.tell(command.learner, discard)
 
     def _ask(self, command: events.Request) -> None:
         worker = self._registry.ready.get(command.runner)
         if worker is None:
             return
         request = training_pb2.SampleRequest(
+            module_id=command.module_id,
             batch_id=command.batch_id,
             learner=command.learner,
             generation=command.generation,
@@ -105,13 +110,17 @@ class CommandSender:
     def _form_group(self, command: events.FormGroup) -> None:
         first = command.members[0]
         group = training_pb2.Group(
+            module_id=command.module_id,
             generation=command.generation,
             members=command.members,
             meeting_point=self._registry.meeting_points[first],
         )
         for member in command.members:
             self.tell(member, group)
-        learners = self._registry.learners_message(command.generation)
         for worker in self._registry.ready.values():
             if worker.role != LEARNER:
-                self.send(worker, learners)
+                self.tell_learners(worker, command.module_id, command.generation)
+
+    def tell_learners(self, worker: Worker, module_id: str, generation: int) -> None:
+        """Let an EnvRunner know where the learners of a module are."""
+        self.send(worker, self._registry.learners_message(module_id, generation))

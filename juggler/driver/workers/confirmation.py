@@ -11,12 +11,11 @@ from typing import Any
 from juggler.driver.checkpoint.checkpointing import Checkpointing
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
-from juggler.driver.record.candidates import Played, most_steps
+from juggler.driver.record.candidates import Played
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.wording import number, spread
-from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.evaluations import Evaluator
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
@@ -72,9 +71,8 @@ class Confirmation:
     def __init__(
         self,
         config: RunConfig,
+        evaluator: Evaluator,
         metrics: Metrics,
-        registry: WorkerRegistry,
-        commands: CommandSender,
         checkpointing: Checkpointing,
         snapshots: SnapshotWriter,
         progress: Progress,
@@ -82,9 +80,8 @@ class Confirmation:
         self.outcome: dict[str, Any] | None = None
         self.kept: Path | None = None
         self._goal = config.driver.stop_return
+        self._evaluator = evaluator
         self._metrics = metrics
-        self._registry = registry
-        self._commands = commands
         self._checkpointing = checkpointing
         self._snapshots = snapshots
         self._progress = progress
@@ -132,20 +129,16 @@ class Confirmation:
 
     def play(self) -> None:
         """Have an evaluator play the candidate, if both are there."""
-        candidate, evaluators = self._candidate, self._registry.of_role(EVALUATOR)
-        if candidate is None or candidate.cut is None or candidate.player or not evaluators:
+        candidate = self._candidate
+        if candidate is None or candidate.cut is None or candidate.player:
             return
-        assert self._goal is not None
-        candidate.player = evaluators[0]
-        returns, lengths = self._metrics.returns, self._metrics.lengths
-        command = training_pb2.Evaluate(
-            episodes=self._metrics.candidates.episodes,
-            seed=self._registry.seed(candidate.player, candidate.cut.update),
+        best = max(self._metrics.returns)
+        candidate.player = self._evaluator.ask(
+            self._metrics.candidates.episodes,
+            candidate.cut.update,
             checkpoint=candidate.cut.place,
-            most_steps=most_steps(lengths),
-            goal=training_pb2.Evaluate.Goal(mean=self._goal, best=max(returns)),
+            goal=training_pb2.Evaluate.Goal(mean=self._goal, best=best),
         )
-        self._commands.send(candidate.player, command)
 
     def evaluated(
         self, command: training_pb2.Evaluate, evaluation: training_pb2.Evaluation

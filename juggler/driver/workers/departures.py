@@ -1,46 +1,105 @@
-"""What people are told of workers that leave."""
+"""Workers that leave, and processes that end."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import deque
 
+from juggler.driver.config import RunConfig
+from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
+from juggler.driver.run_end import RunEnd
+from juggler.driver.workers.confirmation import Confirmation
+from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Left
+from juggler.runtime.actors.supervisor import Exited
 
 _REMEMBERED = 100  # failures
 
 
 class Departures:
-    """
+    """Tells people of workers that are gone, and ends a run that cannot go on without them.
+
     Args:
-        registry: remembers how workers failed.
-        progress: shows it.
+        only_local: all workers are processes of this host that the driver starts.
+
+    Attributes:
+        last_failure: of any worker, in its own words; "": none has failed.
+        tracebacks: by worker id, the last one of each local worker.
     """
 
-    def __init__(self, registry: WorkerRegistry, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        end: RunEnd,
+        registry: WorkerRegistry,
+        local: LocalWorkers,
+        confirmation: Confirmation,
+        metrics: Metrics,
+        progress: Progress,
+        only_local: bool,
+    ) -> None:
+        self.last_failure = ""
+        self.tracebacks: dict[str, str] = {}
+        self._env = config.env_runner.env
+        self._end = end
         self._registry = registry
+        self._local = local
+        self._confirmation = confirmation
+        self._metrics = metrics
         self._progress = progress
+        self._only_local = only_local
         # Failures that people have seen already.
         self._shown: deque[str] = deque(maxlen=_REMEMBERED)
 
-    def show(self, event: Left) -> None:
-        """A worker has left."""
-        text, failure = f"{event.worker.worker_id} left: {event.reason}", event.failure
+    def hopeless(self, event: Left) -> bool:
+        """Where no EnvRunner has ever worked, to try again would only fail in the same way."""
+        return bool(event.failure) and not self._registry.had_runner and self._only_local
+
+    def left(self, event: Left) -> None:
+        """Tell people of a worker that has left, unless what ends the run says it all."""
+        failure = event.failure
+        if self._end.reached or (self.hopeless(event) and failure and not failure.traceback):
+            return
+        text = f"{event.worker.worker_id} left: {event.reason}"
         if failure is not None:
-            self._registry.last_failure = failure.message
+            self.last_failure = failure.message
             if event.worker.local:  # it may stay down, and people see it again
-                self._registry.tracebacks[event.worker.worker_id] = failure.traceback
+                self.tracebacks[event.worker.worker_id] = failure.traceback
             # A worker that fails in the same way again need not print it all again.
             if failure.message not in self._shown and failure.traceback:
                 self._shown.append(failure.message)
-                text += f"\n{inset(failure.traceback)}"
+                text += f"\n{_inset(failure.traceback)}"
         if event.stack:
-            text += f"\nIt was here:\n{inset(event.stack)}"
+            text += f"\nIt was here:\n{_inset(event.stack)}"
         self._progress.message(text, "error" if failure else "warning")
 
+    def exited(self, event: Exited) -> None:
+        """A local process has ended. If it was attached, it has also left."""
+        self._metrics.workers.exited(event)
+        role = event.worker_id.rpartition("-")[0]
+        if self._end.reached:
+            return None
+        if event.restart_in is not None:
+            text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
+            return self._progress.message(text, "warning")
+        self._local.gave_up_on(event.worker_id)
+        nobody = self._only_local and not self._local.any_up(role)
+        if role == LEARNER and nobody:
+            return self._end.fail(f"{event.worker_id} is lost: {event.how}", "learner_lost")
+        text = f"{event.worker_id} keeps ending (the last time: {event.how}) and stays down"
+        if role == ENVRUNNER and nobody:
+            text = f"no EnvRunner is left to step {self._env}: {text}. {self.last_failure}"
+            return self._end.fail(text.rstrip(), "no_envrunner")
+        if role == EVALUATOR:
+            self._confirmation.impossible(f"{event.worker_id} keeps ending")
+        traceback = self.tracebacks.get(event.worker_id, "")
+        return self._progress.message(f"{text}\n{_inset(traceback)}".rstrip(), "error")
 
-def inset(text: str) -> str:
+
+def _inset(text: str) -> str:
     """Lines of a worker, which must not look like those of the run."""
     return textwrap.indent(text.rstrip(), "  ", lambda _: True)

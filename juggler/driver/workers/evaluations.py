@@ -1,6 +1,8 @@
-"""Evaluations beside the training, by a worker of their own."""
+"""The evaluator, and evaluations beside the training."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.candidates import most_steps
@@ -10,32 +12,64 @@ from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.program import EVALUATOR
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.wire.v1 import training_pb2
 
 
-class Evaluations:
-    """How well the newest weights play, every now and then.
+class Evaluator:
+    """The worker that plays whole episodes."""
 
-    Attributes:
-        under_way: somebody plays them.
-    """
+    def __init__(self, registry: WorkerRegistry, commands: CommandSender, metrics: Metrics) -> None:
+        self._registry = registry
+        self._commands = commands
+        self._metrics = metrics
+
+    def ask(self, episodes: int, update: int, **what: Any) -> Worker | None:
+        """Have it play.
+
+        Args:
+            episodes: how many.
+            update: of the weights that it is to play.
+            what: more fields of an `Evaluate`.
+
+        Returns:
+            Who plays; None: there is no evaluator.
+        """
+        evaluators = self._registry.of_role(EVALUATOR)
+        if not evaluators:
+            return None
+        command = training_pb2.Evaluate(
+            episodes=episodes,
+            seed=self._registry.seed(evaluators[0], update),
+            most_steps=most_steps(self._metrics.lengths),
+            **what,
+        )
+        self._commands.send(evaluators[0], command)
+        return evaluators[0]
+
+
+class Evaluations:
+    """How well the newest weights play, every now and then."""
 
     def __init__(
         self,
         config: RunConfig,
-        metrics: Metrics,
-        registry: WorkerRegistry,
-        commands: CommandSender,
+        evaluator: Evaluator,
         connectors: ConnectorState,
+        metrics: Metrics,
         progress: Progress,
     ) -> None:
-        self.under_way = False
         self._episodes = config.driver.evaluation_episodes
-        self._metrics = metrics
-        self._registry = registry
-        self._commands = commands
+        self._evaluator = evaluator
         self._connectors = connectors
+        self._metrics = metrics
         self._progress = progress
+        self._player: Worker | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Somebody plays the newest weights."""
+        return self._player is not None
 
     def begin(self, update: int) -> None:
         """Ask for one, unless one is under way or there is nobody to ask.
@@ -43,21 +77,18 @@ class Evaluations:
         Args:
             update: that the weights have.
         """
-        evaluators = self._registry.of_role(EVALUATOR)
-        if evaluators and not self.under_way:
-            self.under_way = True
-            command = training_pb2.Evaluate(
-                episodes=self._episodes,
-                seed=self._registry.seed(evaluators[0], update),
-                connector_state=self._connectors.everything(),
-                most_steps=most_steps(self._metrics.lengths),
-            )
-            self._commands.send(evaluators[0], command)
+        if not self.under_way:
+            learned = self._connectors.everything()
+            self._player = self._evaluator.ask(self._episodes, update, connector_state=learned)
+
+    def left(self) -> None:
+        """The evaluator is gone, or could not play."""
+        self._player = None
 
     def answered(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
         """Episodes were played."""
-        self.under_way = False
-        self._metrics.evaluation_return = sum(done.episode_returns) / len(done.episode_returns)
+        self._player = None
+        self._metrics.evaluated(sum(done.episode_returns) / len(done.episode_returns))
         cut = sum(length >= command.most_steps for length in done.episode_lengths)
         if cut and command.most_steps:
             self._progress.message(

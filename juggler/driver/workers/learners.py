@@ -11,15 +11,15 @@ from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.restoring import begin_commands, restore_commands
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
-from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UpdateKept
+from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.replies import read_update_kept
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Between the report that learners lost each other and another attempt with the same ones. One that
@@ -38,7 +38,7 @@ class Learners:
     def __init__(
         self,
         config: RunConfig,
-        core: DriverCore,
+        core: ModuleCore,
         registry: WorkerRegistry,
         snapshots: SnapshotWriter,
         progress: Progress,
@@ -67,7 +67,7 @@ class Learners:
         learners begin with the same. Those that have got further give it what they have when they
         meet. Where nobody is left, it may have kept its own weights while it had lost this driver.
         """
-        module = self._registry.module_setup(DEFAULT_MODULE, setup.seed)
+        module = self._registry.module_setup(self._core.module_id, setup.seed)
         if self._registry.devices and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
             module.kept.CopyFrom(oldest.message())
@@ -103,7 +103,7 @@ class Learners:
         if ready.HasField("kept"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
-                yield read_update_kept(learner.worker_id, done, self._newest)
+                yield read_update_kept(self._core.module_id, learner.worker_id, done, self._newest)
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
             text = f"{learner.worker_id} is back with its weights of update {ready.kept.update}"
@@ -128,7 +128,7 @@ class Learners:
             return None
         text = f"{_counted(missing)} did not come within {self._patience:.0f} s: the run begins "
         self._progress.message(text + "without, and takes them when they come", "warning")
-        return BeginWithFewer()
+        return BeginWithFewer(self._core.module_id)
 
     @property
     def _newest(self) -> Version:
@@ -156,7 +156,7 @@ class Learners:
             devices = self._registry.devices
             named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
             self._progress.message(f"learner group {formed.generation}: {named}", "info")
-        return PeersMet(formed.generation, formed.update)
+        return PeersMet(formed.generation, formed.update, self._core.module_id)
 
     def lost(self, generation: int) -> None:
         """Members of this generation cannot update together."""
@@ -169,7 +169,7 @@ class Learners:
         if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
             return None
         generation, self._lost = self._lost[0], None
-        return PeersLost(generation)
+        return PeersLost(generation, self._core.module_id)
 
     def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
         before = self._steps_before.get(worker_id, {})

@@ -53,8 +53,6 @@ class WorkerRegistry:
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: Spaces | None = None
     had_runner: bool = False
-    last_failure: str = ""  # of any worker, in its own words
-    tracebacks: dict[str, str] = field(default_factory=dict)  # the last one of each local worker
     meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
     devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
     permits: Permits = field(default_factory=Permits.new)  # to send learners what was asked for
@@ -135,9 +133,10 @@ class WorkerRegistry:
         """What a worker begins with at an update: as a new process there, or anew."""
         return worker_seed(self.config.driver.seed, worker.role, worker.index, life, update)
 
-    def learners_message(self, generation: int) -> training_pb2.Learners:
-        """For EnvRunners: where the learners are."""
+    def learners_message(self, module_id: str, generation: int) -> training_pb2.Learners:
+        """For EnvRunners: where the learners of a module are."""
         return training_pb2.Learners(
+            module_id=module_id,
             generation=generation,
             learners=[
                 training_pb2.Learners.Learner(

@@ -71,6 +71,20 @@ def unpack(
     return message
 
 
+def _about_module(answer: M, asked: str) -> M:
+    """
+    Raises:
+        ValueError: the answer is about another module than the command.
+    """
+    message: Any = answer
+    # TO BE DELETED with the merge of learners that fill it in: an empty id is what was asked for.
+    message.module_id = message.module_id or asked
+    if message.module_id != asked:
+        other = one_line(message.module_id, _LONGEST_NAME)
+        raise ValueError(f"an answer about module {other!r}, not {asked!r}")
+    return answer
+
+
 def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
     ready = unpack(body, training_pb2.Ready(), MAX_MESSAGE_BYTES)
     check_limits(ready.observation_space)
@@ -96,6 +110,7 @@ def read_module_ready(
 
 def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> training_pb2.Receipt:
     receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES)
+    receipt = _about_module(receipt, request.module_id)
     if receipt.batch_id != request.batch_id:
         raise ValueError(f"a receipt for batch {receipt.batch_id}, not {request.batch_id}")
     if receipt.stale_steps > _MOST_STALE_STEPS:
@@ -138,7 +153,7 @@ def read_update_done(
     """`newest`: the version that nothing before this update can exceed."""
     most = len(update.batch_ids)
     size, entries = (1 << 18) + (most << 6), most + _FEW
-    done = unpack(body, training_pb2.UpdateDone(), size, entries)
+    done = _about_module(unpack(body, training_pb2.UpdateDone(), size, entries), update.module_id)
     if done.update_id != update.update_id:
         raise ValueError(f"an answer to update {done.update_id}, not {update.update_id}")
     if len(done.batches) > most:
@@ -156,12 +171,12 @@ def read_update_done(
 
 
 def read_update_kept(
-    learner: str, done: training_pb2.UpdateDone, newest: Version
+    module_id: str, learner: str, done: training_pb2.UpdateDone, newest: Version
 ) -> events.UpdateKept:
     """`newest`: as of `read_update_done`."""
     version = Version.of(done.version)
     _check_version(version, newest)
-    return events.UpdateKept(learner, version, used_batches(done))
+    return events.UpdateKept(learner, version, used_batches(done), module_id)
 
 
 def used_batches(done: training_pb2.UpdateDone) -> tuple[events.UsedBatch, ...]:
@@ -175,7 +190,7 @@ def read_group_formed(
     group: training_pb2.Group, body: any_pb2.Any, newest: Version
 ) -> training_pb2.GroupFormed:
     """`newest`: the version that nothing before this group can exceed by more than one update."""
-    formed = unpack(body, training_pb2.GroupFormed())
+    formed = _about_module(unpack(body, training_pb2.GroupFormed()), group.module_id)
     if formed.generation != group.generation:
         raise ValueError(f"an answer to generation {formed.generation}, not {group.generation}")
     if formed.update > newest.update + 1:

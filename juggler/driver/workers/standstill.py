@@ -1,10 +1,11 @@
-"""What is missing where nothing is learned, and who brings nothing."""
+"""What a run waits for: before its first update, and where nothing is learned any more."""
 
 from __future__ import annotations
 
-from juggler.driver.config import RunConfig
-from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.driver.workers.worker_events import WorkerEvents
+from juggler.driver.parts import RunParts
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.program import ENVRUNNER
+from juggler.learner.process.program import LEARNER
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Of an interval that local workers have to be at work so that they are waited for once more; on a
@@ -12,24 +13,27 @@ from juggler.runtime.wire.v1 import training_pb2
 _AT_WORK = 0.01
 _MOST_LOOKS = 10
 
+#: Steps of each environment in which an episode should have ended.
+_MANY = 5000
+_TIMES = 2  # the longest of the last episodes
+
+_LIMIT = 1000  # in the hint
+
 
 class Standstill:
     """Looks every now and then whether the run gets on.
 
     Args:
-        config: of the run.
-        workers: who should get on.
-        local: those of this host.
+        parts: of the run.
 
     Attributes:
         starting: nothing was trained on, but workers that are missing are at work on their start.
     """
 
-    def __init__(self, config: RunConfig, workers: WorkerEvents, local: LocalWorkers) -> None:
+    def __init__(self, parts: RunParts) -> None:
         self.starting = False
-        self._config = config
-        self._workers = workers
-        self._local = local
+        self._config = parts.config
+        self._parts = parts
         self._trained_at_last_look = 0
         self._silent: set[str] = set()  # EnvRunners that people have been told of
         self._cpu_at_last_look = 0.0
@@ -37,9 +41,9 @@ class Standstill:
 
     def look(self) -> str:
         """For people: what is missing where nothing was trained on since the last look; else ""."""
-        trained, before = self._workers.core.ledger.trained, self._trained_at_last_look
+        trained, before = self._parts.core.trained, self._trained_at_last_look
         self._trained_at_last_look = trained
-        cpu, cpu_before = self._local.cpu_seconds(), self._cpu_at_last_look
+        cpu, cpu_before = self._parts.local.cpu_seconds(), self._cpu_at_last_look
         self._cpu_at_last_look = cpu
         if trained != before:
             self._looks = 0
@@ -61,7 +65,7 @@ class Standstill:
 
     def _by_silent_runner(self) -> dict[str, str]:
         """By worker id, of those that have held a request for long."""
-        requests = self._workers.commands.pool.waiting(training_pb2.SampleRequest)
+        requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
         return {
             worker.worker_id: f"{worker.worker_id} on {worker.host} has been asked for {count} "
             f"batch{'' if count == 1 else 'es'} and has brought none for {seconds:.0f} s"
@@ -71,15 +75,69 @@ class Standstill:
 
     def what_is_there(self) -> str:
         """For people who wait for updates."""
-        core, registry = self._workers.core, self._workers.registry
+        core, registry = self._parts.core, self._parts.registry
         parts = [registry.describe(), *self._by_silent_runner().values()]
         if core.missing_learners:
             parts.append(f"waits for learners: {core.missing_learners} more")
         if core.members:
             size = self._config.learner.batch_size
             parts.append(f"an update takes {size} steps, {core.held_steps} are there")
-        if self._workers.confirmation.under_way and self._config.driver.synchronous:
+        if self._parts.confirmation.under_way and self._config.driver.synchronous:
             parts.append("the next round waits until it is known whether the run is solved")
-        if registry.last_failure:
-            parts.append(f"the last failure: {registry.last_failure}")
+        if self._parts.departures.last_failure:
+            parts.append(f"the last failure: {self._parts.departures.last_failure}")
         return "; ".join(parts)
+
+
+class EndlessEpisodes:
+    """Tells people once how episodes are ended where none has for long.
+
+    Args:
+        config: of the environments.
+    """
+
+    def __init__(self, config: EnvRunnerConfig) -> None:
+        self._config = config
+        self._told = False
+
+    def look(self, parts: RunParts) -> list[str]:
+        """For people: the hint, if it is due now."""
+        metrics = parts.metrics
+        environments = parts.core.num_runners * self._config.envs_per_runner
+        steps = metrics.steps_without_an_end // max(1, environments)  # of each
+        if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
+            return []
+        self._told = True
+        old = ", and the return is that of earlier ones" if metrics.returns else ""
+        return [
+            f"no episode has ended in the last {steps:,} steps of each environment{old}. "
+            f"Where episodes may go on for ever, {self._remedy()}"
+        ]
+
+    def _remedy(self) -> str:
+        config = self._config
+        if config.gateway or config.is_elsewhere:
+            return "have the simulator truncate them"
+        if ":" in config.env:  # what is called with env_kwargs may know no such limit
+            limit = f'env_wrappers = [{{ use = "TimeLimit", max_episode_steps = {_LIMIT} }}]'
+        else:
+            limit = f"env_kwargs = {{ max_episode_steps = {_LIMIT} }}"
+        return f"set a limit: {limit}"
+
+
+def waits_for(parts: RunParts) -> str:
+    """For people, in a few words: what comes before the first update."""
+    config, registry, core = parts.config, parts.registry, parts.core
+    here = [worker.role for worker in registry.attached.values()]
+    if ENVRUNNER not in here:
+        return f"no EnvRunner is here yet, of {config.driver.num_env_runners}"
+    if not registry.of_role(ENVRUNNER):
+        return f"EnvRunners make their environments, {config.env_runner.env}"
+    if LEARNER not in here:
+        return "no learner is here yet"
+    if not registry.of_role(LEARNER):
+        return "the learner builds its module"
+    if not core.members:
+        return "the learners publish their first weights"
+    size = config.learner.batch_size
+    return f"{min(core.held_steps, size)} of {size} steps are here for the first update"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worker_events_world import ConversationWorld
+from support.worker_events_world import WorkersWorld
 
 import juggler
 from juggler.driver.checkpoint.beginning import beginning_of
@@ -46,7 +46,7 @@ def config(saved: Path, **keys: Any) -> RunConfig:
     return RunConfig.from_flat({"connectors": FILTER, "from_checkpoint": str(saved), **keys})
 
 
-def restored(world: ConversationWorld, learner: Any) -> tuple[Any, training_pb2.Restore]:
+def restored(world: WorkersWorld, learner: Any) -> tuple[Any, training_pb2.Restore]:
     """What a learner was told to begin with, and the last part of it."""
     reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
     parts = [part for _, part in world.asked(learner, training_pb2.Restore)]
@@ -122,7 +122,7 @@ def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
 ) -> None:
     """Also one that takes the place of another: else it would begin with what the seed gives."""
     beginning = beginning_of(config(saved))
-    world = ConversationWorld(tmp_path, beginning, num_learners=2)
+    world = WorkersWorld(tmp_path, beginning, num_learners=2)
     second = world.join("learner", 1)
     world.get_ready(second)
     world.leave(world.learner)
@@ -139,7 +139,7 @@ def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
 
 
 def test_envrunners_are_told_what_its_connectors_had_learned(saved: Path, tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path, beginning_of(config(saved)), connectors=FILTER)
+    world = WorkersWorld(tmp_path, beginning_of(config(saved)), connectors=FILTER)
     requests = [request for _, request in world.asked(world.runner, training_pb2.SampleRequest)]
     assert from_bytes(requests[0].connector_state).keys() == LEARNED.keys()
 

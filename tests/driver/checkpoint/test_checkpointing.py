@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import any_pb2
-from support.worker_events_world import ROWS, SHAPE, STEPS, ConversationWorld
+from support.worker_events_world import ROWS, SHAPE, STEPS, WorkersWorld
 
 from juggler.driver.checkpoint.restoring import connectors_of
 from juggler.driver.config import RunConfig
@@ -19,46 +19,44 @@ from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
 
-def synchronous(directory: Path, **keys: Any) -> ConversationWorld:
+def synchronous(directory: Path, **keys: Any) -> WorkersWorld:
     """A round is two requests, of which the runner may have both at once."""
-    return ConversationWorld(
-        directory, synchronous=True, batch_size=40, checkpoint_updates=2, **keys
-    )
+    return WorkersWorld(directory, synchronous=True, batch_size=40, checkpoint_updates=2, **keys)
 
 
-def requests(world: ConversationWorld) -> list[tuple[int, training_pb2.SampleRequest]]:
+def requests(world: WorkersWorld) -> list[tuple[int, training_pb2.SampleRequest]]:
     return world.asked(world.runner, training_pb2.SampleRequest)
 
 
-def answer_requests(world: ConversationWorld, **said: Any) -> None:
+def answer_requests(world: WorkersWorld, **said: Any) -> None:
     for command_id, request in requests(world)[-2:]:
         receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20, **said}
         world.reply(world.runner, command_id, training_pb2.Receipt(**receipt))
 
 
-def play_a_round(world: ConversationWorld, **said: Any) -> None:
+def play_a_round(world: WorkersWorld, **said: Any) -> None:
     """Both requests and the update are answered."""
     answer_requests(world, **said)
     command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
-    version = {"generation": update.generation, "update": world.worker_events.updates + 1}
+    version = {"generation": update.generation, "update": world.parts.core.updates + 1}
     used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
     done = training_pb2.UpdateDone(update_id=update.update_id, version=version, batches=used)
     world.reply(world.learner, command_id, done)
 
 
-def answer_the_snapshot(world: ConversationWorld) -> None:
+def answer_the_snapshot(world: WorkersWorld) -> None:
     command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
-    update = world.worker_events.updates
+    update = world.parts.core.updates
     header = training_pb2.StateHeader(version={"generation": 1, "update": update}, extra="{}")
     (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
     world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
 
 
-def checkpoint_is_on_the_disk(world: ConversationWorld) -> None:
+def checkpoint_is_on_the_disk(world: WorkersWorld) -> None:
     (written,) = world.written.gather(timeout=30)
     assert written.problem == ""
     world.snapshots.done(written)
-    world.worker_events.go_on()
+    world.turn()
 
 
 def test_the_next_round_waits_until_the_checkpoint_is_on_the_disk(tmp_path: Path) -> None:
@@ -125,7 +123,7 @@ def test_a_run_that_is_to_stop_begins_neither_round_nor_checkpoint(tmp_path: Pat
     world = synchronous(tmp_path, stop_steps=80)
     play_a_round(world)
     play_a_round(world)
-    assert world.worker_events.stop_reason == "stop_steps"
+    assert world.parts.end.reason == "stop_steps"
     assert len(requests(world)) == 4
     assert not world.snapshots.under_way
     counters = world.core.ledger.counters()
@@ -142,7 +140,7 @@ def test_without_its_learner_a_run_waits_for_its_end(tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_run_is_never_told_to_begin_anew(tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path)
+    world = WorkersWorld(tmp_path)
     for _ in range(3):
         command_id, request = requests(world)[-1]
         receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20}

@@ -110,8 +110,9 @@ def test_the_books_are_those_of_the_moment_when_the_first_chunk_came(world: Worl
     first, *others = _chunks(size=200)
     world.take([first], whole=False)
     world.metrics.episodes_ended([2.0, 3.0], [20, 30])
-    world.core.ledger.dropped["shutdown"] += 5
-    world.core.ledger.sampled += 5
+    ledger = world.core.modules["default"].ledger
+    ledger.dropped["shutdown"] += 5
+    ledger.sampled += 5
     world.take(others)
     path = world.written().path
     assert path is not None

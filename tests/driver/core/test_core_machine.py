@@ -1,8 +1,9 @@
-"""The driver core among workers that die, join, answer late, twice and in any order."""
+"""The driver core, with one module and with two, among workers that die, join and answer late."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.core_world import World
+from support.core_world import LEARNERS_OF_A_MODULE, World
 
 from juggler.driver.core.events import (
     BeginWithFewer,
@@ -21,7 +22,7 @@ from juggler.driver.core.events import (
     Request,
     StopRequested,
 )
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.state import ModuleSettings
 
 _FEW = st.integers(0, 3)
 _ANY = st.integers(0, 10_000)
@@ -40,6 +41,8 @@ class CoreMachine(RuleBasedStateMachine):
         updates=st.integers(1, 2),
         interval=st.integers(1, 3),
         learners=st.integers(1, 3),
+        modules=st.integers(1, 2),
+        events=st.integers(1, 3),
         steps=st.lists(st.integers(1, 16), min_size=1, max_size=3),
     )
     def begin(
@@ -50,23 +53,34 @@ class CoreMachine(RuleBasedStateMachine):
         updates: int,
         interval: int,
         learners: int,
+        modules: int,
+        events: int,
         steps: list[int],
     ) -> None:
-        self.world = World(
-            CoreSettings(
-                batch_size=batch_size,
-                max_open_updates=max_open_updates,
-                requests_per_runner=cap,
-                max_updates_in_flight=updates,
-                weights_interval=1 if self.synchronous else interval,
-                num_learners=learners,
-                synchronous=self.synchronous,
-            )
+        settings = ModuleSettings(
+            batch_size=batch_size,
+            max_open_updates=max_open_updates,
+            requests_per_runner=cap,
+            max_updates_in_flight=updates,
+            weights_interval=1 if self.synchronous else interval,
+            num_learners=learners,
+            synchronous=self.synchronous,
         )
+        # The second module's updates come at another pace than the first one's.
+        other = replace(settings, batch_size=2 * batch_size, num_learners=1 + learners % 3)
+        self.world = World(dict([("first", settings), ("second", other)][:modules]), events)
         for index, count in enumerate(steps):
             self.world.start_runner(index, count)
-        for index in range(learners):
-            self.world.start_learner(index)
+        for first, each in self._first_learners():
+            for index in range(each.num_learners):
+                self.world.start_learner(first + index)
+
+    def _first_learners(self) -> list[tuple[int, ModuleSettings]]:
+        """Of each module: the index of its first learner, and its settings."""
+        return [
+            (LEARNERS_OF_A_MODULE * number, each)
+            for number, each in enumerate(self.world.settings.values())
+        ]
 
     @rule(index=_FEW, steps=st.integers(1, 16))
     def a_runner_joins(self, index: int, steps: int) -> None:
@@ -74,8 +88,9 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.kill(f"envrunner-{index}", survivors=index)
         self.world.start_runner(index, steps)
 
-    @rule(index=_FEW)
-    def a_learner_joins(self, index: int) -> None:
+    @rule(which=st.integers(0, 7))
+    def a_learner_joins(self, which: int) -> None:
+        index = which % (LEARNERS_OF_A_MODULE * len(self.world.settings))
         if f"learner-{index}" not in self.world.learners:
             self.world.start_learner(index)
 
@@ -100,18 +115,22 @@ class CoreMachine(RuleBasedStateMachine):
             if again:
                 self.world.start_learner(int(worker_id[-1]))
 
-    @rule()
-    def those_that_are_late_are_waited_for_no_longer(self) -> None:
-        self.world.deliver(BeginWithFewer())
+    @rule(module=_ANY)
+    def those_that_are_late_are_waited_for_no_longer(self, module: int) -> None:
+        self.world.deliver(BeginWithFewer(_pick(self.world.books, module)))
 
-    @rule(past=st.integers(0, 1))
-    def learners_lose_each_other(self, past: int) -> None:
-        self.world.deliver(PeersLost(max(0, self.world.generation - past)))
+    @rule(past=st.integers(0, 1), module=_ANY)
+    def learners_lose_each_other(self, past: int, module: int) -> None:
+        module_id = _pick(self.world.books, module)
+        generation = self.world.books[module_id].generation
+        self.world.deliver(PeersLost(max(0, generation - past), module_id))
 
-    @rule()
-    def learners_meet(self) -> None:
-        update = self.world.core.weights_version.update
-        self.world.deliver(PeersMet(self.world.generation, update))
+    @rule(module=_ANY)
+    def learners_meet(self, module: int) -> None:
+        module_id = _pick(self.world.books, module)
+        books = self.world.books[module_id]
+        update = books.core.weights_version.update
+        self.world.deliver(PeersMet(books.generation, update, module_id))
 
     @rule(
         which=_ANY,
@@ -171,11 +190,30 @@ class CoreMachine(RuleBasedStateMachine):
             world.start_runner(0, 5)
         while world.pending:
             world.deliver_next()
-        for index in range(world.settings.num_learners):
-            if not world.core.members and f"learner-{index}" not in world.learners:
-                world.start_learner(index)
+        world.turn()
+        for (first, each), books in zip(self._first_learners(), world.books.values(), strict=True):
+            for index in range(first, first + each.num_learners):
+                if not books.group and f"learner-{index}" not in world.learners:
+                    world.start_learner(index)
+                    world.turn()
         world.run(until_updates=5)
+        _others_go_on_without_the_first(world)
         _end(world)
+
+
+def _others_go_on_without_the_first(world: World) -> None:
+    """All learners of one module die and none comes back: other modules do not notice."""
+    first, *others = world.books
+    if not others:
+        return
+    for worker_id, learner in list(world.learners.items()):
+        if learner.module_id == first:
+            world.kill(worker_id, survivors=0)
+    made = world.books[first].updates_closed()
+    world.run(until_updates=5, modules=others)
+    assert (
+        world.books[first].updates_closed() - made <= world.settings[first].max_updates_in_flight
+    ), "those that were in flight when it died"
 
 
 def _end(world: World) -> None:
@@ -183,6 +221,7 @@ def _end(world: World) -> None:
     while world.pending or any(w.commands for w in world.learners.values()):
         while world.pending:
             commands += world.deliver(world.pending.pop())
+        commands += world.turn()
         for worker_id, learner in world.learners.items():
             while learner.commands:
                 world.work(worker_id, "trained")
@@ -190,12 +229,14 @@ def _end(world: World) -> None:
     assert world.core.idle
     world.check()
     for learner in world.learners.values():
-        assert learner.batches.keys() <= world.core.ledger.held.keys(), "kept for nothing"
-    world.core.handle(Finish())
-    counters = world.core.ledger.counters()
-    assert counters.in_flight == 0
-    assert counters.sampled == counters.trained + sum(counters.dropped.values())
-    assert counters.trained == world.trained
+        held = world.core.modules[learner.module_id].ledger.held
+        assert learner.batches.keys() <= held.keys(), "kept for nothing"
+    assert world.core.book(Finish()) == []
+    for books in world.books.values():
+        counters = books.core.ledger.counters()
+        assert counters.in_flight == 0
+        assert counters.sampled == counters.trained + sum(counters.dropped.values())
+        assert counters.trained == books.trained
 
 
 def _pick(names: Iterable[str], which: int) -> str:
@@ -227,6 +268,8 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
         updates=random.randint(1, 2),
         interval=random.randint(1, 3),
         learners=1 + seed % 3,
+        modules=1 + seed % 2,
+        events=random.randint(1, 3),
         steps=[random.randint(1, 16) for _ in range(random.randint(1, 3))],
     )
     for _ in range(400):
@@ -244,7 +287,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
             (machine.a_runner_samples, (which, share, "sent")),
             (machine.a_runner_samples, (which, share, "failed")),
             (machine.a_runner_samples, (which, share, "refused")),
-            (machine.a_learner_joins, (few,)),
+            (machine.a_learner_joins, (which % 8,)),
             (machine.a_learner_dies, (which, few, which % 2 == 0)),
             (machine.a_learner_is_cut_off, (which, few, which % 2 == 0)),
             (machine.a_learner_works_with_trouble, (which, "stale")),

@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.core_steps import answer, join, make, only, receipt
+from support.core_steps import answer, join, make, module_core, only, receipt, step
 
-from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Arrived,
     Command,
@@ -23,16 +22,16 @@ from juggler.driver.core.events import (
     SampleReceived,
     Share,
 )
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 # Requests.
 
 
 def test_nothing_is_requested_before_there_is_a_learner() -> None:
-    core = DriverCore(CoreSettings(batch_size=100, max_open_updates=2))
+    core = module_core(ModuleSettings(batch_size=100, max_open_updates=2))
     assert join(core) == []
-    commands = core.handle(LearnerJoined("learner-0", "L"))
+    commands = step(core, LearnerJoined("learner-0", "L"))
     assert commands[0] == FormGroup(1, ("learner-0",))
     assert len(only(Request, commands)) == 2
 
@@ -46,14 +45,14 @@ def test_a_runner_gets_requests_up_to_its_cap() -> None:
 def test_a_reported_request_makes_room_for_the_next() -> None:
     core = make(max_open_updates=10)
     first, _ = join(core)
-    assert len(only(Request, core.handle(receipt(first)))) == 1
+    assert len(only(Request, step(core, receipt(first)))) == 1
 
 
 def test_the_learners_report_makes_room_as_well() -> None:
     core = make(max_open_updates=10)
     first, _ = join(core)
-    assert len(only(Request, core.handle(Arrived("learner-0", "L", first.batch_id, 50)))) == 1
-    assert core.handle(receipt(first)) == []
+    assert len(only(Request, step(core, Arrived("learner-0", "L", first.batch_id, 50)))) == 1
+    assert step(core, receipt(first)) == []
 
 
 def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
@@ -69,16 +68,16 @@ def test_one_request_goes_out_however_large_it_is() -> None:
 def test_fewer_live_steps_than_estimated_let_more_requests_out() -> None:
     core = make(batch_size=100, max_open_updates=1, requests_per_runner=4)
     first, _ = join(core, steps=50)
-    assert len(only(Request, core.handle(receipt(first, steps=20)))) == 1
+    assert len(only(Request, step(core, receipt(first, steps=20)))) == 1
 
 
 def test_steps_in_an_update_still_count_as_open() -> None:
     core = make(batch_size=100, max_open_updates=1)
     first, second = join(core)
-    core.handle(receipt(first))
-    (update,) = core.handle(receipt(second))
+    step(core, receipt(first))
+    (update,) = step(core, receipt(second))
     assert isinstance(update, IssueUpdate)
-    assert len(core.handle(answer(update, "learner-0", 1))) == 2
+    assert len(step(core, answer(update, "learner-0", 1))) == 2
 
 
 def test_scarce_requests_go_around_all_runners() -> None:
@@ -88,9 +87,9 @@ def test_scarce_requests_go_around_all_runners() -> None:
     for number in range(100):
         (request,) = pending
         asked[request.runner] += 1
-        (update,) = core.handle(receipt(request))
+        (update,) = step(core, receipt(request))
         assert isinstance(update, IssueUpdate)
-        pending = only(Request, core.handle(answer(update, "learner-0", number)))
+        pending = only(Request, step(core, answer(update, "learner-0", number)))
     assert len(asked) == 5
     assert max(asked.values()) - min(asked.values()) <= 2
 
@@ -106,28 +105,27 @@ def test_a_bound_that_one_learner_uses_up_does_not_starve_the_other() -> None:
     core = make(learners=2, batch_size=100, max_open_updates=1, requests_per_runner=10)
     commands: list[Command] = []
     for request in join(core, steps=34):
-        commands += core.handle(receipt(request, steps=34))
+        commands += step(core, receipt(request, steps=34))
     assert len(only(IssueUpdate, commands)) == 1
 
 
 def test_a_runner_that_cannot_sample_gives_its_request_back() -> None:
     core = make()
     first, _ = join(core)
-    (again,) = core.handle(SampleFailed(first.batch_id, "envrunner-0", "R"))
+    (again,) = step(core, SampleFailed(first.batch_id, "envrunner-0", "R"))
     assert isinstance(again, Request)
     assert again.batch_id not in (1, 2)
     assert core.ledger.sampled == core.ledger.lost_unreported == 0
 
 
 def test_ids_go_on_above_those_of_an_earlier_run() -> None:
-    core = DriverCore(
-        CoreSettings(batch_size=100, max_open_updates=2), first_id=40, generation=7, update=9
+    core = module_core(
+        ModuleSettings(batch_size=100, max_open_updates=2), first_id=40, generation=7, update=9
     )
-    core.handle(LearnerJoined("learner-0", "L"))
+    step(core, LearnerJoined("learner-0", "L"))
     first, _ = join(core)
     assert (first.batch_id, first.generation, first.at_least) == (40, 8, Version(7, 8))
     assert core.weights_version == Version(7, 9)
-    assert core.next_id == 42
 
 
 def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> None:
@@ -135,8 +133,8 @@ def test_a_request_asks_for_weights_at_most_one_update_behind_the_newest() -> No
     (request,) = join(core)
     assert request.at_least == Version(0, 0)
     for number in range(1, 4):
-        (update,) = only(IssueUpdate, core.handle(receipt(request)))
-        (request,) = only(Request, core.handle(answer(update, "learner-0", number)))
+        (update,) = only(IssueUpdate, step(core, receipt(request)))
+        (request,) = only(Request, step(core, answer(update, "learner-0", number)))
         assert request.at_least == Version(1, number - 1)
 
 
@@ -145,8 +143,8 @@ def test_a_request_asks_for_the_newest_weights_that_runners_got_by_the_update_be
     (request,) = join(core)
     asked = []
     for number in range(1, 9):
-        (update,) = only(IssueUpdate, core.handle(receipt(request)))
-        (request,) = only(Request, core.handle(answer(update, "learner-0", number)))
+        (update,) = only(IssueUpdate, step(core, receipt(request)))
+        (request,) = only(Request, step(core, answer(update, "learner-0", number)))
         asked.append(request.at_least)
     assert asked == [Version(1, update) for update in (0, 0, 0, 3, 3, 3, 6, 6)]
 
@@ -157,7 +155,7 @@ def test_a_request_asks_for_the_newest_weights_that_runners_got_by_the_update_be
 def test_a_receipt_with_a_reason_is_sampled_and_dropped() -> None:
     core = make()
     first, _ = join(core)
-    core.handle(receipt(first, steps=30, dropped="refused"))
+    step(core, receipt(first, steps=30, dropped="refused"))
     assert core.ledger.sampled == core.ledger.dropped["refused"] == 30
     assert core.held_steps == 0
 
@@ -165,8 +163,8 @@ def test_a_receipt_with_a_reason_is_sampled_and_dropped() -> None:
 def test_a_batch_that_arrives_after_it_was_dropped_is_discarded() -> None:
     core = make()
     first, _ = join(core)
-    core.handle(receipt(first, dropped="learner_lost"))
-    commands = core.handle(Arrived("learner-0", "L", first.batch_id, 50))
+    step(core, receipt(first, dropped="learner_lost"))
+    commands = step(core, Arrived("learner-0", "L", first.batch_id, 50))
     assert only(Discard, commands) == [Discard("learner-0", (first.batch_id,))]
     assert core.ledger.sampled == 50
 
@@ -174,8 +172,8 @@ def test_a_batch_that_arrives_after_it_was_dropped_is_discarded() -> None:
 def test_a_batch_that_arrived_stays_though_its_runner_thinks_it_lost() -> None:
     core = make()
     first, _ = join(core)
-    core.handle(Arrived("learner-0", "L", first.batch_id, 50))
-    core.handle(receipt(first, dropped="learner_lost"))
+    step(core, Arrived("learner-0", "L", first.batch_id, 50))
+    step(core, receipt(first, dropped="learner_lost"))
     assert core.held_steps == 50
     assert sum(core.ledger.dropped.values()) == 0
 
@@ -184,7 +182,7 @@ def test_a_batch_at_another_learner_than_asked_is_discarded() -> None:
     core = make(learners=2)
     first, _ = join(core)
     assert first.learner == "learner-0"
-    commands = core.handle(Arrived("learner-1", "L", first.batch_id, 50))
+    commands = step(core, Arrived("learner-1", "L", first.batch_id, 50))
     assert only(Discard, commands) == [Discard("learner-1", (first.batch_id,))]
     assert core.ledger.dropped["learner_lost"] == 50
 
@@ -192,15 +190,15 @@ def test_a_batch_at_another_learner_than_asked_is_discarded() -> None:
 def test_a_receipt_from_another_learner_than_asked_means_that_the_batch_is_lost() -> None:
     core = make(learners=2)
     first, _ = join(core)
-    core.handle(receipt(replace(first, learner="learner-1")))
+    step(core, receipt(replace(first, learner="learner-1")))
     assert core.ledger.sampled == core.ledger.dropped["learner_lost"] == 50
 
 
 def test_a_batch_that_two_learners_got_stays_with_the_right_one() -> None:
     core = make(learners=2)
     first, _ = join(core)
-    core.handle(Arrived("learner-0", "L", first.batch_id, 50))
-    commands = core.handle(Arrived("learner-1", "L", first.batch_id, 50))
+    step(core, Arrived("learner-0", "L", first.batch_id, 50))
+    commands = step(core, Arrived("learner-1", "L", first.batch_id, 50))
     assert commands == [Discard("learner-1", (first.batch_id,))]
     assert core.held_steps == 50
 
@@ -209,9 +207,9 @@ def test_reports_of_a_dead_incarnation_are_ignored() -> None:
     core = make()
     first, second = join(core)
     join(core, incarnation="R2")
-    assert core.handle(receipt(first)) == []
-    core.handle(SampleFailed(second.batch_id, "envrunner-0", "R"))
-    core.handle(RunnerLeft("envrunner-0", "R", "killed"))
+    assert step(core, receipt(first)) == []
+    step(core, SampleFailed(second.batch_id, "envrunner-0", "R"))
+    step(core, RunnerLeft("envrunner-0", "R", "killed"))
     assert core.num_runners == 1
     assert core.ledger.sampled == 0
 
@@ -219,7 +217,7 @@ def test_reports_of_a_dead_incarnation_are_ignored() -> None:
 def test_a_runner_that_is_gone_does_not_come_back_by_an_old_message() -> None:
     core = make()
     join(core)
-    core.handle(RunnerLeft("envrunner-0", "R", "killed"))
+    step(core, RunnerLeft("envrunner-0", "R", "killed"))
     assert join(core) == []
     assert core.num_runners == 0
 
@@ -228,14 +226,14 @@ def test_a_join_told_twice_changes_nothing() -> None:
     core = make()
     join(core)
     assert join(core) == []
-    assert core.handle(LearnerJoined("learner-0", "L")) == []
+    assert step(core, LearnerJoined("learner-0", "L")) == []
     assert (core.generation, len(core.ledger.requested)) == (1, 2)
 
 
 def test_requests_of_a_dead_runner_are_lost_unreported() -> None:
     core = make()
     join(core)
-    core.handle(RunnerLeft("envrunner-0", "R", "killed"))
+    step(core, RunnerLeft("envrunner-0", "R", "killed"))
     assert core.ledger.lost_unreported == 100
     assert not core.ledger.requested
     assert len(join(core, index=1)) == 2
@@ -244,7 +242,7 @@ def test_requests_of_a_dead_runner_are_lost_unreported() -> None:
 def test_requests_that_a_runner_had_not_begun_when_it_left_are_not_lost() -> None:
     core = make()
     first, second = join(core)
-    core.handle(RunnerLeft("envrunner-0", "R", "terminated", frozenset({second.batch_id})))
+    step(core, RunnerLeft("envrunner-0", "R", "terminated", frozenset({second.batch_id})))
     assert core.ledger.lost_unreported == 50
     assert core.ledger.unreported.keys() == {first.batch_id}
     assert not core.ledger.requested
@@ -254,8 +252,8 @@ def test_requests_that_a_runner_had_not_begun_when_it_left_are_not_lost() -> Non
 def test_a_dead_runners_batch_that_arrives_late_is_trained_on_all_the_same() -> None:
     core = make(batch_size=50)
     first, _ = join(core)
-    core.handle(RunnerLeft("envrunner-0", "R", "killed"))
-    (update,) = core.handle(Arrived("learner-0", "L", first.batch_id, 50))
+    step(core, RunnerLeft("envrunner-0", "R", "killed"))
+    (update,) = step(core, Arrived("learner-0", "L", first.batch_id, 50))
     assert isinstance(update, IssueUpdate)
     assert update.shares == (Share("learner-0", (first.batch_id,)),)
     assert (core.ledger.sampled, core.ledger.lost_unreported) == (50, 50)

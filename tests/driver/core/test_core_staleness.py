@@ -9,8 +9,8 @@ from itertools import count
 from random import Random
 
 import pytest
+from support.core_steps import module_core, step
 
-from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Arrived,
     Command,
@@ -23,7 +23,7 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 STEPS = 32  # of every batch
@@ -40,7 +40,7 @@ class Simulation:
 
     def __init__(
         self,
-        settings: CoreSettings,
+        settings: ModuleSettings,
         runners: int,
         sample_seconds: float,
         update_seconds: float,
@@ -48,7 +48,7 @@ class Simulation:
         jitter: float,
         seed: int,
     ) -> None:
-        self.core = DriverCore(settings)
+        self.core = module_core(settings)
         self.sample_seconds = sample_seconds
         self.update_seconds = update_seconds
         self.message_seconds = message_seconds
@@ -85,7 +85,7 @@ class Simulation:
         return self.random.uniform(0.1, 1.0) * self.message_seconds
 
     def _tell(self, event: Event) -> None:
-        for command in self.core.handle(event):
+        for command in step(self.core, event):
             self._at(self._message(), "obey", command)
 
     def _obey(self, command: Command) -> None:
@@ -150,7 +150,7 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
     """Whether the runners are the bottleneck, the learners, or neither."""
     for seed, weights_interval in enumerate((1, 2, 5)):
         simulation = Simulation(
-            CoreSettings(
+            ModuleSettings(
                 batch_size=384,
                 max_open_updates=max_open_updates,
                 num_learners=learners,
@@ -171,7 +171,7 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
 
 def test_a_slow_learner_never_waits_for_batches() -> None:
     simulation = Simulation(
-        CoreSettings(batch_size=256, max_open_updates=2),
+        ModuleSettings(batch_size=256, max_open_updates=2),
         runners=8,
         sample_seconds=0.1,
         update_seconds=0.4,
@@ -185,10 +185,10 @@ def test_a_slow_learner_never_waits_for_batches() -> None:
 
 def book_receipts(runners: int, receipts: int) -> float:
     """CPU seconds for one receipt and the commands that follow, updates included."""
-    core = DriverCore(CoreSettings(batch_size=64 * STEPS, max_open_updates=1 + runners // 16))
-    pending: deque[Command] = deque(core.handle(LearnerJoined("learner-0", "L")))
+    core = module_core(ModuleSettings(batch_size=64 * STEPS, max_open_updates=1 + runners // 16))
+    pending: deque[Command] = deque(step(core, LearnerJoined("learner-0", "L")))
     for index in range(runners):
-        pending.extend(core.handle(RunnerJoined(f"envrunner-{index}", "R", STEPS)))
+        pending.extend(step(core, RunnerJoined(f"envrunner-{index}", "R", STEPS)))
     booked, started = 0, time.process_time()
     while booked < receipts:
         command = pending.popleft()
@@ -196,14 +196,14 @@ def book_receipts(runners: int, receipts: int) -> float:
             batch_id, learner, version = command.batch_id, command.learner, command.at_least
             arrival = Arrived(learner, "L", batch_id, STEPS)
             receipt = SampleReceived(batch_id, command.runner, "R", learner, STEPS, version)
-            pending.extend(core.handle(arrival))
-            pending.extend(core.handle(receipt))
+            pending.extend(step(core, arrival))
+            pending.extend(step(core, receipt))
             booked += 1
         elif isinstance(command, IssueUpdate):
             used = tuple(UsedBatch(batch_id, STEPS, 0) for batch_id in command.shares[0].batch_ids)
             version = Version(1, command.update_id)
             answer = UpdateFinished(command.update_id, "learner-0", "L", version, used)
-            pending.extend(core.handle(answer))
+            pending.extend(step(core, answer))
     core.ledger.check()
     assert core.num_runners == runners
     return (time.process_time() - started) / booked

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from support.core_steps import only, receipt
+from support.core_steps import module_core, only, receipt, step
 
-from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Command,
     IssueUpdate,
@@ -20,16 +19,17 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.state import CoreSettings
+from juggler.driver.core.module_core import ModuleCore
+from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 
 def start(
     runners: int, steps: int, batch_size: int = 100, learners: int = 1, cap: int = 4
-) -> tuple[DriverCore, list[Request]]:
+) -> tuple[ModuleCore, list[Request]]:
     """A core and its first round."""
-    core = DriverCore(
-        CoreSettings(
+    core = module_core(
+        ModuleSettings(
             batch_size=batch_size,
             max_open_updates=1,
             requests_per_runner=cap,
@@ -38,25 +38,25 @@ def start(
         )
     )
     for index in range(runners):
-        core.handle(RunnerJoined(f"envrunner-{index}", "R", steps))
+        step(core, RunnerJoined(f"envrunner-{index}", "R", steps))
     commands: list[Command] = []
     for index in range(learners):
-        commands += core.handle(LearnerJoined(f"learner-{index}", "L"))
+        commands += step(core, LearnerJoined(f"learner-{index}", "L"))
     return core, only(Request, commands)
 
 
-def deliver(core: DriverCore, requests: list[Request], steps: int) -> list[Command]:
-    return [command for r in requests for command in core.handle(receipt(r, steps))]
+def deliver(core: ModuleCore, requests: list[Request], steps: int) -> list[Command]:
+    return [command for r in requests for command in step(core, receipt(r, steps))]
 
 
-def finish(core: DriverCore, update: IssueUpdate, number: int) -> list[Command]:
+def finish(core: ModuleCore, update: IssueUpdate, number: int) -> list[Command]:
     commands: list[Command] = []
     for learner, batch_ids in update.shares:
         used = tuple(
             UsedBatch(batch_id, core.ledger.updating[batch_id].steps, 0) for batch_id in batch_ids
         )
         version = Version(update.generation, number)
-        commands += core.handle(UpdateFinished(update.update_id, learner, "L", version, used))
+        commands += step(core, UpdateFinished(update.update_id, learner, "L", version, used))
     return commands
 
 
@@ -78,12 +78,12 @@ def test_runners_are_in_order_of_their_number() -> None:
 def test_a_runner_gets_the_rest_of_its_round_when_it_has_room() -> None:
     core, requests = start(runners=1, steps=30, batch_size=100, cap=2)
     assert len(requests) == 2
-    (third,) = core.handle(receipt(requests[0], 30))
-    (fourth,) = core.handle(receipt(requests[1], 30))
+    (third,) = step(core, receipt(requests[0], 30))
+    (fourth,) = step(core, receipt(requests[1], 30))
     assert isinstance(third, Request)
     assert isinstance(fourth, Request)
-    assert core.handle(receipt(third, 30)) == []
-    (update,) = core.handle(receipt(fourth, 30))
+    assert step(core, receipt(third, 30)) == []
+    (update,) = step(core, receipt(fourth, 30))
     assert isinstance(update, IssueUpdate)
     assert update.shares == (Share("learner-0", (1, 2, 3, 4)),)
 
@@ -91,7 +91,7 @@ def test_a_runner_gets_the_rest_of_its_round_when_it_has_room() -> None:
 def test_no_update_before_every_request_of_the_round_is_reported() -> None:
     core, requests = start(runners=3, steps=100, batch_size=100)
     assert deliver(core, requests[:2], 100) == []
-    (update,) = core.handle(receipt(requests[2], 100))
+    (update,) = step(core, receipt(requests[2], 100))
     assert isinstance(update, IssueUpdate)
 
 
@@ -117,9 +117,9 @@ def test_the_next_round_waits_for_the_update_and_asks_for_its_weights() -> None:
     core, requests = start(runners=2, steps=50)
     (update,) = deliver(core, requests, 50)
     assert isinstance(update, IssueUpdate)
-    assert core.handle(RunnerJoined("envrunner-2", "R", 50)) == []
+    assert step(core, RunnerJoined("envrunner-2", "R", 50)) == []
     finish(core, update, number=1)
-    following = only(Request, core.handle(Proceed()))
+    following = only(Request, step(core, Proceed()))
     assert [r.runner for r in following] == [f"envrunner-{i}" for i in range(3)]
     assert {r.at_least for r in following} == {Version(1, 1)}
 
@@ -132,38 +132,38 @@ def test_nothing_is_asked_for_between_two_rounds() -> None:
     assert not core.between_rounds
     assert finish(core, update, number=1) == []
     assert core.between_rounds
-    assert core.handle(RunnerLeft("envrunner-1", "R", "killed")) == []
-    assert core.handle(RunnerJoined("envrunner-1", "R2", 50)) == []
-    assert [type(command) for command in core.handle(Proceed())] == [Request, Request]
+    assert step(core, RunnerLeft("envrunner-1", "R", "killed")) == []
+    assert step(core, RunnerJoined("envrunner-1", "R2", 50)) == []
+    assert [type(command) for command in step(core, Proceed())] == [Request, Request]
     assert not core.between_rounds
 
 
 def test_the_round_goes_on_without_what_a_dead_runner_owes() -> None:
     core, requests = start(runners=2, steps=50)
     assert deliver(core, requests[:1], 50) == []
-    (update,) = core.handle(RunnerLeft("envrunner-1", "R", "killed"))
+    (update,) = step(core, RunnerLeft("envrunner-1", "R", "killed"))
     assert isinstance(update, IssueUpdate)
     assert update.shares == (Share("learner-0", (1,)),)
 
 
 def test_a_round_that_yields_nothing_is_followed_by_a_new_one() -> None:
     core, requests = start(runners=2, steps=50)
-    assert core.handle(receipt(requests[0], 50, dropped="nonfinite")) == []
-    again = core.handle(receipt(requests[1], 50, dropped="nonfinite"))
+    assert step(core, receipt(requests[0], 50, dropped="nonfinite")) == []
+    again = step(core, receipt(requests[1], 50, dropped="nonfinite"))
     assert [type(command) for command in again] == [Request, Request]
 
 
 def test_a_round_that_lost_all_of_its_runners_goes_on_with_the_next_runner() -> None:
     core, _ = start(runners=1, steps=50)
-    assert core.handle(RunnerLeft("envrunner-0", "R", "killed")) == []
-    assert len(core.handle(RunnerJoined("envrunner-0", "R2", 50))) == 2
+    assert step(core, RunnerLeft("envrunner-0", "R", "killed")) == []
+    assert len(step(core, RunnerJoined("envrunner-0", "R2", 50))) == 2
 
 
 def test_a_learner_that_got_nothing_has_its_share_asked_for_anew() -> None:
     core, requests = start(runners=2, steps=50, learners=2)
     assert [r.learner for r in requests] == ["learner-0", "learner-1"]
-    core.handle(receipt(requests[0], 50))
-    again = only(Request, core.handle(receipt(requests[1], 50, dropped="refused")))
+    step(core, receipt(requests[0], 50))
+    again = only(Request, step(core, receipt(requests[1], 50, dropped="refused")))
     assert {r.learner for r in again} == {"learner-1"}
     (update,) = deliver(core, again, 50)
     assert isinstance(update, IssueUpdate)
@@ -173,7 +173,7 @@ def test_a_learner_that_got_nothing_has_its_share_asked_for_anew() -> None:
 def test_what_was_planned_for_a_lost_learner_goes_to_the_others() -> None:
     core, requests = start(runners=1, steps=25, learners=2, cap=1)
     assert [r.learner for r in requests] == ["learner-0"]
-    core.handle(LearnerLeft("learner-1", "L", "killed"))
+    step(core, LearnerLeft("learner-1", "L", "killed"))
     learners = []
     while requests:
         learners += [r.learner for r in requests]
@@ -185,7 +185,7 @@ def test_what_was_planned_for_a_lost_learner_goes_to_the_others() -> None:
 
 def test_what_was_planned_for_the_earlier_process_of_a_learner_is_not_lost_with_it() -> None:
     core, requests = start(runners=1, steps=25, learners=2, cap=1)
-    core.handle(LearnerJoined("learner-1", "M"))
+    step(core, LearnerJoined("learner-1", "M"))
     while requests:
         requests = only(Request, deliver(core, requests, 25))
     assert core.ledger.sampled == 100

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worker_events_world import ROWS, STEPS, ConversationWorld
+from support.worker_events_world import ROWS, STEPS, WorkersWorld
 from test_checkpointing import answer_the_snapshot, play_a_round, requests, synchronous
 
 from juggler.driver.checkpoint.restoring import metrics_of
@@ -22,13 +22,13 @@ GOAL = 475.0
 LUCKY = [480.0] * 100
 
 
-def asynchronous(directory: Path, **keys: Any) -> ConversationWorld:
-    return ConversationWorld(
+def asynchronous(directory: Path, **keys: Any) -> WorkersWorld:
+    return WorkersWorld(
         directory / "checkpoints", only_local=True, stop_return=GOAL, batch_size=1000, **keys
     )
 
 
-def train(world: ConversationWorld, returns: list[float] = LUCKY) -> None:
+def train(world: WorkersWorld, returns: list[float] = LUCKY) -> None:
     """The newest request is answered, and episodes have ended."""
     command_id, request = requests(world)[-1]
     receipt = training_pb2.Receipt(
@@ -41,33 +41,33 @@ def train(world: ConversationWorld, returns: list[float] = LUCKY) -> None:
     world.reply(world.runner, command_id, receipt)
 
 
-def cut(world: ConversationWorld) -> SnapshotWritten:
+def cut(world: WorkersWorld) -> SnapshotWritten:
     """The learner sends its state, which gets on the disk."""
     answer_the_snapshot(world)
     (written,) = world.written.gather(timeout=30)
     world.snapshots.done(written)
-    world.worker_events.confirmation.written(written)
-    world.worker_events.go_on()
+    world.parts.confirmation.written(written)
+    world.turn()
     return written
 
 
-def evaluator(world: ConversationWorld) -> Worker:
+def evaluator(world: WorkersWorld) -> Worker:
     worker = world.join("evaluator")
     world.get_ready(worker)
     return worker
 
 
-def asked(world: ConversationWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
+def asked(world: WorkersWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
     return world.asked(player, training_pb2.Evaluate)
 
 
-def play(world: ConversationWorld, player: Worker, returns: list[float]) -> None:
+def play(world: WorkersWorld, player: Worker, returns: list[float]) -> None:
     command_id, _ = asked(world, player)[-1]
     done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[10] * len(returns))
     world.reply(player, command_id, done)
 
 
-def snapshots(world: ConversationWorld) -> int:
+def snapshots(world: WorkersWorld) -> int:
     return len(world.asked(world.learner, training_pb2.Snapshot))
 
 
@@ -75,7 +75,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
     world = asynchronous(tmp_path)
     player = evaluator(world)
     train(world)
-    assert world.worker_events.stop_reason == "", "a window may be lucky"
+    assert world.parts.end.reason == "", "a window may be lucky"
     written = cut(world)
     assert written.path is not None
     (_, command) = asked(world, player)[-1]
@@ -83,8 +83,8 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
     assert (command.goal.mean, command.goal.best, command.most_steps) == (GOAL, 480.0, 10_000)
     train(world, [100.0] * 50)  # training goes on, whatever becomes of it
     play(world, player, [500.0, 460.0] * 50)
-    assert world.worker_events.stop_reason == "solved"
-    outcome = world.worker_events.confirmation.outcome
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.confirmation.outcome
     assert outcome == {
         "confirmed": True,
         "return_mean": 480.0,
@@ -95,7 +95,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
         "update": 0,
         "candidates_refused": 0,
     }
-    assert world.worker_events.confirmation.kept == written.path
+    assert world.parts.confirmation.kept == written.path
 
 
 def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path
     train(world)
     written = cut(world)
     play(world, player, [422.0] * 40)
-    assert world.worker_events.stop_reason == ""
+    assert world.parts.end.reason == ""
     assert world.told.messages[-1] == (
         "not confirmed: update 0 has a return of 422.0 ± 0 in the first 40 episodes, "
         "and not 475.0 in 100; training goes on"
@@ -118,7 +118,7 @@ def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path
     cut(world)
     assert asked(world, player)[-1][1].episodes == 200, "to be lucky again is harder"
     play(world, player, [480.0] * 200)
-    assert world.worker_events.stop_reason == "solved"
+    assert world.parts.end.reason == "solved"
 
 
 def test_one_candidate_is_evaluated_at_a_time(tmp_path: Path) -> None:
@@ -151,17 +151,17 @@ def test_another_evaluation_that_was_under_way_says_nothing_of_the_candidate(
 ) -> None:
     world = asynchronous(tmp_path, evaluation_seconds=1.0, evaluation_episodes=100)
     player = evaluator(world)
-    world.worker_events.evaluations.begin(update=0)
+    world.parts.evaluations.begin(update=0)
     train(world)
     cut(world)
     (first, _), (second, command) = asked(world, player)
     assert command.checkpoint
     done = training_pb2.Evaluation(episode_returns=[500.0] * 100, episode_lengths=[10] * 100)
     world.reply(player, first, done)
-    assert world.worker_events.stop_reason == ""
-    assert world.worker_events.metrics.evaluation_return == 500.0
+    assert world.parts.end.reason == ""
+    assert world.parts.metrics.evaluation_return == 500.0
     world.reply(player, second, done)
-    assert world.worker_events.stop_reason == "solved"
+    assert world.parts.end.reason == "solved"
 
 
 def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: P
         world.leave(player)
     player = evaluator(world)
     play(world, player, [500.0] * 100)
-    assert world.worker_events.stop_reason == "solved"
+    assert world.parts.end.reason == "solved"
 
 
 def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    confirmation = world.worker_events.confirmation
+    confirmation = world.parts.confirmation
     assert confirmation.overdue() == ""
     train(world)
     cut(world)
@@ -195,13 +195,13 @@ def test_a_candidate_whose_learner_goes_is_given_up_and_another_one_comes(tmp_pa
     player = evaluator(world)
     train(world)
     world.leave(world.learner)
-    assert not world.worker_events.confirmation.under_way
+    assert not world.parts.confirmation.under_way
     world.learner = world.join("learner")
     world.get_ready(world.learner)
     train(world)
     cut(world)
     play(world, player, [500.0] * 100)
-    assert world.worker_events.stop_reason == "solved"
+    assert world.parts.end.reason == "solved"
 
 
 def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "candidate").write_text("a file in place of the directory")
     train(world)
     assert "cannot be written" in cut(world).problem
-    assert not world.worker_events.confirmation.under_way
-    assert world.worker_events.metrics.candidates.refused == 0
+    assert not world.parts.confirmation.under_way
+    assert world.parts.metrics.candidates.refused == 0
     (tmp_path / "candidate").unlink()
     train(world)
     assert cut(world).problem == ""
@@ -219,7 +219,7 @@ def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
 def test_a_candidate_that_was_given_up_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
     train(world)
-    world.worker_events.confirmation.give_up()
+    world.parts.confirmation.give_up()
     cut(world)
     assert not (tmp_path / "candidate").exists()
 
@@ -234,7 +234,7 @@ def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_pa
     path = cut(world).path
     assert path is not None
     resumed = metrics_of(read(path))
-    assert resumed.candidates == world.worker_events.metrics.candidates
+    assert resumed.candidates == world.parts.metrics.candidates
     assert not resumed.seem_solved(GOAL)
 
 
@@ -260,13 +260,11 @@ def test_a_checkpoint_of_before_there_were_candidates_can_be_resumed(tmp_path: P
 def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
     tmp_path: Path, keys: dict[str, Any], only_local: bool, why: str
 ) -> None:
-    world = ConversationWorld(
-        tmp_path, only_local=only_local, stop_return=GOAL, batch_size=1000, **keys
-    )
-    assert not world.worker_events.confirmation.wants_evaluator
+    world = WorkersWorld(tmp_path, only_local=only_local, stop_return=GOAL, batch_size=1000, **keys)
+    assert not world.parts.confirmation.wants_evaluator
     train(world)
-    assert world.worker_events.stop_reason == "solved"
-    outcome = world.worker_events.confirmation.outcome
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.confirmation.outcome
     assert outcome is not None
     assert outcome["confirmed"] is False
     assert why in outcome["why_not"]
@@ -275,7 +273,7 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
 
 def test_simulators_that_evaluations_were_asked_of_confirm_too(tmp_path: Path) -> None:
     keys = {"env": "dm_env_rpc://localhost:1", "evaluation_seconds": 5.0}
-    assert asynchronous(tmp_path, **keys).worker_events.confirmation.wants_evaluator
+    assert asynchronous(tmp_path, **keys).parts.confirmation.wants_evaluator
 
 
 @pytest.mark.parametrize("how", [asynchronous, synchronous])
@@ -289,11 +287,11 @@ def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, 
     cut(world)
     player = evaluator(world)
     world.leave(player)
-    world.worker_events.exited(Exited("evaluator-0", 1, "exit status 1", None))
+    world.end_process(Exited("evaluator-0", 1, "exit status 1", None))
     if how is asynchronous:
         train(world)
-    assert world.worker_events.stop_reason == "solved"
-    outcome = world.worker_events.confirmation.outcome
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.confirmation.outcome
     assert outcome == {"confirmed": False, "why_not": "evaluator-0 keeps ending"}
 
 
@@ -316,7 +314,7 @@ def test_a_synchronous_run_begins_no_round_before_the_verdict(tmp_path: Path) ->
     cut(world)
     before = len(requests(world))
     play(world, player, [500.0] * 200)
-    assert world.worker_events.stop_reason == "solved"
+    assert world.parts.end.reason == "solved"
     assert len(requests(world)) == before
 
 
@@ -326,7 +324,7 @@ def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> Non
     train(world)
     cut(world)
     play(world, player, [500.0] * 100)
-    kept = world.worker_events.confirmation.kept
+    kept = world.parts.confirmation.kept
     assert kept is not None
     later = tmp_path / "checkpoints" / "000000007"
     shutil.copytree(kept, later)

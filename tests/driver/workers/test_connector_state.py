@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worker_events_world import ConversationWorld
+from support.worker_events_world import WorkersWorld
 
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.runtime.actors.hub_events import Worker
@@ -117,7 +117,7 @@ def test_a_delta_of_other_connectors_is_refused() -> None:
 # -- in a worker_events --------------------------------------------------------------------------
 
 
-def states_asked_with(world: ConversationWorld) -> list[bytes]:
+def states_asked_with(world: WorkersWorld) -> list[bytes]:
     return [
         request.connector_state
         for _, request in world.asked(world.runner, training_pb2.SampleRequest)
@@ -125,7 +125,7 @@ def states_asked_with(world: ConversationWorld) -> list[bytes]:
 
 
 def test_the_request_after_a_receipt_passes_on_what_it_told(tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path, requests_per_runner=1)
+    world = WorkersWorld(tmp_path, requests_per_runner=1)
     assert states_asked_with(world) == [b""]
     world.sample(connector_delta=delta(4.0))
     _, after = states_asked_with(world)
@@ -133,15 +133,15 @@ def test_the_request_after_a_receipt_passes_on_what_it_told(tmp_path: Path) -> N
 
 
 def test_a_delta_that_is_none_is_blamed_on_its_runner(tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path)
+    world = WorkersWorld(tmp_path)
     world.sample(connector_delta=b"\xff\xff")
     assert "cannot be understood" in world.why_dismissed(world.runner)
 
 
-def answer_updates(world: ConversationWorld, **said: Any) -> None:
+def answer_updates(world: WorkersWorld, **said: Any) -> None:
     """The learner answers the newest update."""
     command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
-    version = {"generation": update.generation, "update": world.worker_events.updates + 1}
+    version = {"generation": update.generation, "update": world.parts.core.updates + 1}
     used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
     done = training_pb2.UpdateDone(
         update_id=update.update_id, version=version, batches=used, **said
@@ -149,7 +149,7 @@ def answer_updates(world: ConversationWorld, **said: Any) -> None:
     world.reply(world.learner, command_id, done)
 
 
-def arrived(world: ConversationWorld, batch_id: int) -> None:
+def arrived(world: WorkersWorld, batch_id: int) -> None:
     arrival = training_pb2.Arrival(batch_id=batch_id, live_steps=20)
     world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
 
@@ -157,7 +157,7 @@ def arrived(world: ConversationWorld, batch_id: int) -> None:
 def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path: Path) -> None:
     asked = []
     for receipt_first in (True, False):
-        world = ConversationWorld(tmp_path, synchronous=True)
+        world = WorkersWorld(tmp_path, synchronous=True)
         for number in (4.0, 8.0):
             command_id, request = world.asked(world.runner, training_pb2.SampleRequest)[-1]
             told = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20}
@@ -168,10 +168,10 @@ def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path:
             else:
                 arrived(world, request.batch_id)
                 answer_updates(world)
-                assert world.worker_events.updates == (number == 8.0), "not heard yet"
+                assert world.parts.core.updates == (number == 8.0), "not heard yet"
                 world.reply(world.runner, command_id, receipt)
         asked.append(states_asked_with(world))
-        assert world.worker_events.updates == 2
+        assert world.parts.core.updates == 2
     assert asked[0] == asked[1]
     first, *later = asked[0]
     assert first == b""
@@ -179,7 +179,7 @@ def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path:
 
 
 def test_an_answer_that_came_early_is_heard_when_its_learner_leaves(tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path, synchronous=True)
+    world = WorkersWorld(tmp_path, synchronous=True)
     _, request = world.asked(world.runner, training_pb2.SampleRequest)[-1]
     arrived(world, request.batch_id)
     answer_updates(world)

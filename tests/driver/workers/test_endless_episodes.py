@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.worker_events_world import ROWS, ConversationWorld
+from support.worker_events_world import ROWS, WorkersWorld
 
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.wording import age, conclude
-from juggler.driver.workers.endless_episodes import EndlessEpisodes
+from juggler.driver.workers.standstill import EndlessEpisodes
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 
@@ -60,10 +60,10 @@ def test_an_old_mean_is_shown_with_its_age(seconds: float | None, said: str) -> 
     assert f"return -6578.0{old} after 778k steps" in conclude(line)
 
 
-def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> ConversationWorld:
+def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> WorkersWorld:
     """Whose environments have made so many steps each since the last of these episodes ended."""
-    world = ConversationWorld(directory, **keys)
-    metrics = world.worker_events.metrics
+    world = WorkersWorld(directory, **keys)
+    metrics = world.parts.metrics
     metrics.episodes_ended([-1.0] * len(lengths), lengths)
     metrics.line(1.0, 1000)
     metrics.line(2.0, (1000 if lengths else 0) + steps * ROWS)
@@ -85,13 +85,13 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
 ) -> None:
     world = _world(tmp_path, steps, lengths)
     endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
-    texts = endless.look(world.worker_events)
+    texts = endless.look(world.parts)
     assert len(texts) == told
     if told:
         assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
         assert ("the return is that of earlier ones" in texts[0]) == bool(lengths)
         assert texts[0].endswith("set a limit: env_kwargs = { max_episode_steps = 1000 }")
-    assert endless.look(world.worker_events) == []
+    assert endless.look(world.parts) == []
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,7 @@ def test_the_hint_is_what_the_environment_can_do(
     tmp_path: Path, keys: dict[str, Any], remedy: str
 ) -> None:
     world = _world(tmp_path, 5000, [])
-    (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).look(
-        world.worker_events
-    )
+    (text,) = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS, **keys)).look(world.parts)
     assert text.endswith(remedy)
 
 

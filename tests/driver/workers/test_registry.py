@@ -236,11 +236,11 @@ def test_runners_are_told_where_the_ready_learners_are() -> None:
     learners = [_worker("learner", index) for index in (0, 1)]
     for learner in learners:
         _set_up(registry, learner)
-    assert list(registry.learners_message(3).learners) == []
+    assert list(registry.learners_message("default", 3).learners) == []
     registry.learner_ready(learners[1], training_pb2.ModuleReady())
-    message = registry.learners_message(3)
+    message = registry.learners_message("default", 3)
     (told,) = message.learners
-    assert message.generation == 3
+    assert (message.module_id, message.generation) == ("default", 3)
     assert (told.worker_id, told.incarnation) == ("learner-1", "a")
     assert tuple(told.addresses) == learners[1].data_addresses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.worker_events_world import ROWS, STEPS, ConversationWorld
+from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.core.events import UsedBatch, WorkerKey
 from juggler.driver.core.ledger import Batch
@@ -92,7 +92,7 @@ def test_steps_that_came_too_old_to_a_gateway_count_too(world: World) -> None:
 
 
 def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> None:
-    world = ConversationWorld(tmp_path)
+    world = WorkersWorld(tmp_path)
     for number in range(10):
         world.sample(number)
         command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
@@ -102,6 +102,6 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
         world.reply(world.learner, command_id, done)
-    (text,) = world.worker_events.stale_runners.look()
+    (text,) = world.parts.stale_runners.look()
     assert text.startswith("100% of what envrunner-0")
     assert world.core.ledger.dropped["stale"] == 10 * ROWS * STEPS

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.worker_events_world import SHAPE, ConversationWorld
+from support.worker_events_world import SHAPE, WorkersWorld
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.standstill import Standstill
@@ -17,11 +17,16 @@ from juggler.runtime.actors import requests
 SECONDS = 7.0
 
 
-def _local(cpu_seconds: Callable[[], float]) -> Any:
-    return cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds))
+def _standstill_of(
+    world: WorkersWorld, cpu_seconds: Callable[[], float], **keys: Any
+) -> Standstill:
+    """Of a run of that configuration, whose local workers have used so many seconds."""
+    world.parts.config = RunConfig.from_flat({**SHAPE, **keys})
+    world.parts.local = cast(Any, SimpleNamespace(cpu_seconds=cpu_seconds, of_use=lambda _: None))
+    return Standstill(world.parts)
 
 
-class World(ConversationWorld):
+class World(WorkersWorld):
     """With a clock that the test winds on."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +34,7 @@ class World(ConversationWorld):
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(requests, "time", clock)
         super().__init__(directory)
-        config = RunConfig.from_flat({**SHAPE, "worker_timeout_seconds": SECONDS})
-        self.standstill = Standstill(config, self.worker_events, _local(lambda: 0.0))
+        self.standstill = _standstill_of(self, lambda: 0.0, worker_timeout_seconds=SECONDS)
 
 
 @pytest.fixture
@@ -73,10 +77,8 @@ def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: W
 
 def _standstill(directory: Path, used: list[float]) -> Standstill:
     """With local workers that have used so many seconds of processors at each look."""
-    config = RunConfig()
-    config.driver.worker_timeout_seconds = 60.0
-    local = _local(lambda: used.pop(0))
-    return Standstill(config, ConversationWorld(directory).worker_events, local)
+    world = WorkersWorld(directory)
+    return _standstill_of(world, lambda: used.pop(0), worker_timeout_seconds=60.0)
 
 
 def test_workers_that_are_at_work_on_their_start_are_waited_for(tmp_path: Path) -> None:

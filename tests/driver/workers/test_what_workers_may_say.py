@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import any_pb2
-from support.worker_events_world import ROWS, SPACE, STEPS, ConversationWorld
+from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.driver.workers.replies import COUNTS, SECONDS
 from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
@@ -21,8 +21,8 @@ MANY = {str(number): 1.0 for number in range(200_000)}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> ConversationWorld:
-    return ConversationWorld(tmp_path)
+def world(tmp_path: Path) -> WorkersWorld:
+    return WorkersWorld(tmp_path)
 
 
 def _raw(kind: str, value: bytes) -> any_pb2.Any:
@@ -57,24 +57,24 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
     ],
 )
 def test_of_a_receipt_that_holds_what_it_must_not_nothing_is_booked(
-    world: ConversationWorld, said: dict[str, Any], words: str
+    world: WorkersWorld, said: dict[str, Any], words: str
 ) -> None:
     world.sample(**said)
     assert words in world.why_dismissed(world.runner)
     assert len(world.why_dismissed(world.runner)) < 5000
     assert world.core.ledger.sampled == 0
-    assert world.worker_events.metrics.episodes == 0
-    assert world.worker_events.metrics.workers.seconds() == {}
-    assert world.worker_events.metrics.workers.counts() == {}
+    assert world.parts.metrics.episodes == 0
+    assert world.parts.metrics.workers.seconds() == {}
+    assert world.parts.metrics.workers.counts() == {}
 
 
-def test_all_that_may_be_counted_is_taken(world: ConversationWorld) -> None:
+def test_all_that_may_be_counted_is_taken(world: WorkersWorld) -> None:
     world.sample(seconds=dict.fromkeys(SECONDS, 1.0), counts=dict.fromkeys(COUNTS, 2.0))
     assert world.why_dismissed(world.runner) == ""
-    assert set(world.worker_events.metrics.workers.seconds()["envrunner"]) == SECONDS
+    assert set(world.parts.metrics.workers.seconds()["envrunner"]) == SECONDS
 
 
-def test_an_explanation_is_one_line_and_not_long(world: ConversationWorld) -> None:
+def test_an_explanation_is_one_line_and_not_long(world: WorkersWorld) -> None:
     world.sample(dropped="refused", explanation="no\nerror: forged\r\x0b" + "x" * 5_000_000)
     (told,) = world.told.messages
     assert told.startswith("envrunner-0: no error: forged xxx")
@@ -83,7 +83,7 @@ def test_an_explanation_is_one_line_and_not_long(world: ConversationWorld) -> No
 
 
 def test_a_note_is_one_line_and_too_many_are_too_many(
-    world: ConversationWorld, monkeypatch: pytest.MonkeyPatch
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
     world.report(world.runner, training_pb2.Note(text="takes\nsimulators"))
@@ -95,7 +95,7 @@ def test_a_note_is_one_line_and_too_many_are_too_many(
     assert len(world.told.messages) == 20
 
 
-def test_a_runner_of_an_endless_space_is_not_taken(world: ConversationWorld) -> None:
+def test_a_runner_of_an_endless_space_is_not_taken(world: WorkersWorld) -> None:
     runner = world.join("envrunner", 1)
     command_id, _ = world.asked(runner, training_pb2.Setup)[0]
     endless = spaces_pb2.Space()
@@ -112,7 +112,7 @@ def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_pa
     wide.box.shape.extend([1000])
     wide.box.low.extend([0.5] * 1000)
     for space, words in ((spaces_pb2.Space(text={"max_length": 9}), "maxLength"), (wide, "bytes")):
-        world = ConversationWorld(tmp_path)
+        world = WorkersWorld(tmp_path)
         runner = world.join("envrunner", 1)
         command_id, _ = world.asked(runner, training_pb2.Setup)[0]
         ready = training_pb2.Ready(
@@ -136,7 +136,7 @@ def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_pa
     ],
 )
 def test_a_report_of_countless_arrivals_costs_nothing(
-    world: ConversationWorld, value: bytes, words: str
+    world: WorkersWorld, value: bytes, words: str
 ) -> None:
     began = time.process_time()
     world.report(world.learner, _raw("Arrivals", value))
@@ -145,7 +145,7 @@ def test_a_report_of_countless_arrivals_costs_nothing(
 
 
 def test_arrivals_count_and_not_the_messages_that_they_come_in(
-    world: ConversationWorld, monkeypatch: pytest.MonkeyPatch
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
     for _ in range(MOST_EVENTS_PER_SECOND // 1000):
@@ -155,7 +155,7 @@ def test_arrivals_count_and_not_the_messages_that_they_come_in(
     assert "replies and reports in a second" in world.why_dismissed(world.learner)
 
 
-def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: ConversationWorld) -> None:
+def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: WorkersWorld) -> None:
     world.report(world.learner, _raw("Arrivals", b"\xff"))
     assert world.why_dismissed(world.learner)
     world.report(world.learner, _arrivals(1))
@@ -191,7 +191,7 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: Conversa
     ],
 )
 def test_of_an_answer_that_holds_what_it_must_not_nothing_is_booked(
-    world: ConversationWorld, said: dict[str, Any], words: str
+    world: WorkersWorld, said: dict[str, Any], words: str
 ) -> None:
     world.sample()
     ((command_id, update),) = world.asked(world.learner, training_pb2.Update)
@@ -199,18 +199,18 @@ def test_of_an_answer_that_holds_what_it_must_not_nothing_is_booked(
     world.reply(world.learner, command_id, done)
     assert words in world.why_dismissed(world.learner)
     assert world.core.weights_version.update == 0
-    assert world.worker_events.metrics.modules == {}
+    assert world.parts.metrics.modules == {}
 
 
-def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: ConversationWorld) -> None:
-    metrics = world.worker_events.metrics
+def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: WorkersWorld) -> None:
+    metrics = world.parts.metrics
     for number in range(3):
         metrics.updated("learner-0", {f"module-{number}": {"loss": 1.0}})
         metrics.updated("learner-0", {})
     assert list(metrics.modules["learner-0"]) == ["module-2"]
 
 
-def _learner_ready(world: ConversationWorld, **said: Any) -> Worker:
+def _learner_ready(world: WorkersWorld, **said: Any) -> Worker:
     world.leave(world.learner)
     learner = world.join("learner")
     command_id, command = world.asked(learner, training_pb2.AddModule)[0]
@@ -237,17 +237,17 @@ def _learner_ready(world: ConversationWorld, **said: Any) -> Worker:
     ],
 )
 def test_a_learner_that_begins_with_too_much_is_not_taken(
-    world: ConversationWorld, said: dict[str, Any], words: str
+    world: WorkersWorld, said: dict[str, Any], words: str
 ) -> None:
     learner = _learner_ready(world, **said)
     assert words in world.why_dismissed(learner)
     assert world.core.members == ()
 
 
-def test_what_a_learner_says_of_its_device_is_one_line(world: ConversationWorld) -> None:
+def test_what_a_learner_says_of_its_device_is_one_line(world: WorkersWorld) -> None:
     _learner_ready(world, description="cpu\nforged" + "x" * 9000)
-    assert world.worker_events.registry.devices["learner-0"].startswith("cpu forgedxxx")
-    assert len(world.worker_events.registry.devices["learner-0"]) < 300
+    assert world.parts.registry.devices["learner-0"].startswith("cpu forgedxxx")
+    assert len(world.parts.registry.devices["learner-0"]) < 300
 
 
 # -- whoever it is --------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> Non
         ("learner", training_pb2.Note(text="x"), "juggler.v1.Note in place of juggler.v1.Arrivals"),
         ("learner", attach_pb2.Done(), "juggler.v1.Done in place of juggler.v1.Arrivals"),
     ):
-        world = ConversationWorld(tmp_path)
+        world = WorkersWorld(tmp_path)
         worker = getattr(world, sender)
         world.report(worker, body)
         assert words in world.why_dismissed(worker)
     evaluator = world.join("evaluator")
-    world.worker_events._hub.dismissed.clear()  # type: ignore[attr-defined]
+    world.parts.hub.dismissed.clear()  # type: ignore[attr-defined]
     world.report(evaluator, training_pb2.Note(text="x"))
     assert "a report, where evaluators have none" in world.why_dismissed(evaluator)
 
@@ -278,18 +278,18 @@ def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> Non
     ],
 )
 def test_an_evaluation_that_cannot_be_is_not_booked(
-    world: ConversationWorld, returns: list[float], words: str
+    world: WorkersWorld, returns: list[float], words: str
 ) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.worker_events.commands.tell("evaluator-0", training_pb2.Evaluate(episodes=2))
+    world.parts.commands.tell("evaluator-0", training_pb2.Evaluate(episodes=2))
     played = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[1] * len(returns))
     world.reply(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0], played)
     assert words in world.why_dismissed(evaluator)
-    assert world.worker_events.metrics.evaluation_return is None
+    assert world.parts.metrics.evaluation_return is None
 
 
-def test_a_traceback_cannot_look_like_lines_of_the_run(world: ConversationWorld) -> None:
+def test_a_traceback_cannot_look_like_lines_of_the_run(world: WorkersWorld) -> None:
     failure = attach_pb2.Failure(message="it failed", traceback="Traceback\nerror: forged")
     world.leave(world.runner, failure=failure, stack="  File x\nforged")
     (told,) = world.told.messages
@@ -299,11 +299,11 @@ def test_a_traceback_cannot_look_like_lines_of_the_run(world: ConversationWorld)
     assert [each for each in others if not each.startswith("  ")] == ["It was here:"]
 
 
-def test_what_failures_are_remembered_by_is_bounded(world: ConversationWorld) -> None:
+def test_what_failures_are_remembered_by_is_bounded(world: WorkersWorld) -> None:
     for number in range(300):
         worker = world.join("envrunner", 1)
         failure = attach_pb2.Failure(message=f"failure {number}", traceback="x" * 1000)
         world.leave(worker, failure=failure)
-    assert len(world.worker_events._departures._shown) <= 100
-    assert world.worker_events.registry.tracebacks == {}
+    assert len(world.parts.departures._shown) <= 100
+    assert world.parts.departures.tracebacks == {}
     assert world.worker_events._rates.keys() == {world.runner, world.learner}

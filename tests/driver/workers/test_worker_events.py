@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.worker_events_world import ROWS, SPACE, STEPS, ConversationWorld
+from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.runtime.actors.requests import RequestPool
 from juggler.runtime.wire.frames import encode_frame
@@ -16,8 +16,8 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> ConversationWorld:
-    return ConversationWorld(tmp_path)
+def world(tmp_path: Path) -> WorkersWorld:
+    return WorkersWorld(tmp_path)
 
 
 def _garbage(kind: str) -> any_pb2.Any:
@@ -30,19 +30,19 @@ def _chunks(tree: Any, extra: str = "{}") -> list[any_pb2.Any]:
     return [any_pb2.Any(value=chunk) for chunk in chunks]
 
 
-def _update(world: ConversationWorld) -> tuple[int, training_pb2.Update]:
+def _update(world: WorkersWorld) -> tuple[int, training_pb2.Update]:
     world.sample()
     (update,) = world.asked(world.learner, training_pb2.Update)
     return update
 
 
-def test_bytes_that_are_no_message_are_blamed_on_who_sent_them(world: ConversationWorld) -> None:
+def test_bytes_that_are_no_message_are_blamed_on_who_sent_them(world: WorkersWorld) -> None:
     command_id, _ = world.asked(world.runner, training_pb2.SampleRequest)[0]
     world.reply(world.runner, command_id, _garbage("Receipt"))
     assert "no juggler.v1.Receipt" in world.why_dismissed(world.runner)
 
 
-def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: ConversationWorld) -> None:
+def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: WorkersWorld) -> None:
     world.report(world.learner, _garbage("Arrivals"))
     assert "no juggler.v1.Arrivals" in world.why_dismissed(world.learner)
 
@@ -62,7 +62,7 @@ def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: Conversatio
 def test_a_receipt_that_cannot_be_is_blamed_on_its_runner(
     tmp_path: Path, said: dict[str, Any], words: str, synchronous: bool
 ) -> None:
-    world = ConversationWorld(tmp_path, synchronous=synchronous)
+    world = WorkersWorld(tmp_path, synchronous=synchronous)
     world.sample(**said)
     assert words in world.why_dismissed(world.runner)
     assert world.core.ledger.sampled == 0
@@ -73,7 +73,7 @@ def test_a_receipt_that_cannot_be_is_blamed_on_its_runner(
     ("rows", "steps"), [(2**32 - 1, 2**32 - 1), (65535, 65535), (0, 0), (1, STEPS), (STEPS, ROWS)]
 )
 def test_whose_batches_are_not_as_it_was_told_is_not_taken(
-    world: ConversationWorld, role: str, rows: int, steps: int
+    world: WorkersWorld, role: str, rows: int, steps: int
 ) -> None:
     worker = world.join(role, 1)
     command_id, _ = world.asked(worker, training_pb2.Setup)[0]
@@ -88,7 +88,7 @@ def test_whose_batches_are_not_as_it_was_told_is_not_taken(
     assert world.core.ledger.lost_unreported == 0, "nothing was ever asked of it"
 
 
-def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: ConversationWorld) -> None:
+def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: WorkersWorld) -> None:
     _, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
     arrival = training_pb2.Arrival(batch_id=request.batch_id, live_steps=ROWS * STEPS + 1)
     world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
@@ -105,7 +105,7 @@ def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: Conversatio
     ],
 )
 def test_an_update_that_cannot_be_is_blamed_on_the_learner(
-    world: ConversationWorld, said: dict[str, Any], words: str
+    world: WorkersWorld, said: dict[str, Any], words: str
 ) -> None:
     command_id, update = _update(world)
     done = training_pb2.UpdateDone(**{"update_id": update.update_id, **said})
@@ -114,7 +114,7 @@ def test_an_update_that_cannot_be_is_blamed_on_the_learner(
     assert world.core.weights_version.update == 0
 
 
-def test_a_reply_that_more_should_follow_does_not_pile_up(world: ConversationWorld) -> None:
+def test_a_reply_that_more_should_follow_does_not_pile_up(world: WorkersWorld) -> None:
     command_id, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
     receipt = training_pb2.Receipt(batch_id=request.batch_id, learner="learner-0")
     world.reply(world.runner, command_id, receipt, last=False)
@@ -128,7 +128,7 @@ def test_who_answers_no_command_is_let_go_in_the_end(
         return RequestPool(hub, cap=10, **others)
 
     monkeypatch.setattr("juggler.driver.workers.command_sender.RequestPool", short)
-    world = ConversationWorld(tmp_path)
+    world = WorkersWorld(tmp_path)
     for batch_id in range(1000, 1020):  # each makes a Discard, which nobody answers
         arrival = training_pb2.Arrival(batch_id=batch_id)
         world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
@@ -136,7 +136,7 @@ def test_who_answers_no_command_is_let_go_in_the_end(
 
 
 def test_a_runner_that_fails_and_stays_is_let_go_when_it_fails_again(
-    world: ConversationWorld,
+    world: WorkersWorld,
 ) -> None:
     for _ in range(2):
         command_id, _ = world.asked(world.runner, training_pb2.SampleRequest)[-1]
@@ -147,24 +147,24 @@ def test_a_runner_that_fails_and_stays_is_let_go_when_it_fails_again(
     world.core.ledger.check()
 
 
-def test_an_update_that_failed_is_not_waited_for(world: ConversationWorld) -> None:
+def test_an_update_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     command_id, _ = _update(world)
     world.fail(world.learner, command_id)
     assert world.core.idle
     assert world.core.ledger.dropped["learner_lost"] == 20
 
 
-def test_an_evaluation_that_failed_is_not_waited_for(world: ConversationWorld) -> None:
+def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.worker_events.evaluations.under_way = True
-    world.worker_events.commands.tell("evaluator-0", training_pb2.Evaluate(episodes=1))
+    world.parts.evaluations.begin(update=0)
+    assert world.parts.evaluations.under_way
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
-    assert not world.worker_events.evaluations.under_way
+    assert not world.parts.evaluations.under_way
 
 
 def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(
-    world: ConversationWorld,
+    world: WorkersWorld,
 ) -> None:
     (begun, _), *rest = world.asked(world.runner, training_pb2.SampleRequest)
     assert rest
@@ -172,13 +172,13 @@ def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(
     assert world.core.ledger.lost_unreported == ROWS * STEPS
 
 
-def test_all_is_lost_with_a_runner_that_says_nothing(world: ConversationWorld) -> None:
+def test_all_is_lost_with_a_runner_that_says_nothing(world: WorkersWorld) -> None:
     requests = world.asked(world.runner, training_pb2.SampleRequest)
     world.leave(world.runner)
     assert world.core.ledger.lost_unreported == len(requests) * ROWS * STEPS
 
 
-def test_a_request_does_not_go_to_a_successor_that_is_not_set_up(world: ConversationWorld) -> None:
+def test_a_request_does_not_go_to_a_successor_that_is_not_set_up(world: WorkersWorld) -> None:
     successor = world.join("envrunner")  # before anybody heard that its predecessor is gone
     world.sample()
     assert world.asked(successor, training_pb2.SampleRequest) == []
@@ -194,7 +194,7 @@ def test_what_is_no_state_is_blamed_on_the_learner(tmp_path: Path) -> None:
         (_chunks({"a": np.zeros(3)}, extra="[]")[0], "no object"),
         (_chunks({"a": np.zeros(3000)})[0], "ended in the middle"),
     ):
-        world = ConversationWorld(tmp_path)
+        world = WorkersWorld(tmp_path)
         world.reply(world.learner, world.ask_for_a_snapshot(), chunk)
         assert words in world.why_dismissed(world.learner)
         world.leave(world.learner)
@@ -202,7 +202,7 @@ def test_what_is_no_state_is_blamed_on_the_learner(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_is_given_up_when_its_learner_dies_half_way(world: ConversationWorld) -> None:
+def test_a_snapshot_is_given_up_when_its_learner_dies_half_way(world: WorkersWorld) -> None:
     first, *_ = _chunks({"a": np.zeros(3000)})
     world.reply(world.learner, world.ask_for_a_snapshot(), first, last=False)
     assert world.snapshots.under_way
@@ -210,13 +210,13 @@ def test_a_snapshot_is_given_up_when_its_learner_dies_half_way(world: Conversati
     assert not world.snapshots.under_way
 
 
-def test_a_snapshot_that_failed_is_not_waited_for(world: ConversationWorld) -> None:
+def test_a_snapshot_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     world.fail(world.learner, world.ask_for_a_snapshot())
     assert not world.snapshots.under_way
 
 
 def test_a_snapshot_that_is_whole_is_written_although_its_learner_dies(
-    world: ConversationWorld,
+    world: WorkersWorld,
 ) -> None:
     command_id = world.ask_for_a_snapshot()
     *_, last = chunks = _chunks({"a": np.zeros(3000)})

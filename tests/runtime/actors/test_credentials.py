@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from juggler.driver.listen import Listen
+from juggler.driver.driver import Listen
 from juggler.runtime.actors.credentials import call_metadata, read_token, same_token, why_refused
 from juggler.runtime.actors.hub import HubSettings
 from juggler.runtime.actors.worker import Contact

@@ -1,0 +1,399 @@
+"""The driver's core for one module: an event in, commands out.
+
+Messages may come twice, late, or in another order than they were sent. What never comes is for
+the caller to notice: a worker that is silent for too long has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.core.events import (
+    Arrived,
+    BeginWithFewer,
+    Command,
+    Discard,
+    Event,
+    Finish,
+    FormGroup,
+    IssueUpdate,
+    LearnerJoined,
+    LearnerLeft,
+    PeersLost,
+    PeersMet,
+    Proceed,
+    Request,
+    RunnerJoined,
+    RunnerLeft,
+    SampleFailed,
+    SampleReceived,
+    Share,
+    StopRequested,
+    UpdateFailed,
+    UpdateFinished,
+    UpdateKept,
+    WorkerKey,
+)
+from juggler.driver.core.group import Group, Learner
+from juggler.driver.core.ledger import Batch, Counters, Ledger
+from juggler.driver.core.state import ModuleSettings, Runner, State
+from juggler.runtime.episodes.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStart:
+    """What one module of a run begins with.
+
+    Attributes:
+        settings: bounds its requests and updates.
+        generation: of its learner group before the first one of this run.
+        update: with `generation`, the version that its learners' first weights have or exceed.
+        counters: its books to go on from; None: new ones.
+    """
+
+    settings: ModuleSettings
+    generation: int = 0
+    update: int = 0
+    counters: Counters | None = None
+
+
+class ModuleCore:
+    """The books of one module: its batches, its updates and the group of learners that makes them.
+
+    It knows nothing of other modules, so nothing that happens to one module holds up another.
+
+    Args:
+        module_id: of the module; every command names it.
+        start: what it begins with.
+        take_id: gives ids to batches and updates, none of them twice in a run.
+
+    Attributes:
+        settings: bound its requests and updates.
+        ledger: what became of its steps.
+        weights_version: the newest that a learner reported.
+        between_rounds: in synchronous mode, behind an update; `Proceed` ends it.
+    """
+
+    def __init__(self, module_id: str, start: ModuleStart, take_id: Callable[[], int]) -> None:
+        self.module_id = module_id
+        self.settings = start.settings
+        self.weights_version = Version(start.generation, start.update)
+        self.ledger = Ledger() if start.counters is None else Ledger.restore(start.counters)
+        self.between_rounds = False
+        self._take_id = take_id
+        self._group = Group(self.settings.num_learners, start.generation)
+        self._state = State(self.settings, self._group, self.ledger)
+        self._admission: Admission = (
+            Synchronous(self._state) if self.settings.synchronous else Asynchronous(self._state)
+        )
+        self._gone: set[WorkerKey] = set()
+        # In updates of learners that left, by id: one that comes back with its weights may tell.
+        self._unanswered: dict[int, Batch] = {}
+        self._stopping = False
+        self._finished = False
+        self._commands: list[Command] = []
+
+    # What the caller reads.
+
+    @property
+    def idle(self) -> bool:
+        """No update is in flight."""
+        return not self._state.updates
+
+    @property
+    def updates_in_flight(self) -> int:
+        return len(self._state.updates)
+
+    @property
+    def generation(self) -> int:
+        """Of the learner group."""
+        return self._group.generation
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The learner group by rank."""
+        return tuple(self._group.members)
+
+    @property
+    def missing_learners(self) -> int:
+        """How many have yet to come before the first of them begin."""
+        return self._group.missing
+
+    @property
+    def num_runners(self) -> int:
+        return len(self._state.runners)
+
+    @property
+    def held_steps(self) -> int:
+        """Steps that wait at learners and are in no update yet."""
+        return sum(batch.steps for batch in self.ledger.held.values())
+
+    # What the caller does.
+
+    def book(self, event: Event) -> list[Command]:
+        """Book what happened. Returns what has to be sent because of it, in this order."""
+        if self._finished:
+            return []
+        self._commands = []
+        match event:
+            case SampleReceived() | SampleFailed():
+                self._sample_ended(event)
+            case Arrived():
+                self._arrived(event)
+            case UpdateFinished() | UpdateFailed():
+                self._update_answered(event)
+            case UpdateKept():
+                self._update_kept(event)
+            case RunnerJoined():
+                self._runner_joined(event)
+            case RunnerLeft():
+                self._left(WorkerKey(event.runner, event.incarnation), event.not_begun)
+            case LearnerJoined():
+                self._learner_joined(WorkerKey(event.learner, event.incarnation))
+            case BeginWithFewer():
+                self._group.begin_with_fewer()
+            case LearnerLeft():
+                self._left(WorkerKey(event.learner, event.incarnation))
+            case PeersMet():
+                met = Version(event.generation, event.update)
+                self.weights_version = max(self.weights_version, met)
+                self._unanswered.clear()  # the group has gone on without whoever had them
+            case PeersLost():
+                self._announce(self._group.renew(event.generation))
+            case Proceed():
+                self.between_rounds = False
+            case StopRequested():
+                self._stopping = True
+            case Finish():
+                self._stopping = self._finished = True
+                self._state.updates.clear()
+                self.ledger.finish()
+            case _:
+                assert_never(event)
+        return self._commands
+
+    def issue_updates(self) -> list[Command]:
+        """Let in learners that wait, and issue every update that its learners can make now."""
+        self._commands = []
+        if self._stopping:
+            return []
+        # No update is issued while learners wait to join, so that they need not wait for long.
+        if self.idle:
+            self._announce(self._group.admit())
+        if self._group.members and not self._group.joiners and not self.between_rounds:
+            while (shares := self._admission.next_update()) is not None:
+                self._issue(shares)
+        return self._commands
+
+    def requests(self) -> Iterator[Request]:
+        """Ask for samples, as long as there is room for more."""
+        while not self._stopping and self._group.members and not self.between_rounds:
+            if (grant := self._admission.next_request()) is None:
+                return
+            yield self._request(*grant)
+
+    def _announce(self, members: tuple[str, ...] | None) -> None:
+        """The group has other members, or the same under another generation; None: it has not."""
+        if members is not None:
+            formed = FormGroup(self._group.generation, members, module_id=self.module_id)
+            self._commands.append(formed)
+
+    # Batches.
+
+    def _request(self, runner: Runner, learner: Learner) -> Request:
+        batch = Batch(self._take_id(), runner.worker, learner.worker, runner.steps_per_request)
+        self.ledger.request(batch)
+        runner.requested[batch.batch_id] = batch
+        learner.open_steps += batch.steps
+        self._admission.has_room(runner)
+        return Request(
+            runner=runner.worker.worker_id,
+            incarnation=runner.worker.incarnation,
+            batch_id=batch.batch_id,
+            learner=learner.worker.worker_id,
+            generation=self._group.generation,
+            at_least=self._acceptable_weights(),
+            module_id=self.module_id,
+        )
+
+    def _acceptable_weights(self) -> Version:
+        """The oldest that may act for a request that goes out now.
+
+        Asynchronously, what runners had got by one update before the newest: admission lets at most
+        max_open_updates - 1 updates go before the batch, and so no weights that are late on their
+        way make it stale. Where a generation began since the multiple that is named here, they get
+        its first weights, which are newer.
+        """
+        settings, newest = self._state.settings, self.weights_version
+        if settings.synchronous:
+            return newest
+        behind = max(0, newest.update - 1)
+        return newest._replace(update=behind - behind % settings.weights_interval)
+
+    def _sample_ended(self, event: SampleReceived | SampleFailed) -> None:
+        worker = WorkerKey(event.runner, event.incarnation)
+        runner = self._state.runners.get(event.runner)
+        if runner is None or runner.worker != worker:
+            return
+        batch = runner.requested.get(event.batch_id)
+        if isinstance(event, SampleFailed):
+            if batch is not None:
+                self._end_request(batch)
+                self.ledger.cancel(batch)
+            return
+        self.ledger.pass_over(event.stale_steps)
+        if batch is None:
+            self.ledger.confirm(event.batch_id, worker, event.live_steps)
+        else:
+            astray = event.learner != batch.learner.worker_id
+            reason = event.dropped or ("learner_lost" if astray else "")
+            self._first_report(batch, worker, event.live_steps, reason)
+
+    def _arrived(self, event: Arrived) -> None:
+        worker = WorkerKey(event.learner, event.incarnation)
+        learner = self._group.find(worker)
+        if learner is None:
+            return
+        ledger = self.ledger
+        batch = ledger.requested.get(event.batch_id)
+        if batch is None and (batch := ledger.revive(event.batch_id)) is not None:
+            self._open_for(batch, batch.steps)
+        if batch is None:
+            ledger.confirm(event.batch_id, worker, event.live_steps)
+        else:
+            # Asked for another learner, or for an earlier process of this one.
+            reason = "learner_lost" if batch.learner != worker else ""
+            self._first_report(batch, worker, event.live_steps, reason)
+        kept = ledger.held.get(event.batch_id) or ledger.updating.get(event.batch_id)
+        if kept is None or kept.learner != worker:
+            self._discard(event.learner, event.batch_id)
+
+    def _first_report(self, batch: Batch, reporter: WorkerKey, steps: int, dropped: str) -> None:
+        """Book a requested batch as sampled; its learner holds it unless it is dropped."""
+        self._end_request(batch)
+        self.ledger.hold(batch, reporter, steps)
+        learner = self._group.find(batch.learner)
+        if dropped or learner is None:
+            self.ledger.drop(batch, dropped or "learner_lost")
+        else:
+            learner.open_steps += steps
+            learner.hold(batch)
+
+    def _end_request(self, batch: Batch) -> None:
+        """Nobody waits for this request any more."""
+        self._open_for(batch, -batch.steps)
+        runner = self._state.runners.get(batch.runner.worker_id)
+        if runner is not None and runner.requested.pop(batch.batch_id, None) is not None:
+            self._admission.has_room(runner)
+
+    def _open_for(self, batch: Batch, steps: int) -> None:
+        learner = self._group.find(batch.learner)
+        if learner is not None:
+            learner.open_steps += steps
+
+    # Updates.
+
+    def _issue(self, shares: dict[str, list[Batch]]) -> None:
+        update_id = self._take_id()
+        self._state.updates[update_id] = shares
+        for share in shares.values():
+            for batch in share:
+                self.ledger.use(batch)
+        named = tuple(
+            Share(worker_id, tuple(batch.batch_id for batch in share))
+            for worker_id, share in shares.items()
+        )
+        issued = IssueUpdate(update_id, self._group.generation, named, module_id=self.module_id)
+        self._commands.append(issued)
+
+    def _update_answered(self, event: UpdateFinished | UpdateFailed) -> None:
+        learner = self._group.find(WorkerKey(event.learner, event.incarnation))
+        if learner is None:
+            return
+        share = self._take_share(event.update_id, event.learner)
+        if share is None:
+            self.ledger.duplicates += 1
+            return
+        learner.open_steps -= sum(batch.steps for batch in share)
+        if isinstance(event, UpdateFinished):
+            self.ledger.settle(share, event.used)
+            self.weights_version = max(self.weights_version, event.version)
+        else:
+            # The other ranks may have applied it: these steps must not be used again.
+            for batch in share:
+                self.ledger.drop(batch, "learner_lost")
+            self._discard(event.learner, *(batch.batch_id for batch in share))
+
+    def _discard(self, learner: str, *batch_ids: int) -> None:
+        self._commands.append(Discard(learner, batch_ids, module_id=self.module_id))
+
+    def _update_kept(self, event: UpdateKept) -> None:
+        answers = {used.batch_id: used for used in event.used if used.batch_id in self._unanswered}
+        share = [self._unanswered.pop(batch_id) for batch_id in answers]
+        for batch in share:
+            self.ledger.reopen(batch, "learner_lost")
+        self.ledger.settle(share, answers.values())
+        self.weights_version = max(self.weights_version, event.version)
+
+    def _take_share(self, update_id: int, learner: str) -> list[Batch] | None:
+        """One learner has answered an update; the last of them closes it."""
+        shares = self._state.updates.get(update_id)
+        if shares is None or learner not in shares:
+            return None
+        share = shares.pop(learner)
+        if not shares:
+            del self._state.updates[update_id]
+            self.between_rounds = self._state.settings.synchronous
+        return share
+
+    # Workers.
+
+    def _runner_joined(self, event: RunnerJoined) -> None:
+        worker = WorkerKey(event.runner, event.incarnation)
+        if self._is_new(worker, self._state.runners.get(event.runner)):
+            runner = Runner(worker, event.steps_per_request)
+            self._state.runners[event.runner] = runner
+            self._admission.has_room(runner)
+
+    def _learner_joined(self, worker: WorkerKey) -> None:
+        if self._is_new(worker, self._group.named(worker.worker_id)):
+            self._group.join(worker)
+
+    def _is_new(self, worker: WorkerKey, current: Runner | Learner | None) -> bool:
+        """Whoever had the id of a new worker until now is gone."""
+        if worker in self._gone or (current is not None and current.worker == worker):
+            return False
+        if current is not None:
+            self._left(current.worker)
+        return True
+
+    def _left(self, worker: WorkerKey, not_begun: frozenset[int] = frozenset()) -> None:
+        self._gone.add(worker)
+        runner = self._state.runners.get(worker.worker_id)
+        learner = self._group.find(worker)
+        if runner is not None and runner.worker == worker:
+            self._lose_runner(runner, not_begun)
+        elif learner is not None:
+            self._lose_learner(learner)
+
+    def _lose_runner(self, runner: Runner, not_begun: frozenset[int]) -> None:
+        del self._state.runners[runner.worker.worker_id]
+        self._admission.left(runner)
+        for batch in runner.requested.values():
+            self._open_for(batch, -batch.steps)
+            if batch.batch_id in not_begun:
+                self.ledger.cancel(batch)
+            else:
+                self.ledger.lose(batch)
+
+    def _lose_learner(self, learner: Learner) -> None:
+        for batch in learner.held:
+            self.ledger.drop(batch, "learner_lost")
+        for update_id in list(self._state.updates):
+            for batch in self._take_share(update_id, learner.worker.worker_id) or ():
+                self.ledger.drop(batch, "learner_lost")
+                self._unanswered[batch.batch_id] = batch
+        self._announce(self._group.leave(learner))

@@ -1,0 +1,163 @@
+"""How a run ends: why, what is still waited for, and the summary."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from juggler.driver.core.events import Finish, StopRequested
+from juggler.driver.loop import Loop
+from juggler.driver.parts import RunParts
+from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
+from juggler.driver.upkeep import Upkeep
+from juggler.envrunner.program import ENVRUNNER
+from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.hub import Hub
+
+#: What the end of a run may take: together less than the 5 s that people wait after a Ctrl-C.
+_LAST_UPDATES_SECONDS = 1.0
+_SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
+WORKERS_LEAVE_SECONDS = 0.5
+#: A large state takes longer, and is worth it: containers are given a minute to end.
+_LAST_CHECKPOINT_SECONDS = 40.0
+_TELL_SECONDS = 2.0  # until people are told what is waited for
+
+#: Reasons to stop for which nobody has to have learned anything.
+_IN_PART = ("stop_steps", "stop_seconds")
+
+
+class Ending:
+    """Winds a run down, and closes its books.
+
+    Args:
+        parts: of the run.
+        loop: hears what comes meanwhile.
+        upkeep: writes the last line of metrics.
+        hub: knows which learners still say something.
+        directory: where the summary goes.
+    """
+
+    def __init__(
+        self, parts: RunParts, loop: Loop, upkeep: Upkeep, hub: Hub, directory: RunDirectory
+    ) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._upkeep = upkeep
+        self._hub = hub
+        self._directory = directory
+        self._last_line: dict[str, Any] | None = None
+
+    def wind_down(self) -> None:
+        """Let updates end, make the last checkpoint, and send everybody home."""
+        parts, snapshots = self._parts, self._parts.snapshots
+        parts.happened(StopRequested())
+        self._loop.drain(_LAST_UPDATES_SECONDS, lambda: parts.core.idle)
+        self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
+        self._wait_for_confirmation()
+        deadline = time.monotonic() + _LAST_CHECKPOINT_SECONDS
+        self._wait_for_snapshot(deadline)
+        if parts.confirmation.kept is not None:
+            if problem := snapshots.keep(parts.confirmation.kept):
+                parts.progress.message(problem, "error")
+        elif parts.core.updates and not self._has_saved() and parts.checkpointing.begin():
+            self._wait_for_snapshot(deadline)
+        self._see_what_failed()
+        parts.happened(Finish())
+        self._last_line = self._upkeep.write_line()
+        parts.commands.dismiss_all()
+        self._loop.drain(WORKERS_LEAVE_SECONDS, lambda: not parts.registry.attached)
+
+    def _wait_for_confirmation(self) -> None:
+        """A run that has made its last step may have solved its task with it."""
+        parts, confirmation = self._parts, self._parts.confirmation
+        if parts.end.reason == "stop_steps":
+            confirmation.look()
+            if confirmation.under_way:
+                parts.local.start_evaluator()  # the run may have ended with its first update
+            patience = parts.config.driver.worker_timeout_seconds
+            confirmation.wait(self._loop.drain, self._seconds_left(), patience)
+            if confirmation.outcome is not None:
+                parts.end.solved_after_all()
+        confirmation.give_up()
+
+    def _seconds_left(self) -> float:
+        limit = self._parts.config.driver.stop_seconds
+        return math.inf if limit is None else limit - self._parts.clock.now().training
+
+    def _wait_for_snapshot(self, deadline: float) -> None:
+        drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
+        drain(_TELL_SECONDS, self._no_snapshot_comes)
+        if not self._no_snapshot_comes():
+            text = "waiting for the last checkpoint; a second Ctrl-C leaves without it"
+            self._parts.progress.message(text, "info")
+            drain(deadline - time.monotonic(), self._no_snapshot_comes)
+
+    def _no_snapshot_comes(self) -> bool:
+        """None is under way, or the learners that it should come from say nothing more."""
+        snapshots = self._parts.snapshots
+        if snapshots.writing or not snapshots.under_way:
+            return not snapshots.under_way
+        learners = [each for name, each in self._hub.vitals().items() if name.startswith(LEARNER)]
+        return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
+
+    def _has_saved(self) -> bool:
+        """Whether a synchronous run has a checkpoint of its last update: taken between two rounds,
+        as no other could be now."""
+        synchronous = self._parts.config.driver.synchronous
+        return synchronous and self._newest_update() == self._parts.core.updates
+
+    def _newest_update(self) -> int | None:
+        """Of the newest checkpoint."""
+        newest = self._parts.snapshots.newest
+        return int(newest.stem) if newest else None
+
+    def _see_what_failed(self) -> None:
+        """A run that trained on nothing, or has no checkpoint of its end, did not end well."""
+        parts, end = self._parts, self._parts.end
+        last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
+        if end.reason == "stop_seconds" and parts.core.updates == parts.updates_before:
+            end.failed_at(f"nothing was trained on. {self._upkeep.standstill.what_is_there()}")
+        elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
+            end.failed_at(
+                f"it got to {end.reason}, but {parts.config.env_runner.env} kept failing in every "
+                f"EnvRunner: {parts.departures.last_failure or 'see above'}"
+            )
+        elif last and self._newest_update() != last:
+            end.failed_at(f"the last checkpoint, of update {last}, was not written")
+
+    def close_books(self) -> dict[str, Any]:
+        """Write the summary. Also for a loop that was left in its middle."""
+        parts = self._parts
+        if self._last_line is None:
+            parts.happened(Finish())
+            self._last_line = self._upkeep.write_line()
+        newest = parts.snapshots.newest
+        summary = {
+            **self._last_line,
+            "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
+            "solved": parts.end.solved_at is not None,
+            "confirmation": parts.confirmation.outcome,
+            "wall_seconds_to_first_update": self._loop.first_update,
+            "wall_seconds_to_solved": parts.end.solved_at,
+            "reason_for_stop": parts.end.reason or "killed",
+            "failure": parts.end.failure or None,
+            "run_dir": str(self._directory.path),
+            "checkpoint": str(newest) if newest and newest.is_dir() else None,
+        }
+        try:
+            self._directory.write_summary(summary)
+        except RunDirectoryError as error:
+            parts.progress.message(str(error), "error")
+        parts.progress.finish(summary)
+        self._directory.close()
+        return summary
+
+    def how_to_go_on(self) -> str:
+        """For people, behind the text of a failure."""
+        update, newest = self._newest_update(), self._parts.snapshots.newest
+        if newest is None or not newest.is_dir():  # somebody may have removed it
+            trained = self._parts.core.updates > self._parts.updates_before
+            return "\nThere is no checkpoint to go on from" if trained else ""
+        return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"

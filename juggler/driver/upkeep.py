@@ -1,0 +1,195 @@
+"""What a run does on intervals: a line of metrics, a checkpoint, an evaluation, a look around."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from juggler.driver.core.ledger import Counters
+from juggler.driver.parts import RunParts
+from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
+
+_LINE_SECONDS = 1.0
+
+
+class Intervals:
+    """Alarms by name, the first of each one interval from now.
+
+    Args:
+        seconds: between an alarm and the next; 0: there is none.
+    """
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        self._seconds = {name: length for name, length in seconds.items() if length}
+        self._due = {name: now + length for name, length in self._seconds.items()}
+
+    def left(self) -> float:
+        """Seconds until the next alarm, at least 0."""
+        return max(0.0, min(self._due.values()) - time.monotonic())
+
+    def due(self) -> list[str]:
+        """Whose time has come since they were last named here."""
+        now = time.monotonic()
+        names = [name for name, moment in self._due.items() if moment <= now]
+        self._due.update((name, now + self._seconds[name]) for name in names)
+        return names
+
+
+class Upkeep:
+    """What is due every so often, whatever comes.
+
+    Args:
+        parts: of the run.
+        lines: takes lines of metrics.
+        bound: the addresses that the driver listens at; one whose socket was removed is taken out.
+        announce: tells other processes where the run is found.
+
+    Attributes:
+        standstill: looks whether the run gets on.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        lines: LineWriter,
+        bound: list[str],
+        announce: Callable[[], None],
+    ) -> None:
+        self.standstill = Standstill(parts)
+        self._parts = parts
+        self._lines = lines
+        self._bound = bound
+        self._announce = announce
+        self._endless = EndlessEpisodes(parts.config.env_runner)
+        self._intervals = Intervals({})
+
+    def begin(self) -> None:
+        """Count the first intervals from now."""
+        driver = self._parts.config.driver
+        self._intervals = Intervals(
+            {
+                "line": _LINE_SECONDS,
+                # What a clock says would make the numbers of a synchronous run differ.
+                "checkpoint": 0.0 if driver.synchronous else driver.checkpoint_seconds,
+                "evaluation": driver.evaluation_seconds,
+                "look": driver.worker_timeout_seconds,
+            }
+        )
+
+    def seconds_left(self) -> float:
+        """Until something is due."""
+        return self._intervals.left()
+
+    def on_intervals(self) -> None:
+        """Do what is due."""
+        parts = self._parts
+        for name in self._intervals.due():
+            match name:
+                case "line":
+                    self.write_line()
+                    self._look_for_sockets()
+                case "checkpoint":
+                    parts.checkpointing.begin()
+                case "evaluation":
+                    if parts.core.members:
+                        parts.evaluations.begin(parts.core.updates)
+                case "look":
+                    self._look_for_standstill()
+        driver = parts.config.driver
+        if driver.stop_seconds is not None and parts.clock.is_up(
+            driver.stop_seconds, driver.worker_timeout_seconds
+        ):
+            parts.end.stop("stop_seconds")
+
+    def write_line(self) -> dict[str, Any]:
+        """Append a line of metrics, and show people how the run is doing."""
+        parts = self._parts
+        line = metrics_line(parts)
+        if self._lines.append(line):  # into a new directory: nobody finds the run there yet
+            self._announce()
+            if not parts.config.driver.synchronous and not parts.end.reached:
+                parts.checkpointing.begin()
+        if parts.core.updates == parts.updates_before and not parts.end.reached:
+            parts.progress.waiting(waits_for(parts), line["wall_time"])
+        else:
+            parts.progress.update(line)
+        for text in (*parts.stale_runners.look(), *self._endless.look(parts)):
+            parts.progress.message(text, "warning")
+        return line
+
+    def _look_for_standstill(self) -> None:
+        parts = self._parts
+        if text := self.standstill.look():
+            waits = not parts.only_local or parts.config.env_runner.gateway
+            if self.standstill.starting and not parts.registry.complete():
+                text = f"{text}. Workers are at work on their start, and are waited for"
+                parts.progress.message(text, "warning")
+            elif not waits and not parts.registry.complete():
+                parts.end.fail(text)
+            else:
+                parts.progress.message(text, "warning")
+            return
+        if text := parts.confirmation.overdue():
+            parts.progress.message(text, "warning")
+        for text in self.standstill.silent_runners():
+            parts.progress.message(text, "warning")
+
+    def _look_for_sockets(self) -> None:
+        """Without them no worker of this host can take the place of one that dies."""
+        parts = self._parts
+        gone = parts.local.directory_is_gone()
+        if not gone or parts.end.reached:
+            return
+        if parts.only_local:
+            parts.end.fail(gone)
+        elif parts.local.driver_address in self._bound:
+            self._bound.remove(parts.local.driver_address)
+            self._announce()
+            parts.progress.message(f"{gone}; workers do not need it", "warning")
+
+
+def metrics_line(parts: RunParts) -> dict[str, Any]:
+    """What a run says about itself every second.
+
+    Raises:
+        LedgerError: the books do not balance.
+    """
+    core, times = parts.core, parts.clock.now()
+    counters = core.counters()
+    counters.check()
+    parts.metrics.workers.mark(counters.trained)
+    line = {
+        "wall_time": times.wall,
+        "training_time": times.training,
+        **_steps(counters),
+        "learner_steps": {
+            name: steps for each in parts.learners.values() for name, steps in each.steps.items()
+        },
+        "updates": core.updates,
+        "weights_version": list(core.weights_version),
+        "num_env_runners": core.num_runners,
+        "num_learners": len(core.members),
+        "devices": {name: parts.registry.devices[name] for name in core.members},
+        "restarts": parts.local.restarts,
+        **parts.metrics.line(times.wall, counters.trained),
+    }
+    if len(core.modules) > 1:
+        line["by_module"] = {
+            module_id: {
+                **_steps(module.ledger.counters()),
+                "weights_version": list(module.weights_version),
+                "learners": list(module.members),
+            }
+            for module_id, module in core.modules.items()
+        }
+    return line
+
+
+def _steps(counters: Counters) -> dict[str, Any]:
+    books = {f"env_steps_{name}": value for name, value in asdict(counters).items()}
+    books["env_steps_dropped"] = {why: n for why, n in counters.dropped.items() if n}
+    return books

@@ -1,0 +1,85 @@
+"""What learners say, and what it means for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import Message
+
+from juggler.driver.core import events
+from juggler.driver.parts import RunParts
+from juggler.driver.workers.replies import used_batches
+from juggler.runtime.actors.hub_events import Left, Worker
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class LearnerEvents:
+    """Books arrivals and updates, and what learners say when they come and go."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+
+    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
+        """What a learner is told before anything else."""
+        return self._parts.learners[DEFAULT_MODULE].begin(worker, setup)
+
+    def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
+        """It has what its module begins with."""
+        parts, module_id = self._parts, ready.module_id
+        parts.metrics.workers.ready(worker)
+        if refusal := parts.registry.why_no_member(ready):
+            return parts.hub.dismiss(worker, refusal)
+        for kept in parts.learners[module_id].ready(worker, ready):
+            parts.happened(kept)
+        parts.registry.learner_ready(worker, ready)
+        parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+
+    def formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
+        """It has met the others of its group, or could not."""
+        met = self._parts.learners[formed.module_id].met(worker, formed)
+        if met is not None:
+            self._parts.happened(met)
+
+    def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
+        """Batches are with it."""
+        parts, key = self._parts, (worker.worker_id, worker.incarnation)
+        for arrival in message.arrivals:
+            parts.registry.must_fit_a_batch(arrival.live_steps)
+            parts.happened(
+                events.Arrived(*key, arrival.batch_id, arrival.live_steps, DEFAULT_MODULE)
+            )
+
+    def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+        """It has made its share of an update."""
+        parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
+        used = used_batches(done)
+        for batch in used:
+            parts.registry.must_fit_a_batch(batch.live_steps)
+        version = Version.of(done.version)
+        parts.connectors.merge_waiting()
+        parts.stale_runners.answered(used, parts.core.modules[module_id].ledger.updating)
+        key = worker_id, worker.incarnation
+        parts.happened(events.UpdateFinished(done.update_id, *key, version, used, module_id))
+        parts.local.of_use(worker_id)
+        parts.learners[module_id].updated(worker_id, done)
+        trained = [batch for batch in used if not batch.dropped]
+        for batch in trained:
+            parts.metrics.batch_consumed(batch.staleness)
+        steps = sum(batch.live_steps for batch in trained)
+        parts.metrics.workers.trained(worker_id, steps, version)
+        parts.metrics.workers.spent(worker_id, done.seconds)
+        metrics = {key: each.values for key, each in done.metrics.items()}
+        parts.metrics.updated(worker_id, metrics)
+
+    def left(self, event: Left) -> None:
+        """It is gone, and with it what it held. What one has failed at, with nobody else there, the
+        next one would fail at too: that ends the run."""
+        parts, worker = self._parts, event.worker
+        parts.checkpointing.left(worker.worker_id)
+        parts.metrics.learner_left(worker.worker_id)
+        for learners in parts.learners.values():
+            learners.left(worker)
+        parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
+        if event.failure and not parts.core.members:
+            parts.end.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")

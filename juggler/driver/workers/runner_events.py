@@ -1,0 +1,97 @@
+"""What EnvRunners say, and what it means for the run."""
+
+from __future__ import annotations
+
+from juggler.driver.core import events
+from juggler.driver.core.group import worker_order
+from juggler.driver.parts import RunParts
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.runtime.actors.hub_events import Left, Worker
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class RunnerEvents:
+    """Books receipts, and what EnvRunners and evaluators say when they come and go."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._synchronous = parts.config.driver.synchronous
+        # Those whose episodes are not counted yet, by EnvRunner and batch id.
+        self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
+
+    def ready(
+        self, worker: Worker, ready: training_pb2.Ready
+    ) -> list[tuple[Worker, training_pb2.Setup]]:
+        """Its environments are made, or those of an evaluator. Returns who can be set up now."""
+        parts = self._parts
+        parts.metrics.workers.ready(worker)
+        setups = parts.registry.runner_ready(worker, ready)
+        for module_id, module in parts.core.modules.items():
+            if module.members:
+                parts.commands.tell_learners(worker, module_id, module.generation)
+        if worker.role == EVALUATOR:
+            parts.confirmation.play()
+        if worker.role == ENVRUNNER:
+            steps = ready.rows * ready.steps
+            parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
+        return setups
+
+    def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """A batch is with its learner, or is lost."""
+        parts = self._parts
+        parts.registry.must_fit_a_batch(receipt.live_steps)
+        version = Version.of(receipt.version)
+        # Before the core asks for more: requests tell what connectors have learned.
+        parts.connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
+        if not self._synchronous:
+            parts.connectors.merge_waiting()
+        parts.happened(
+            events.SampleReceived(
+                receipt.batch_id,
+                worker.worker_id,
+                worker.incarnation,
+                receipt.learner,
+                receipt.live_steps,
+                version,
+                receipt.dropped,
+                receipt.stale_steps,
+                receipt.module_id,
+            )
+        )
+        parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
+        parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
+        parts.metrics.workers.counted(worker.worker_id, receipt.counts)
+        parts.stale_runners.brought(worker.worker_id, receipt.stale_steps)
+        if receipt.dropped:
+            # A learner that is lost is told of elsewhere, and once.
+            if receipt.dropped != "learner_lost":
+                parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
+            return
+        parts.local.of_use(worker.worker_id)
+        self._receipts[worker.worker_id, receipt.batch_id] = receipt
+        if not self._synchronous:
+            self.count_episodes()
+
+    def count_episodes(self) -> None:
+        """In order of EnvRunners and requests: in synchronous mode nothing may depend on who is
+        faster."""
+        order = sorted(self._receipts, key=lambda key: (worker_order(key[0]), key[1]))
+        receipts = [self._receipts.pop(key) for key in order]
+        if self._parts.end.reached and not self._synchronous:
+            return  # the summary says what the run had reached when it was stopped
+        for receipt in receipts:
+            self._parts.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
+
+    def left(self, event: Left, not_begun: frozenset[int]) -> None:
+        """
+        Args:
+            event: that it is gone.
+            not_begun: batches that it was asked for and made no step of.
+        """
+        parts, worker = self._parts, event.worker
+        parts.stale_runners.left(worker.worker_id)
+        key = worker.worker_id, worker.incarnation
+        parts.happened(events.RunnerLeft(*key, event.reason, not_begun))
+        if parts.departures.hopeless(event):
+            parts.end.fail(f"{worker.worker_id} could not start: {event.reason}")
