@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from juggler.driver.core.staleness import StalenessBudget
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
@@ -202,6 +203,13 @@ class RunConfig:
     learner: LearnerConfig = field(
         default_factory=lambda: find_algorithm(LearnerConfig.algorithm).config()
     )
+
+    @property
+    def staleness(self) -> StalenessBudget:
+        """What `max_staleness` means in each part of a run."""
+        learner, synchronous = self.learner, self.driver.synchronous
+        interval = learner.weights_interval
+        return StalenessBudget.of(learner.max_staleness, interval, synchronous=synchronous)
 
     def validate(self) -> None:
         """Raises:

@@ -82,7 +82,7 @@ class RunParts:
         most_learners = config.driver.most_learners(dialled=not only_local)
         self.registry = WorkerRegistry(config, self.updates_before, most_learners)
         self.commands = CommandSender(hub, self.registry, self.connectors)
-        self.stale_runners = StaleRunners(config.learner.max_staleness)
+        self.stale_runners = StaleRunners(config.staleness.drop_after)
         self.learners = {
             module_id: Learners(config, core, self.registry, snapshots, progress, resume, beginning)
             for module_id, core in self.core.modules.items()

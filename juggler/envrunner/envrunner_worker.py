@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -15,28 +14,31 @@ from typing import Any
 
 import cloudpickle
 import torch
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
 from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.streams.calls import why_slow
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
@@ -114,6 +116,7 @@ class EnvRunner:
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
         self._env: VectorEnv[Any, Any, Any] | None = None
+        self._module_id = ""  # of the module that it acts with, once it is set up
         self._senders: dict[str, tuple[str, EpisodeSender]] = {}  # incarnation, sender
         self._subscription: WeightsSubscription | None = None
         self._subscribed_to = ""  # the learner's incarnation
@@ -147,28 +150,15 @@ class EnvRunner:
     # -- commands -------------------------------------------------------------------------------
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
-        parts = json.loads(setup.config)
-        config = EnvRunnerConfig(**parts["env_runner"])
-        module_config = ModuleConfig(**parts["module"])
+        told = from_json(setup.config, EnvRunnerSetup)
+        self._module_id = told.module_id
         seed_process(setup.seed)
-        env = make_vector_env(config, self._env_factory, self._index)
+        env = make_vector_env(told.env_runner, self._env_factory, self._index)
         self._env = env
-        self._connectors, module_to_env = build_runner_pipelines(
-            ConnectorsConfig.parse(parts["connectors"]),
-            env.single_observation_space,
-            env.single_action_space,
-            self._own_connectors,
+        self._connectors, module_to_env, module = self._built(
+            told, env.single_observation_space, env.single_action_space
         )
-        module = build_module(
-            self._module_factory or module_config.module,
-            self._connectors.module_observation_space,
-            module_to_env.action_space,
-            module_config.model,
-            distribution=module_config.distribution,
-            check_specs=module_config.check_specs,
-        )
-        strip_to_acting(module)  # the rest is not sent here
-        rows, steps = env.num_envs, config.fragment_steps
+        rows, steps = env.num_envs, told.env_runner.fragment_steps
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
         require_log_probabilities(module, self._policy.knows_log_probabilities)
         seed_process(setup.seed)  # as it is done where everything begins anew
@@ -184,7 +174,9 @@ class EnvRunner:
         )
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners there are now; let go of those that are no more."""
+        """Dial the learners that train its module now; let go of those that are no more."""
+        if message.module_id != self._module_id:
+            return attach_pb2.Done()
         now = {learner.worker_id: learner for learner in message.learners}
         for worker_id, (incarnation, sender) in list(self._senders.items()):
             if worker_id not in now or now[worker_id].incarnation != incarnation:
@@ -204,7 +196,7 @@ class EnvRunner:
         started = time.perf_counter()
         self._spent({"waiting": started - self._idle_since})
         _, sender = self._senders.get(request.learner, ("", None))
-        receipt = training_pb2.Receipt(batch_id=request.batch_id, learner=request.learner)
+        receipt = self._receipt_for(request)
         # Who waits for weights of a learner that is gone meanwhile would wait in vain.
         others = partial(self._loop.waits, training_pb2.Learners)
         if sender is None or not self._act_on(Version.of(request.at_least), others):
@@ -232,17 +224,9 @@ class EnvRunner:
         receipt.episode_lengths.extend(fragment.episode_lengths)
         if fragment.connector_delta:
             receipt.connector_delta = to_bytes(fragment.connector_delta)
-        header = episodes_pb2.BatchHeader(
-            batch_id=request.batch_id,
-            envrunner=self._attachment.worker_id,
-            generation=request.generation,
-            live_steps=receipt.live_steps,
-            version=receipt.version,
-            permit=request.permit,
-        )
         with self._lock:
             self._open[request.batch_id] = (command_id, receipt)
-        sender.send(header, {DEFAULT_MODULE: fragment.batch.to_tree()})
+        sender.send(self._header(request, receipt), {self._module_id: fragment.batch.to_tree()})
         self._idle_since = time.perf_counter()
         self._spent({"waiting": sampling - started, **fragment.seconds})
         self._spent({"frames": self._idle_since - encoding})
@@ -275,6 +259,56 @@ class EnvRunner:
         )
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _built(
+        self, told: EnvRunnerSetup, observation_space: Space[Any], action_space: Space[Any]
+    ) -> tuple[EnvToModule, ModuleToEnv, RLModule]:
+        """The connectors on both sides of the module, and the module itself, for acting."""
+        connectors, module_to_env = build_runner_pipelines(
+            ConnectorsConfig.parse(told.connectors),
+            observation_space,
+            action_space,
+            self._own_connectors,
+        )
+        module = build_module(
+            self._module_factory or told.module.module,
+            connectors.module_observation_space,
+            module_to_env.action_space,
+            told.module.model,
+            distribution=told.module.distribution,
+            check_specs=told.module.check_specs,
+        )
+        strip_to_acting(module)  # the rest is not sent here
+        return connectors, module_to_env, module
+
+    def _receipt_for(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
+        """An empty one.
+
+        Raises:
+            ValueError: the request is for a module that this EnvRunner does not act with.
+        """
+        if request.module_id != self._module_id:
+            raise ValueError(
+                f"asked for a batch of module {request.module_id!r}, and acts with "
+                f"{self._module_id!r}"
+            )
+        return training_pb2.Receipt(
+            module_id=request.module_id, batch_id=request.batch_id, learner=request.learner
+        )
+
+    def _header(
+        self, request: training_pb2.SampleRequest, receipt: training_pb2.Receipt
+    ) -> episodes_pb2.BatchHeader:
+        """Of the batch that the receipt is for."""
+        return episodes_pb2.BatchHeader(
+            module_id=request.module_id,
+            batch_id=request.batch_id,
+            envrunner=self._attachment.worker_id,
+            generation=request.generation,
+            live_steps=receipt.live_steps,
+            version=receipt.version,
+            permit=request.permit,
+        )
 
     def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
         """The first address that this worker can use: Unix sockets only on the driver's host."""
@@ -341,7 +375,7 @@ class EnvRunner:
             self._connectors.set_state(from_bytes(state))
 
     def _swap(self, weights: Weights) -> None:
-        self._policy.load(weights.tree[DEFAULT_MODULE])
+        self._policy.load(weights.tree[self._module_id])
         self._version = weights.version
 
     def _spent(self, seconds: Mapping[str, float]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 from gymnasium import Space
 
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.envrunner_worker import (
     FIRST_WEIGHTS_SECONDS,
@@ -20,6 +18,7 @@ from juggler.envrunner.envrunner_worker import (
 )
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.program import Door, EnvRunnerProgram
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.gateway import transport
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.gathered_policy import GatheredPolicy, policy_in
@@ -29,19 +28,15 @@ from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, attach_and_run
-from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams import calls
 from juggler.runtime.wire.spaces import space_to_message
-from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 #: How often to look for weights that a request waits for.
 _LOOK_SECONDS = 0.005
@@ -88,7 +83,8 @@ class GatewayRunner(EnvRunner):
         self._door = door
         self._server: GatewayServer | None = None
         self._player: Player | None = None
-        self._setup_command: tuple[int, training_pb2.Setup] | None = None
+        # By the driver: the command's id, the seed and the setup.
+        self._told: tuple[int, int, EnvRunnerSetup] | None = None
         self._rows = 0
         self._has_weights = False
         self._new: deque[_Asked] = deque()  # from the first thread
@@ -103,8 +99,10 @@ class GatewayRunner(EnvRunner):
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:
         """The reply follows when the first simulator has told the spaces."""
-        config = EnvRunnerConfig(**json.loads(setup.config)["env_runner"])
-        self._setup_command = command_id, setup
+        told = from_json(setup.config, EnvRunnerSetup)
+        config = told.env_runner
+        self._module_id = told.module_id
+        self._told = command_id, setup.seed, told
         self._rows = config.envs_per_runner
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
@@ -113,7 +111,7 @@ class GatewayRunner(EnvRunner):
             max_wait=config.gateway_max_wait_ms / 1000,
             run_id=self._attachment.run_id,
             fragment_steps=config.fragment_steps,
-            refuses_logged=_why_not_logged(json.loads(setup.config)["wants"]),
+            refuses_logged=_why_not_logged(told),
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
         carrier = transport.make_transport(token)
@@ -142,35 +140,18 @@ class GatewayRunner(EnvRunner):
 
     def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
         """Build the player, and tell the driver the spaces."""
-        assert self._setup_command is not None
-        command_id, setup = self._setup_command
-        parts = json.loads(setup.config)
-        config = EnvRunnerConfig(**parts["env_runner"])
-        module_config = ModuleConfig(**parts["module"])
-        seed_process(setup.seed)
-        connectors, module_to_env = build_runner_pipelines(
-            ConnectorsConfig.parse(parts["connectors"]),
-            observation_space,
-            action_space,
-            self._own_connectors,
-        )
-        module = build_module(
-            self._module_factory or module_config.module,
-            connectors.module_observation_space,
-            module_to_env.action_space,
-            module_config.model,
-            distribution=module_config.distribution,
-            check_specs=module_config.check_specs,
-        )
-        strip_to_acting(module)
-        policy = GatheredPolicy(module, connectors, module_to_env, setup.seed)
+        assert self._told is not None
+        command_id, seed, told = self._told
+        seed_process(seed)
+        connectors, module_to_env, module = self._built(told, observation_space, action_space)
+        policy = GatheredPolicy(module, connectors, module_to_env, seed)
         self._player = Player(
             observation_space,
             action_space,
             policy,
             connectors,
-            config.fragment_steps,
-            parts["wants"]["max_staleness"],
+            told.env_runner.fragment_steps,
+            told.row_age,
         )
         step_back()
         if self._contact.health is not None:
@@ -179,7 +160,7 @@ class GatewayRunner(EnvRunner):
             observation_space=space_to_message(connectors.observation_space),
             action_space=space_to_message(module_to_env.action_space),
             rows=self._rows,
-            steps=config.fragment_steps,
+            steps=told.env_runner.fragment_steps,
         )
         self._attachment.reply(command_id, ready)
         return self._player
@@ -200,7 +181,7 @@ class GatewayRunner(EnvRunner):
         subscription = self._subscription  # the first thread may replace it
         weights = None if subscription is None else subscription.newest
         if weights is not None and (not self._has_weights or weights.version > player.version):
-            player.use(weights.tree[DEFAULT_MODULE], weights.version)
+            player.use(weights.tree[self._module_id], weights.version)
             self._has_weights = True
         while self._new and self._can_begin(player, self._new[0]):
             asked = self._new.popleft()
@@ -227,12 +208,9 @@ class GatewayRunner(EnvRunner):
         return self._has_weights and player.version >= Version.of(asked.request.at_least)
 
     def _no_learner(self, asked: _Asked) -> None:
-        receipt = training_pb2.Receipt(
-            batch_id=asked.request.batch_id,
-            learner=asked.request.learner,
-            dropped="learner_lost",
-            explanation=f"no learner {asked.request.learner}",
-        )
+        receipt = self._receipt_for(asked.request)
+        receipt.dropped = "learner_lost"
+        receipt.explanation = f"no learner {asked.request.learner}"
         self._attachment.reply(asked.command_id, receipt)
 
     def _hand_over(self, player: Player, asked: _Asked) -> None:
@@ -240,15 +218,12 @@ class GatewayRunner(EnvRunner):
         started = time.perf_counter()
         request = asked.request
         batch, ended, delta = player.batch(self._rows)
-        receipt = training_pb2.Receipt(
-            batch_id=request.batch_id,
-            learner=request.learner,
-            live_steps=batch.live_steps,
-            version=_oldest(batch).message(),
-            episode_returns=[episode[0] for episode in ended],
-            episode_lengths=[episode[1] for episode in ended],
-            stale_steps=player.recorder.take_stale(),
-        )
+        receipt = self._receipt_for(request)
+        receipt.live_steps = batch.live_steps
+        receipt.version.CopyFrom(_oldest(batch).message())
+        receipt.episode_returns.extend(episode[0] for episode in ended)
+        receipt.episode_lengths.extend(episode[1] for episode in ended)
+        receipt.stale_steps = player.recorder.take_stale()
         try:
             check_finite(batch)
         except NonFinite as error:
@@ -263,29 +238,21 @@ class GatewayRunner(EnvRunner):
             receipt.explanation = f"no learner {request.learner}"
             self._attachment.reply(asked.command_id, receipt)
             return
-        header = episodes_pb2.BatchHeader(
-            batch_id=request.batch_id,
-            envrunner=self._attachment.worker_id,
-            generation=request.generation,
-            live_steps=receipt.live_steps,
-            version=receipt.version,
-            permit=request.permit,
-        )
         assert self._server is not None
         receipt.counts.update(self._server.counted)
         with self._lock:
             self._open[request.batch_id] = (asked.command_id, receipt)
             self._seconds.update(self._server.seconds)
             self._seconds["frames"] += time.perf_counter() - started
-        sender.send(header, {DEFAULT_MODULE: batch.to_tree()})
+        sender.send(self._header(request, receipt), {self._module_id: batch.to_tree()})
 
 
-def _why_not_logged(wants: dict[str, Any]) -> str:
+def _why_not_logged(told: EnvRunnerSetup) -> str:
     """For simulators: why recordings of other policies are not learned from; "": they are."""
-    if wants["off_policy"]:
+    if told.off_policy:
         return ""
     return (
-        f"algorithm = {wants['algorithm']!r} learns from what its own newest policies did, and "
+        f"algorithm = {told.algorithm!r} learns from what its own newest policies did, and "
         "from nothing that another policy did: train with impala or appo, whose V-trace makes up "
         "for the difference, or act with this run's policy"
     )

@@ -20,8 +20,10 @@ from juggler.client import GatewayError
 from juggler.client.spaces import Values
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.gateway import local_inference, recorder
 from juggler.gateway.runner import _why_not_logged
+from juggler.runtime.actors.setups import from_json
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -246,5 +248,4 @@ def why_not(algorithm: str) -> str:
     """As a gateway of a run with that algorithm says."""
     registry = WorkerRegistry(RunConfig.from_flat({"algorithm": algorithm}))
     worker: Any = type("Worker", (), {"role": "envrunner", "index": 0})
-    wants: Any = registry._config_for(worker)["wants"]
-    return _why_not_logged(wants)
+    return _why_not_logged(from_json(registry._config_for(worker), EnvRunnerSetup))

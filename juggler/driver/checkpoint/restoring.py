@@ -17,7 +17,6 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import DROP_REASONS
 from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.module_core import ModuleStart
-from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.core.state import ModuleSettings
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.metrics import Metrics
@@ -107,18 +106,11 @@ def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, A
     }
 
 
-def staleness_budget(config: RunConfig) -> StalenessBudget:
-    learner = config.learner
-    return StalenessBudget.of(
-        learner.max_staleness, learner.weights_interval, synchronous=config.driver.synchronous
-    )
-
-
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books go on from a checkpoint. A run trains one module."""
     settings = ModuleSettings(
         batch_size=config.learner.batch_size,
-        max_open_updates=staleness_budget(config).open_updates,
+        max_open_updates=config.staleness.open_updates,
         weights_interval=config.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.process.program import LEARNER
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.actors.setups import to_json
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
@@ -203,17 +204,18 @@ class WorkerRegistry:
                 may_meet=self.most_learners > 1,
             )
             return to_json(of_learner)
-        shared = {"module": asdict(config.module), "connectors": config.connectors.connectors}
-        env_runner = asdict(config.env_runner)
-        env_runner["envs_per_runner"], _ = self._batch_shape(role)
+        rows, _ = self._batch_shape(role)
         learner = config.learner
-        wants = {
-            "algorithm": learner.algorithm,
-            "off_policy": find_algorithm(learner.algorithm).off_policy,
-            # When steps come, with as much again for what they still wait for.
-            "max_staleness": 0 if config.driver.synchronous else max(1, learner.max_staleness // 2),
-        }
-        return json.dumps({"env_runner": env_runner, "wants": wants, **shared})
+        setup = EnvRunnerSetup(
+            env_runner=replace(config.env_runner, envs_per_runner=rows),
+            module_id=DEFAULT_MODULE,  # a run trains one module
+            module=config.module,
+            connectors=config.connectors.connectors,
+            algorithm=learner.algorithm,
+            off_policy=find_algorithm(learner.algorithm).off_policy,
+            row_age=config.staleness.row_age,
+        )
+        return to_json(setup)
 
 
 def add_module(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.synchronous_rounds import answer_the_snapshot, play_a_round, requests, synchronous
 from support.worker_events_world import ROWS, STEPS, WorkersWorld
-from test_checkpointing import answer_the_snapshot, play_a_round, requests, synchronous
 
 from juggler.driver.checkpoint.restoring import metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWritten

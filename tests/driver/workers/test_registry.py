@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.setups import from_json
@@ -188,18 +187,17 @@ def test_the_order_of_arrival_changes_no_seed() -> None:
 
 def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     registry = _registry(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
-    runner = json.loads(_set_up(registry, _worker("envrunner")).config)
+    runner = from_json(_set_up(registry, _worker("envrunner")).config, EnvRunnerSetup)
     registry.runner_ready(_worker("envrunner"), _ready(rows=3))
     learner = from_json(_set_up(registry, _worker("learner")).config, LearnerSetup)
     module = from_json(registry.module_setup("default", seed=0).config, ModuleSetup)
-    assert runner.keys() == {"env_runner", "module", "connectors", "wants"}
-    assert runner["wants"] == {"algorithm": "impala", "off_policy": True, "max_staleness": 3}
-    assert runner["env_runner"]["envs_per_runner"] == 3
+    assert (runner.algorithm, runner.off_policy, runner.row_age) == ("impala", True, 3)
+    assert (runner.module_id, runner.env_runner.envs_per_runner) == ("default", 3)
     assert learner == LearnerSetup(device="cpu", updates_in_flight=2, may_meet=False)
     assert module.learner["lr"] == 0.25
-    assert runner["module"] == asdict(module.module)
+    assert runner.module == module.module
     assert module.module.model == {"hidden_sizes": [8]}
-    assert runner["connectors"] == module.connectors
+    assert runner.connectors == module.connectors
 
 
 def test_learners_take_turns_on_the_devices() -> None:
@@ -224,10 +222,21 @@ def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
         evaluation_episodes=evaluation_episodes,
         stop_return=stop_return,
     )
-    evaluator = json.loads(_set_up(registry, _worker("evaluator")).config)
-    assert evaluator["env_runner"]["envs_per_runner"] == rows
-    runner = json.loads(_set_up(registry, _worker("envrunner")).config)
-    assert runner["env_runner"]["envs_per_runner"] == envs_per_runner
+    for role, expected in (("evaluator", rows), ("envrunner", envs_per_runner)):
+        setup = from_json(_set_up(registry, _worker(role)).config, EnvRunnerSetup)
+        assert setup.env_runner.envs_per_runner == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "EnvRunnerSetup that cannot be: .*missing required field `env_runner`"),
+        ("[]", "Expected `object`, got `array`"),
+    ],
+)
+def test_a_setup_that_lacks_something_is_refused_with_its_name(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_json(text, EnvRunnerSetup)
 
 
 def test_runners_are_told_where_the_ready_learners_are() -> None:

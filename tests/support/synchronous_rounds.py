@@ -1,0 +1,46 @@
+"""A synchronous run of `WorkersWorld`, round by round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import any_pb2
+
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.v1 import training_pb2
+from support.worker_events_world import WorkersWorld
+
+
+def synchronous(directory: Path, **keys: Any) -> WorkersWorld:
+    """A round is two requests, of which the runner may have both at once."""
+    return WorkersWorld(directory, synchronous=True, batch_size=40, checkpoint_updates=2, **keys)
+
+
+def requests(world: WorkersWorld) -> list[tuple[int, training_pb2.SampleRequest]]:
+    return world.asked(world.runner, training_pb2.SampleRequest)
+
+
+def answer_requests(world: WorkersWorld, **said: Any) -> None:
+    for command_id, request in requests(world)[-2:]:
+        receipt = {"batch_id": request.batch_id, "learner": "learner-0", "live_steps": 20, **said}
+        world.reply(world.runner, command_id, training_pb2.Receipt(**receipt))
+
+
+def play_a_round(world: WorkersWorld, **said: Any) -> None:
+    """Both requests and the update are answered."""
+    answer_requests(world, **said)
+    command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
+    version = {"generation": update.generation, "update": world.parts.core.updates + 1}
+    used = [{"batch_id": batch_id, "live_steps": 20} for batch_id in update.batch_ids]
+    done = training_pb2.UpdateDone(update_id=update.update_id, version=version, batches=used)
+    world.reply(world.learner, command_id, done)
+
+
+def answer_the_snapshot(world: WorkersWorld) -> None:
+    command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
+    update = world.parts.core.updates
+    header = training_pb2.StateHeader(version={"generation": 1, "update": update}, extra="{}")
+    (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
+    world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
