@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain, zip_longest
 
-from juggler.driver.core.events import (
-    Command,
-    Event,
-    Finish,
-    LearnerLeft,
-    Request,
-    RunnerJoined,
-    RunnerLeft,
-    StopRequested,
-)
+from juggler.driver.core import events
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.module_core import ModuleCore, ModuleStart
 from juggler.runtime.episodes.version import Version
@@ -42,24 +33,22 @@ class DriverCore:
             for module_id, start in modules.items()
         }
 
-    def book(self, event: Event) -> list[Command]:
+    def book(self, event: events.Event) -> list[events.Command]:
         """Book what happened. Returns what has to be sent because of it, in this order.
 
         Raises:
             ValueError: it names a module that the run does not have.
         """
-        match event:
-            case RunnerJoined() | RunnerLeft() | LearnerLeft() | StopRequested() | Finish():
-                concerned = list(self.modules.values())
-            case _:
-                concerned = [self.module(event.module_id)]
+        concerned = list(self.modules.values())
+        if not isinstance(event, events.OfEveryModule):
+            concerned = [self.module(event.module_id)]
         return [command for module in concerned for command in module.book(event)]
 
-    def issue_updates(self) -> list[Command]:
+    def issue_updates(self) -> list[events.Command]:
         """Every update that learners can make now, and the groups that are to make them."""
         return [command for each in self.modules.values() for command in each.issue_updates()]
 
-    def top_up(self) -> list[Request]:
+    def top_up(self) -> list[events.Request]:
         """Requests wherever there is room for more steps; modules take turns."""
         rounds = zip_longest(*(module.requests() for module in self.modules.values()))
         return [request for request in chain.from_iterable(rounds) if request is not None]

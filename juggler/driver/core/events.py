@@ -212,12 +212,13 @@ class Finish:
     """Close the books: whatever is open now will not be reported any more."""
 
 
+#: What happens to every module of a run at once.
+OfEveryModule = RunnerJoined | RunnerLeft | LearnerLeft | StopRequested | Finish
+
 Event = (
-    RunnerJoined
-    | RunnerLeft
+    OfEveryModule
     | LearnerJoined
     | BeginWithFewer
-    | LearnerLeft
     | SampleReceived
     | SampleFailed
     | Arrived
@@ -227,8 +228,6 @@ Event = (
     | PeersMet
     | PeersLost
     | Proceed
-    | StopRequested
-    | Finish
 )
 
 

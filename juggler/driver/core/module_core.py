@@ -10,33 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
+from juggler.driver.core import events
 from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
-from juggler.driver.core.events import (
-    Arrived,
-    BeginWithFewer,
-    Command,
-    Discard,
-    Event,
-    Finish,
-    FormGroup,
-    IssueUpdate,
-    LearnerJoined,
-    LearnerLeft,
-    PeersLost,
-    PeersMet,
-    Proceed,
-    Request,
-    RunnerJoined,
-    RunnerLeft,
-    SampleFailed,
-    SampleReceived,
-    Share,
-    StopRequested,
-    UpdateFailed,
-    UpdateFinished,
-    UpdateKept,
-    WorkerKey,
-)
+from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.group import Group, Learner
 from juggler.driver.core.ledger import Batch, Counters, Ledger
 from juggler.driver.core.state import ModuleSettings, Runner, State
@@ -94,7 +70,7 @@ class ModuleCore:
         self._unanswered: dict[int, Batch] = {}
         self._stopping = False
         self._finished = False
-        self._commands: list[Command] = []
+        self._commands: list[events.Command] = []
 
     # What the caller reads.
 
@@ -133,41 +109,41 @@ class ModuleCore:
 
     # What the caller does.
 
-    def book(self, event: Event) -> list[Command]:
+    def book(self, event: events.Event) -> list[events.Command]:
         """Book what happened. Returns what has to be sent because of it, in this order."""
         if self._finished:
             return []
         self._commands = []
         match event:
-            case SampleReceived() | SampleFailed():
+            case events.SampleReceived() | events.SampleFailed():
                 self._sample_ended(event)
-            case Arrived():
+            case events.Arrived():
                 self._arrived(event)
-            case UpdateFinished() | UpdateFailed():
+            case events.UpdateFinished() | events.UpdateFailed():
                 self._update_answered(event)
-            case UpdateKept():
+            case events.UpdateKept():
                 self._update_kept(event)
-            case RunnerJoined():
+            case events.RunnerJoined():
                 self._runner_joined(event)
-            case RunnerLeft():
+            case events.RunnerLeft():
                 self._left(WorkerKey(event.runner, event.incarnation), event.not_begun)
-            case LearnerJoined():
+            case events.LearnerJoined():
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
-            case BeginWithFewer():
+            case events.BeginWithFewer():
                 self._group.begin_with_fewer()
-            case LearnerLeft():
+            case events.LearnerLeft():
                 self._left(WorkerKey(event.learner, event.incarnation))
-            case PeersMet():
+            case events.PeersMet():
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
                 self._unanswered.clear()  # the group has gone on without whoever had them
-            case PeersLost():
+            case events.PeersLost():
                 self._announce(self._group.renew(event.generation))
-            case Proceed():
+            case events.Proceed():
                 self.between_rounds = False
-            case StopRequested():
+            case events.StopRequested():
                 self._stopping = True
-            case Finish():
+            case events.Finish():
                 self._stopping = self._finished = True
                 self._state.updates.clear()
                 self.ledger.finish()
@@ -175,7 +151,7 @@ class ModuleCore:
                 assert_never(event)
         return self._commands
 
-    def issue_updates(self) -> list[Command]:
+    def issue_updates(self) -> list[events.Command]:
         """Let in learners that wait, and issue every update that its learners can make now."""
         self._commands = []
         if self._stopping:
@@ -188,7 +164,7 @@ class ModuleCore:
                 self._issue(shares)
         return self._commands
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[events.Request]:
         """Ask for samples, as long as there is room for more."""
         while not self._stopping and self._group.members and not self.between_rounds:
             if (grant := self._admission.next_request()) is None:
@@ -198,18 +174,18 @@ class ModuleCore:
     def _announce(self, members: tuple[str, ...] | None) -> None:
         """The group has other members, or the same under another generation; None: it has not."""
         if members is not None:
-            formed = FormGroup(self._group.generation, members, module_id=self.module_id)
+            formed = events.FormGroup(self._group.generation, members, self.module_id)
             self._commands.append(formed)
 
     # Batches.
 
-    def _request(self, runner: Runner, learner: Learner) -> Request:
+    def _request(self, runner: Runner, learner: Learner) -> events.Request:
         batch = Batch(self._take_id(), runner.worker, learner.worker, runner.steps_per_request)
         self.ledger.request(batch)
         runner.requested[batch.batch_id] = batch
         learner.open_steps += batch.steps
         self._admission.has_room(runner)
-        return Request(
+        return events.Request(
             runner=runner.worker.worker_id,
             incarnation=runner.worker.incarnation,
             batch_id=batch.batch_id,
@@ -233,13 +209,13 @@ class ModuleCore:
         behind = max(0, newest.update - 1)
         return newest._replace(update=behind - behind % settings.weights_interval)
 
-    def _sample_ended(self, event: SampleReceived | SampleFailed) -> None:
+    def _sample_ended(self, event: events.SampleReceived | events.SampleFailed) -> None:
         worker = WorkerKey(event.runner, event.incarnation)
         runner = self._state.runners.get(event.runner)
         if runner is None or runner.worker != worker:
             return
         batch = runner.requested.get(event.batch_id)
-        if isinstance(event, SampleFailed):
+        if isinstance(event, events.SampleFailed):
             if batch is not None:
                 self._end_request(batch)
                 self.ledger.cancel(batch)
@@ -252,7 +228,7 @@ class ModuleCore:
             reason = event.dropped or ("learner_lost" if astray else "")
             self._first_report(batch, worker, event.live_steps, reason)
 
-    def _arrived(self, event: Arrived) -> None:
+    def _arrived(self, event: events.Arrived) -> None:
         worker = WorkerKey(event.learner, event.incarnation)
         learner = self._group.find(worker)
         if learner is None:
@@ -303,13 +279,15 @@ class ModuleCore:
             for batch in share:
                 self.ledger.use(batch)
         named = tuple(
-            Share(worker_id, tuple(batch.batch_id for batch in share))
+            events.Share(worker_id, tuple(batch.batch_id for batch in share))
             for worker_id, share in shares.items()
         )
-        issued = IssueUpdate(update_id, self._group.generation, named, module_id=self.module_id)
+        issued = events.IssueUpdate(
+            update_id, self._group.generation, named, module_id=self.module_id
+        )
         self._commands.append(issued)
 
-    def _update_answered(self, event: UpdateFinished | UpdateFailed) -> None:
+    def _update_answered(self, event: events.UpdateFinished | events.UpdateFailed) -> None:
         learner = self._group.find(WorkerKey(event.learner, event.incarnation))
         if learner is None:
             return
@@ -318,7 +296,7 @@ class ModuleCore:
             self.ledger.duplicates += 1
             return
         learner.open_steps -= sum(batch.steps for batch in share)
-        if isinstance(event, UpdateFinished):
+        if isinstance(event, events.UpdateFinished):
             self.ledger.settle(share, event.used)
             self.weights_version = max(self.weights_version, event.version)
         else:
@@ -328,9 +306,9 @@ class ModuleCore:
             self._discard(event.learner, *(batch.batch_id for batch in share))
 
     def _discard(self, learner: str, *batch_ids: int) -> None:
-        self._commands.append(Discard(learner, batch_ids, module_id=self.module_id))
+        self._commands.append(events.Discard(learner, batch_ids, self.module_id))
 
-    def _update_kept(self, event: UpdateKept) -> None:
+    def _update_kept(self, event: events.UpdateKept) -> None:
         answers = {used.batch_id: used for used in event.used if used.batch_id in self._unanswered}
         share = [self._unanswered.pop(batch_id) for batch_id in answers]
         for batch in share:
@@ -351,7 +329,7 @@ class ModuleCore:
 
     # Workers.
 
-    def _runner_joined(self, event: RunnerJoined) -> None:
+    def _runner_joined(self, event: events.RunnerJoined) -> None:
         worker = WorkerKey(event.runner, event.incarnation)
         if self._is_new(worker, self._state.runners.get(event.runner)):
             runner = Runner(worker, event.steps_per_request)

@@ -9,18 +9,8 @@ from google.protobuf import any_pb2
 
 from juggler.driver.core import events
 from juggler.driver.parts import RunParts
+from juggler.driver.workers import replies
 from juggler.driver.workers.learner_events import LearnerEvents
-from juggler.driver.workers.replies import (
-    read_arrivals,
-    read_evaluation,
-    read_group_formed,
-    read_module_ready,
-    read_not_begun,
-    read_note,
-    read_receipt,
-    read_runner_ready,
-    read_update_done,
-)
 from juggler.driver.workers.runner_events import RunnerEvents
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
@@ -85,13 +75,13 @@ class WorkerEvents:
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
         """Each role has its own kind of report."""
         if worker.role == LEARNER:
-            arrivals = read_arrivals(body)
+            arrivals = replies.read_arrivals(body)
             self._rates[worker].count(len(arrivals.arrivals))
             return self._learners.arrived(worker, arrivals)
         if worker.role != ENVRUNNER:
             raise ValueError(f"a report, where {worker.role}s have none")
         self._rates[worker].count(_NOTE_COUNTS)
-        self._parts.progress.message(f"{worker.worker_id} {read_note(body)}", "info")
+        self._parts.progress.message(f"{worker.worker_id} {replies.read_note(body)}", "info")
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
@@ -104,21 +94,21 @@ class WorkerEvents:
             raise ValueError("a reply before the last where there is one alone")
         match request:
             case training_pb2.SampleRequest():
-                self._runners.sampled(worker, read_receipt(request, body))
+                self._runners.sampled(worker, replies.read_receipt(request, body))
             case training_pb2.Update():
                 newest = self._newest(request.module_id)
-                self._learners.updated(worker, read_update_done(request, body, newest))
+                self._learners.updated(worker, replies.read_update_done(request, body, newest))
                 self._runners.count_episodes()
             case training_pb2.Group():
                 newest = self._newest(request.module_id)
-                self._learners.formed(worker, read_group_formed(request, body, newest))
+                self._learners.formed(worker, replies.read_group_formed(request, body, newest))
             case training_pb2.Setup() if worker.role != LEARNER:
-                self._set_up(self._runners.ready(worker, read_runner_ready(body)))
+                self._set_up(self._runners.ready(worker, replies.read_runner_ready(body)))
             case training_pb2.AddModule():
-                self._learners.ready(worker, read_module_ready(request, body))
+                self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
-                evaluation = read_evaluation(request, body)
+                evaluation = replies.read_evaluation(request, body)
                 if not request.checkpoint:
                     parts.evaluations.answered(request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
@@ -171,7 +161,7 @@ class WorkerEvents:
             parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unheard)
         parts.departures.left(event)
         if worker.role == ENVRUNNER:
-            self._runners.left(event, read_not_begun(event, unanswered))
+            self._runners.left(event, replies.read_not_begun(event, unanswered))
         elif worker.role == LEARNER:
             self._learners.left(event)
         else:
