@@ -89,6 +89,8 @@ class Loop:
     def issue_updates(self) -> None:
         """Have every group whose learners all hold their share of `batch_size` make an update."""
         parts = self._parts
+        if parts.end.reached:
+            return
         for learners in parts.learners.values():
             for due in (learners.to_meet_again(), learners.to_begin_with_fewer()):
                 if due is not None:
