@@ -23,7 +23,6 @@ from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.stale_runners import StaleRunners
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 
 
 class RunParts:
@@ -87,9 +86,10 @@ class RunParts:
             module_id: Learners(config, core, self.registry, snapshots, progress, resume, beginning)
             for module_id, core in self.core.modules.items()
         }
+        (only_module,) = self.core.modules.values()  # a checkpoint is of one
         self.checkpointing = Checkpointing(
             config.driver,
-            self.core.modules[DEFAULT_MODULE],  # a run trains one module
+            only_module,
             self.registry,
             self.commands,
             snapshots,

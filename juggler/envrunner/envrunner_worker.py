@@ -175,7 +175,7 @@ class EnvRunner:
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train its module now; let go of those that are no more."""
-        if message.module_id != self._module_id:
+        if not self._is_of_its_module(message):
             return attach_pb2.Done()
         now = {learner.worker_id: learner for learner in message.learners}
         for worker_id, (incarnation, sender) in list(self._senders.items()):
@@ -198,7 +198,7 @@ class EnvRunner:
         _, sender = self._senders.get(request.learner, ("", None))
         receipt = self._receipt_for(request)
         # Who waits for weights of a learner that is gone meanwhile would wait in vain.
-        others = partial(self._loop.waits, training_pb2.Learners)
+        others = partial(self._loop.waits, training_pb2.Learners, self._is_of_its_module)
         if sender is None or not self._act_on(Version.of(request.at_least), others):
             receipt.dropped = "learner_lost"
             receipt.explanation = f"no learner {request.learner}"
@@ -310,6 +310,9 @@ class EnvRunner:
             permit=request.permit,
         )
 
+    def _is_of_its_module(self, message: training_pb2.Learners) -> bool:
+        return message.module_id == self._module_id
+
     def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
         """The first address that this worker can use: Unix sockets only on the driver's host."""
         for address in learner.addresses:
@@ -334,6 +337,7 @@ class EnvRunner:
                 self._attachment.worker_id,
                 Limits(),
                 tls=self._contact.tls,
+                module_id=self._module_id,
             )
 
     def _act_on(self, at_least: Version, over: Callable[[], object]) -> bool:

@@ -150,6 +150,7 @@ class WorkersWorld:
     def reply(
         self, worker: Worker, command_id: int, body: Message | any_pb2.Any, *, last: bool = True
     ) -> None:
+        _name_the_module(body)
         reply = attach_pb2.Reply(id=command_id, last=last, body=_packed(body))
         self.hear(Replied(worker, reply))
 
@@ -159,6 +160,7 @@ class WorkersWorld:
         self.hear(Replied(worker, reply))
 
     def report(self, worker: Worker, body: Message | any_pb2.Any) -> None:
+        _name_the_module(body)
         self.hear(Reported(worker, _packed(body)))
 
     def sample(self, number: int = 0, **said: Any) -> None:
@@ -196,6 +198,12 @@ class _NobodyIsLocal:
 
     def start_evaluator(self) -> None:
         pass
+
+
+def _name_the_module(body: Any) -> None:
+    """Most tests leave it open which module a message is about: the run's."""
+    if hasattr(body, "module_id"):
+        body.module_id = body.module_id or DEFAULT_MODULE
 
 
 def _packed(body: Message | any_pb2.Any) -> any_pb2.Any:

@@ -103,7 +103,7 @@ class CommandSender:
             at_least=command.at_least.message(),
             connector_state=self._connectors.news_for(worker),
             seed=self._anew.pop(worker, None),
-            permit=self._registry.permits.of(command.batch_id),
+            permit=self._registry.permits.of(command.batch_id, command.module_id),
         )
         self.send(worker, request)
 

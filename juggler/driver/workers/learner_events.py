@@ -10,7 +10,7 @@ from juggler.driver.core import events
 from juggler.driver.parts import RunParts
 from juggler.driver.workers.replies import used_batches
 from juggler.runtime.actors.hub_events import Left, Worker
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -21,8 +21,9 @@ class LearnerEvents:
         self._parts = parts
 
     def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
-        """What a learner is told before anything else."""
-        return self._parts.learners[DEFAULT_MODULE].begin(worker, setup)
+        """What a learner is told before anything else: a process hosts the run's one module."""
+        (learners,) = self._parts.learners.values()
+        return learners.begin(worker, setup)
 
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
         """It has what its module begins with."""
@@ -43,12 +44,11 @@ class LearnerEvents:
 
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Batches are with it."""
-        parts, key = self._parts, (worker.worker_id, worker.incarnation)
+        parts, module_id = self._parts, message.module_id
+        key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
             parts.registry.must_fit_a_batch(arrival.live_steps)
-            parts.happened(
-                events.Arrived(*key, arrival.batch_id, arrival.live_steps, DEFAULT_MODULE)
-            )
+            parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """It has made its share of an update."""

@@ -77,8 +77,6 @@ def _about_module(answer: M, asked: str) -> M:
         ValueError: the answer is about another module than the command.
     """
     message: Any = answer
-    # TO BE DELETED with the merge of learners that fill it in: an empty id is what was asked for.
-    message.module_id = message.module_id or asked
     if message.module_id != asked:
         other = one_line(message.module_id, _LONGEST_NAME)
         raise ValueError(f"an answer about module {other!r}, not {asked!r}")
@@ -96,9 +94,7 @@ def read_module_ready(
     command: training_pb2.AddModule, body: any_pb2.Any
 ) -> training_pb2.ModuleReady:
     ready = unpack(body, training_pb2.ModuleReady(), 1 << 20)
-    if ready.module_id != command.module_id:
-        name = one_line(ready.module_id, _LONGEST_NAME)
-        raise ValueError(f"an answer about module {name!r}, not {command.module_id!r}")
+    ready = _about_module(ready, command.module_id)
     ready.description = one_line(ready.description, _LONGEST_NAME)
     _check_name("a meeting point", ready.meeting_point)
     if len(ready.last_updates) > _MOST_KEPT:

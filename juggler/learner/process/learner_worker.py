@@ -159,7 +159,7 @@ class LearnerWorker:
             membership,
             self.publisher,
             KeptState(self._kept_before.pop(module_id, None)),
-            self._arrived,
+            partial(self._arrived, module_id),
             lambda: self._loop.coming(training_pb2.Update),
             setup.updates_in_flight,
         )
@@ -266,9 +266,9 @@ class LearnerWorker:
                 raise
             return str(error)
 
-    def _arrived(self, batch: HeldBatch) -> None:
+    def _arrived(self, module_id: str, batch: HeldBatch) -> None:
         arrival = training_pb2.Arrival(batch_id=batch.batch_id, live_steps=batch.live_steps)
-        self._attachment.report(training_pb2.Arrivals(arrivals=[arrival]))
+        self._attachment.report(training_pb2.Arrivals(module_id=module_id, arrivals=[arrival]))
 
     def _forget(self, module: HostedModule, seed: int) -> None:
         """Have nothing but what a checkpoint holds, and random numbers of this seed."""

@@ -158,10 +158,12 @@ class Receipt(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Arrivals(_message.Message):
-    __slots__ = ("arrivals",)
+    __slots__ = ("module_id", "arrivals")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
     arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
-    def __init__(self, arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("batch_id", "live_steps")
