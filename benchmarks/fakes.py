@@ -76,6 +76,7 @@ async def _all_of_them(address: str, script: Script, waits: Any) -> None:
 def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
     """What a runner says that did as it was told, as long as what real ones say."""
     return training_pb2.Receipt(
+        module_id=request.module_id,
         batch_id=request.batch_id,
         learner=request.learner,
         live_steps=LIVE_STEPS,
@@ -256,12 +257,16 @@ class FakeLearner(FakeWorker):
         """A batch has arrived."""
         self._held.add(batch_id)
         arrival = training_pb2.Arrival(batch_id=batch_id, live_steps=LIVE_STEPS)
-        self.report(training_pb2.Arrivals(arrivals=[arrival]))
+        self.report(training_pb2.Arrivals(module_id="default", arrivals=[arrival]))
 
     def on(self, command_id: int, name: str, command: attach_pb2.Command) -> None:
         if name == "juggler.v1.Update":
             update = training_pb2.Update.FromString(command.body.value)
             self._updates.put_nowait((command_id, update))
+        elif name == "juggler.v1.AddModule":
+            added = training_pb2.AddModule.FromString(command.body.value)
+            ready = training_pb2.ModuleReady(module_id=added.module_id, meeting_point="host:1")
+            self.reply(command_id, ready)
         elif name == "juggler.v1.Snapshot":
             header = training_pb2.StateHeader(version=self._version, extra="{}")
             tree = {"default": {"weight": np.zeros(1, np.float32)}}
@@ -271,7 +276,10 @@ class FakeLearner(FakeWorker):
             group = training_pb2.Group.FromString(command.body.value)
             self._version.generation = group.generation
             formed = training_pb2.GroupFormed(
-                generation=group.generation, update=self._version.update, state_hash=1
+                module_id=group.module_id,
+                generation=group.generation,
+                update=self._version.update,
+                state_hash=1,
             )
             self.reply(command_id, formed)
         else:
@@ -290,6 +298,7 @@ class FakeLearner(FakeWorker):
                 for batch_id in update.batch_ids
             ]
             done = training_pb2.UpdateDone(
+                module_id=update.module_id,
                 update_id=update.update_id,
                 version=self._version,
                 batches=used,

@@ -92,3 +92,19 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
     ((command_id, receipt),) = attachment.replies
     assert (command_id, dict(receipt.seconds)) == (3, {"waiting": 1.0})
     assert dict(runner._seconds.items()) == {"waiting": 1.0, "sending": 2.0}
+
+
+def test_a_request_for_a_module_that_it_does_not_act_with_is_refused() -> None:
+    runner = EnvRunner(cast(Attachment, _Attachment()), Mailbox(), Contact("unix:nowhere"))
+    runner._module_id = "blue"
+    with pytest.raises(ValueError, match="batch of module 'red', and acts with 'blue'"):
+        runner._sample(1, training_pb2.SampleRequest(module_id="red", batch_id=7))
+
+
+def test_learners_of_another_module_are_passed_over() -> None:
+    runner = EnvRunner(cast(Attachment, _Attachment()), Mailbox(), Contact("unix:nowhere"))
+    runner._module_id = "blue"
+    learner = training_pb2.Learners.Learner(worker_id="learner-0", addresses=["unix:nowhere"])
+    runner._learners(1, training_pb2.Learners(module_id="red", learners=[learner]))
+    assert runner._senders == {}
+    assert runner._subscription is None

@@ -52,6 +52,7 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
             {"episode_returns": [1.0] * 70_000, "episode_lengths": [1] * 70_000},
             "70000 episodes, where there can be 65556",
         ),
+        ({"module_id": "other"}, "an answer about module 'other', not 'default'"),
         ({"learner": "learner-7"}, "a receipt for a batch of learner-7, not of learner-0"),
         ({"connector_delta": b"x" * 9_000_000}, "bytes: at most 8388608"),
     ],
@@ -169,6 +170,15 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: WorkersW
     assert world.core.members == ("learner-0",)
 
 
+def test_a_batch_of_a_module_that_the_run_does_not_have_is_not_booked(world: WorkersWorld) -> None:
+    ((_, request), _) = world.asked(world.runner, training_pb2.SampleRequest)
+    arrivals = _arrivals(request.batch_id)
+    arrivals.module_id = "other"
+    world.report(world.learner, arrivals)
+    assert "there is no module 'other' in this run" in world.why_dismissed(world.learner)
+    assert world.core.ledger.sampled == 0
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -178,6 +188,7 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: WorkersW
             {"batches": [training_pb2.UsedBatch(batch_id=1, live_steps=2**64 - 1)]},
             "18446744073709551615 steps in one batch",
         ),
+        ({"module_id": "other"}, "an answer about module 'other', not 'default'"),
         ({"metrics": {str(n): {} for n in range(65)}}, "metrics of 65 modules: at most 64"),
         (
             {"metrics": {"m": {"values": {str(n): 1.0 for n in range(2000)}}}},
