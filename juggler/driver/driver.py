@@ -13,11 +13,10 @@ from juggler.driver.config import RunConfig
 from juggler.driver.ending import WORKERS_LEAVE_SECONDS, Ending
 from juggler.driver.loop import Event, Loop, StopAsked
 from juggler.driver.parts import RunParts
-from juggler.driver.record.journal import Journal
-from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.driver_file import announce, withdraw
+from juggler.driver.record.journal import Journal, LineWriter
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory
-from juggler.driver.record.whereabouts import announce, withdraw
 from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader

@@ -9,7 +9,7 @@ from typing import Any
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
-from juggler.driver.record.line_writer import LineWriter
+from juggler.driver.record.journal import LineWriter
 from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
 
 _LINE_SECONDS = 1.0
