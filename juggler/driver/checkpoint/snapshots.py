@@ -24,7 +24,6 @@ from juggler.runtime.checkpoints.checkpoint import (
     newest_good,
 )
 from juggler.runtime.connectors.mergeable_state import State
-from juggler.runtime.episodes.version import module_of
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -119,7 +118,7 @@ class SnapshotWriter:
                 self.abandon()
                 raise ValueError("a state that ended in the middle")
             return
-        module_id = module_of(frame.header)
+        module_id = frame.header.module_id
         version = frame.header.version.generation, frame.header.version.update
         assert spaces is not None  # a learner is set up with them
         if not isinstance(frame.tree, dict):

@@ -11,7 +11,6 @@ import torch
 
 from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
 from juggler.runtime.actors.endpoints import is_loopback
-from juggler.runtime.episodes.version import module_of
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -71,7 +70,7 @@ class Membership:
         """
         self.lost = ""
         learner.leave()
-        formed = training_pb2.GroupFormed(module_id=module_of(group), generation=group.generation)
+        formed = training_pb2.GroupFormed(module_id=group.module_id, generation=group.generation)
         members = list(group.members)
         peers = None
         try:

@@ -15,7 +15,7 @@ from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating,
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.state_handover import KeptState
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version, module_of
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
@@ -59,7 +59,7 @@ class HostedModule:
         next_update: the update that was asked for next, if it has come by now.
         updates_in_flight: updates that may be asked for and not answered.
         """
-        self.module_id = module_of(command)
+        self.module_id = command.module_id
         self.learner = learner
         self.membership = membership
         self.kept = kept
@@ -314,7 +314,7 @@ class HostedModule:
         """What the next update will learn from, if this one makes new weights; None where there
         is nothing, or nobody has asked for it yet."""
         update = self._next_update()
-        if update is None or update.exact or module_of(update) != self.module_id:
+        if update is None or update.exact or update.module_id != self.module_id:
             return None
         fresh = self._fresh(self.store.peek(update.batch_ids), self.learner.updates + 1)
         if not fresh:

@@ -31,7 +31,6 @@ from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.episodes.version import module_of
 from juggler.runtime.nearest import nearest
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.permits import Permits
@@ -147,7 +146,7 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _add_module(self, _: int, command: training_pb2.AddModule) -> training_pb2.ModuleReady:
-        module_id, setup = module_of(command), self._settings
+        module_id, setup = command.module_id, self._settings
         if module_id in self.modules:
             raise ValueError(f"module {module_id!r} is here already")
         membership = Membership(
@@ -173,7 +172,7 @@ class LearnerWorker:
         return ready
 
     def _remove_module(self, _: int, command: training_pb2.RemoveModule) -> attach_pb2.Done:
-        module = self.modules.pop(module_of(command), None)
+        module = self.modules.pop(command.module_id, None)
         if module is not None:
             module.close()
             del module
@@ -182,34 +181,34 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
-        self._module(part).restore(part)
+        self._module(part.module_id).restore(part)
         return attach_pb2.Done()
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
-        module_id = module_of(group)
+        module_id = group.module_id
 
         def superseded() -> bool:
-            return self._loop.waits(training_pb2.Group, lambda each: module_of(each) == module_id)
+            return self._loop.waits(training_pb2.Group, lambda each: each.module_id == module_id)
 
-        formed = self._module(group).join(group, superseded)
+        formed = self._module(group.module_id).join(group, superseded)
         self._server.ready(all(module.serves for module in self.modules.values()))
         return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
         self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all the rest
-        done = self._module(update).update(update, self._seconds)
+        done = self._module(update.module_id).update(update, self._seconds)
         self._idle_since = time.perf_counter()
         return done
 
     def _discard(self, _: int, command: training_pb2.Discard) -> attach_pb2.Done:
-        self._module(command).discard(command.batch_ids)
+        self._module(command.module_id).discard(command.batch_ids)
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
         """The first chunk goes out in order with the answers to updates, the others beside the
         updates that follow: nothing changes what was saved."""
-        module = self._module(command)
+        module = self._module(command.module_id)
         chunks = module.snapshot(command)
         second = self._send_chunk(command_id, next(chunks), chunks)
         rest = (command_id, second, chunks)
@@ -218,18 +217,17 @@ class LearnerWorker:
             self._forget(module, command.seed)
 
     def _begin_anew(self, _: int, command: training_pb2.BeginAnew) -> attach_pb2.Done:
-        self._forget(self._module(command), command.seed)
+        self._forget(self._module(command.module_id), command.seed)
         return attach_pb2.Done()
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _module(self, message: Message) -> HostedModule:
-        """The module that a command is about.
+    def _module(self, module_id: str) -> HostedModule:
+        """The module of this id.
 
         Raises:
             ValueError: it is not here.
         """
-        module_id = module_of(message)
         if module_id not in self.modules:
             raise ValueError(f"no module {module_id!r} is here{nearest(module_id, self.modules)}")
         return self.modules[module_id]
@@ -256,9 +254,9 @@ class LearnerWorker:
         Raises:
             WireError: no honest EnvRunner would have sent it.
         """
-        module = self.modules.get(module_of(frame.header))
+        module = self.modules.get(frame.header.module_id)
         if module is None:
-            return f"no module {module_of(frame.header)!r} is here"
+            return f"no module {frame.header.module_id!r} is here"
         try:
             return module.store.take(frame)
         except WireError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from io import BufferedRandom
 
 from juggler.learner.learner import Learner
-from juggler.runtime.episodes.version import Version, module_of
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -132,7 +132,7 @@ def kept_before() -> dict[str, KeptFrame]:
         for chunk in _chunks(file):
             frame = reader.feed(chunk)
             if frame is not None:
-                frames[module_of(frame.header)] = frame
+                frames[frame.header.module_id] = frame
         if frame is None:
             raise ValueError(f"the state that {_VARIABLE} names ends in the middle")
     return frames

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from juggler.runtime.wire.v1 import training_pb2
 
 #: The id of the module that is trained, where a run has one alone.
 DEFAULT_MODULE = "default"
-
-
-def module_of(message: Any) -> str:
-    """The id of the module that a message is about.
-
-    To be deleted, with a look at `message.module_id` in its place, as soon as all senders fill it.
-    """
-    return message.module_id or DEFAULT_MODULE
 
 
 class Version(NamedTuple):

@@ -6,7 +6,6 @@ import hmac
 import secrets
 from hashlib import blake2b
 
-from juggler.runtime.episodes.version import DEFAULT_MODULE, module_of
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -33,7 +32,7 @@ class Permits:
     def new(cls) -> Permits:
         return cls(secrets.token_bytes(_KEY_BYTES))
 
-    def of(self, batch_id: int, module_id: str = DEFAULT_MODULE) -> bytes:
+    def of(self, batch_id: int, module_id: str) -> bytes:
         """The permit for a batch of one module."""
         name = batch_id.to_bytes(8, "little") + module_id.encode()
         return blake2b(name, key=self.key, digest_size=_PERMIT_BYTES).digest()
@@ -43,5 +42,5 @@ class Permits:
         Raises:
             WireError: nobody asked for this batch.
         """
-        if not hmac.compare_digest(header.permit, self.of(header.batch_id, module_of(header))):
+        if not hmac.compare_digest(header.permit, self.of(header.batch_id, header.module_id)):
             raise WireError(f"batch {header.batch_id} has no permit of the driver's")

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version, module_of
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.calls import calls
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
@@ -148,7 +148,7 @@ class WeightsPublisher:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
-        subscriber = _Subscriber(module_of(request), self._lock)
+        subscriber = _Subscriber(request.module_id, self._lock)
         stream = calls().ServerStream(requests, context, partial(self._next_chunk, subscriber))
         context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
         with self._lock:
