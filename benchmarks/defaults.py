@@ -59,13 +59,13 @@ class Task:
 
 #: In order of what they cost.
 TASKS = {
-    "blackjack": Task("Blackjack-v1", 30_000, 2000, -0.39, -0.045),
+    "blackjack": Task("Blackjack-v1", 60_000, 2000, -0.39, -0.045),
     "lamps": Task("support.toys:Lamps", 40_000, 100, 10, 20),
     "dials": Task("support.toys:Dials", 40_000, 100, 5.2, 20),
     "cliff-walking": Task(
         # Without a limit an episode of random actions takes thousands of steps.
         "CliffWalking-v1",
-        60_000,
+        150_000,
         10,
         -2000,
         -13,

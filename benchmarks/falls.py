@@ -95,8 +95,9 @@ def main() -> None:
     changes = {key: json.loads(value) for key, value in pairs}
     base = load_config("cartpole")
     if given.nothing_given:
-        observed = gymnasium.make("CartPole-v1").observation_space
-        base, said = settled(RunConfig(), (), space_to_message(observed))
+        env = gymnasium.make("CartPole-v1")
+        spaces = map(space_to_message, (env.observation_space, env.action_space))
+        base, said = settled(RunConfig(), (), *spaces)
         print(said)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(partial(fall, base, changes), range(given.seeds)))

@@ -1,8 +1,8 @@
-"""What a run takes for keys that nobody gave: by its algorithm, and by what its environment shows.
+"""Values for keys that nobody gave, by the algorithm and by what is observed.
 
 The dataclasses have general defaults. Those here are for an environment that somebody tries for the
-first time, chosen by measurement over fifteen of them: benchmarks/defaults.py, and the table in
-benchmarks/README.md. They make the most of few steps, by small samples and many steps of the
+first time. They were chosen by measurement over fifteen environments (benchmarks/defaults.py, with
+its table in benchmarks/README.md), and learn from few steps: by small batches and many steps of the
 optimizer.
 """
 
@@ -20,13 +20,17 @@ from juggler.runtime.wire.v1.tensors_pb2 import DType
 CHOSEN: dict[str, dict[str, Any]] = {
     "impala": {
         "envs_per_runner": 8,
-        "fragment_steps": 16,
-        "lr": 1e-3,
-        # A value function that lags behind its policy is what makes runs fall after they were
-        # solved: see "What was learned" in benchmarks/README.md.
+        # IMPALA uses a step once, so short fragments and small batches are what gives its optimizer
+        # enough steps.
+        "fragment_steps": 8,
+        "lr": 2e-3,
+        # A run that was solved falls where its value function lags behind the policy: see "What
+        # was learned" in benchmarks/README.md.
         "value_lr_scale": 3.0,
         "lambda_": 0.95,
         "grad_clip": 0.5,
+        # Normalized rewards make small advantages, beside which any bonus for entropy is large.
+        "entropy_coefficient": 0.0,
     },
     "appo": {
         "envs_per_runner": 8,
@@ -41,19 +45,36 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "ppo": {
         "envs_per_runner": 8,
         "fragment_steps": 64,
-        # With so many steps of the optimizer a policy of the update before is far: requests wait
-        # until an update is done.
+        # So many steps of the optimizer change the policy a lot: requests wait for the update.
         "max_staleness": 2,
         "epochs": 10,
         "entropy_coefficient": 0.0,
         "value_coefficient": 1.0,
     },
 }
-#: In place of some of these, where a vector of floats is observed. With IMPALA's above, CartPole
-#: fell after it was solved; where choices are observed, those above learn more from few steps.
-CHOSEN_FOR_VECTORS: dict[str, dict[str, Any]] = {"impala": {"lr": 5e-4, "value_lr_scale": 6.0}}
-#: Steps in an update, at least; PPO's is learned from in minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 128, "appo": 128, "ppo": 2048, "pqn": 256}
+#: In place of some of these, by what is observed.
+CHOSEN_FOR: dict[str, dict[str, dict[str, Any]]] = {
+    "a vector of floats": {"impala": {"lr": 5e-4, "value_lr_scale": 6.0}},
+    # Without the bonus for entropy, Catch's policy was settled before its values were learned.
+    "an image": {"impala": {"lr": 1e-3, "entropy_coefficient": 0.01}},
+    # With values learned three times as fast as the policy, CliffWalking's goal was seldom found.
+    "a Discrete": {"impala": {"value_lr_scale": 1.0}},
+}
+#: In place of those, where the action is a Box: APPO needs more uses of a step there, and of older
+#: steps, to learn Pendulum at all.
+CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
+    "appo": {
+        "fragment_steps": 8,
+        "batch_uses": 8,
+        "buffer_batches": 16,
+        "target_period": 16,
+        "entropy_coefficient": 0.0,
+        "gamma": 0.95,
+        "batch_size": 64,
+    }
+}
+#: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
+_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the environment is not known on this host: what was not given has its general default, as in "
@@ -63,28 +84,35 @@ _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
 def settled(
-    config: RunConfig, given: Collection[str], observation: spaces_pb2.Space | None
+    config: RunConfig,
+    given: Collection[str],
+    observation: spaces_pb2.Space | None,
+    action: spaces_pb2.Space | None,
 ) -> tuple[RunConfig, str]:
-    """A configuration with what was chosen for keys that nobody gave, and words about it.
+    """A configuration with values chosen for keys that nobody gave, and a line that names them.
 
     Args:
-        config: with the general defaults for those keys.
-        given: keys that somebody gave a value to, be it the default.
-        observation: what one environment shows; none: nobody here knows.
+        config: has the general defaults for those keys.
+        given: keys that somebody gave a value to, even if it is the default.
+        observation: the observation space of one environment; none: nobody here knows it.
+        action: its action space, likewise.
     """
     if config.learner.algorithm not in CHOSEN:
         return config, ""  # one of somebody's own, whose defaults are its own
-    if observation is None:
+    if observation is None or action is None:
         open_keys = CHOSEN[config.learner.algorithm].keys() - set(given)
         return config, _UNKNOWN if open_keys else ""
-    chosen = _chosen(config, given, observation)
+    chosen = _chosen(config, given, observation, action)
     config = RunConfig.from_flat({**config.flat(), **chosen})
     values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
     return config, f"chosen for {config.learner.algorithm}: {values}" if chosen else ""
 
 
 def _chosen(
-    config: RunConfig, given: Collection[str], observation: spaces_pb2.Space
+    config: RunConfig,
+    given: Collection[str],
+    observation: spaces_pb2.Space,
+    action: spaces_pb2.Space,
 ) -> dict[str, Any]:
     """Values by key; none of a key that was given."""
     chosen: dict[str, Any] = {}
@@ -94,34 +122,52 @@ def _chosen(
             chosen[key] = value
 
     algorithm = config.learner.algorithm
-    vector = len(observation.box.shape) == 1 and observation.box.dtype in _FLOATS
-    special = CHOSEN_FOR_VECTORS.get(algorithm, {}) if vector else {}
-    for key, value in {**CHOSEN[algorithm], **special}.items():
+    observed = _kind(observation)
+    special = CHOSEN_FOR.get(observed, {}).get(algorithm, {})
+    boxed = CHOSEN_FOR_BOX_ACTIONS.get(algorithm, {}) if action.HasField("box") else {}
+    for key, value in {**CHOSEN[algorithm], **special, **boxed}.items():
         choose(key, value)
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
-        chosen.pop("fragment_steps", None)  # what is remembered is learned within a fragment
+        chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
     if "reward_scale" not in given:
-        choose("connectors", _connectors(vector, config))
+        gamma = chosen.get("gamma", config.learner.gamma)
+        choose("connectors", _connectors(observed, config, gamma))
     flat = {**config.flat(), **chosen}
-    # Requests stop once some updates' worth is open: with more EnvRunners than two, larger ones.
+    # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"]
-    batch = max(_BATCH[algorithm], fragment * max(1, config.driver.num_env_runners // 2))
+    least = boxed.get("batch_size", _BATCH[algorithm])
+    batch = max(least, fragment * max(1, config.driver.num_env_runners // 2))
     choose("batch_size", batch * config.driver.learners)
     if algorithm == "ppo":
         choose("minibatches", max(1, {**flat, **chosen}["batch_size"] // _MINIBATCH))
     return chosen
 
 
-def _connectors(vector: bool, config: RunConfig) -> dict[str, Any]:
+def _kind(observation: spaces_pb2.Space) -> str:
+    """A key of CHOSEN_FOR, or ""."""
+    box = observation.box
+    if len(box.shape) == 1 and box.dtype in _FLOATS:
+        return "a vector of floats"
+    if observation.HasField("discrete"):
+        return "a Discrete"
+    return "an image" if _has_image(observation) else ""
+
+
+def _has_image(space: spaces_pb2.Space) -> bool:
+    parts = [*(entry.space for entry in space.dict.entries), *space.tuple.spaces]
+    return len(space.box.shape) >= 2 or any(map(_has_image, parts))
+
+
+def _connectors(observed: str, config: RunConfig, gamma: float) -> dict[str, Any]:
     pieces: dict[str, Any] = {}
-    # Returns of whatever size become some that a value function learns soon. Learners of a group
-    # would each estimate their size by themselves, and not make the updates of one learner.
+    # A value function learns returns of about 1 soonest. Learners of a group would each estimate
+    # the scale by themselves, and not make the updates of one learner.
     if config.driver.learners == 1:
-        pieces["learner"] = [{"use": "normalize_rewards", "gamma": config.learner.gamma}]
-    # Alone: side by side with choices, as they are in a Dict, numbers were learned from more slowly
-    # behind a filter. Pictures have a scale of their own.
-    if vector:
+        pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
+    # Not in a Dict: beside choices, filtered numbers were learned from more slowly. Images have a
+    # known scale.
+    if observed == "a vector of floats":
         pieces["env_to_module"] = ["mean_std_filter"]
     return pieces

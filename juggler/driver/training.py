@@ -252,7 +252,9 @@ def start_run(
     progress = make_progress(config.driver.progress)
     beginning = beginning_of(config)
     with _checked(config, own_code, listen, progress, started) as spaces:
-        config, said = settled(config, given, spaces.observation if spaces else None)
+        config, said = settled(
+            config, given, *((spaces.observation, spaces.action) if spaces else (None, None))
+        )
         if said:
             progress.message(said)
         drive = partial(

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from juggler.cli.arguments import keys_given
 from juggler.driver.config import RunConfig
-from juggler.driver.defaults import CHOSEN, CHOSEN_FOR_VECTORS, settled
+from juggler.driver.defaults import CHOSEN, CHOSEN_FOR, CHOSEN_FOR_BOX_ACTIONS, settled
 from juggler.driver.shipped import shipped_configs
 from juggler.driver.training import load_given
 from juggler.runtime.wire.spaces import space_to_message
@@ -21,8 +21,12 @@ VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
 
 
+ACTION = space_to_message(spaces.Discrete(2))
+BOX_ACTION = space_to_message(spaces.Box(-1, 1, (1,), np.float32))
+
+
 def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:
-    return settled(RunConfig.from_flat(given), given.keys(), space_to_message(space))[0]
+    return settled(RunConfig.from_flat(given), given.keys(), space_to_message(space), ACTION)[0]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -34,7 +38,7 @@ def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
     for key, value in other.items():
         assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
     everything = general.flat()
-    assert settled(general, everything.keys(), space_to_message(VECTOR)) == (general, "")
+    assert settled(general, everything.keys(), space_to_message(VECTOR), ACTION) == (general, "")
 
 
 def test_a_vector_of_floats_is_filtered_and_nothing_else_is() -> None:
@@ -87,15 +91,17 @@ def test_weights_that_are_seldom_sent_may_be_as_old_as_ever() -> None:
 
 
 def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
-    config, said = settled(RunConfig(), (), None)
+    config, said = settled(RunConfig(), (), None, None)
     assert config == RunConfig()
     assert "the environment is not known" in said
-    assert settled(config, config.flat().keys(), None) == (config, "")
+    assert settled(config, config.flat().keys(), None, None) == (config, "")
 
 
 def test_what_is_chosen_is_said_in_one_line() -> None:
     given = {"algorithm": "ppo", "lr": 1e-3}
-    config, said = settled(RunConfig.from_flat(given), given.keys(), space_to_message(VECTOR))
+    config, said = settled(
+        RunConfig.from_flat(given), given.keys(), space_to_message(VECTOR), ACTION
+    )
     assert said.startswith("chosen for ppo: ")
     assert "\n" not in said
     assert f"minibatches = {config.flat()['minibatches']}" in said
@@ -106,22 +112,54 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
-    for where, table in (("", CHOSEN), ("where a vector of floats", CHOSEN_FOR_VECTORS)):
-        rows = {
-            cells[1].split("`")[1]: [cell.strip() for cell in cells[2:6]]
-            for cells in (line.split("|") for line in lines)
-            if ("where a vector of floats" in cells[1]) == bool(where)
-        }
+    rows = {}
+    for line in lines:
+        first, *values = (cell.strip() for cell in line.split("|")[1:6])
+        key, _, where = first.removeprefix("`").partition("`")
+        rows[key, where] = values
+    tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}
+    boxed = {", where the action is a Box": CHOSEN_FOR_BOX_ACTIONS}
+    for where, table in {"": CHOSEN, **tables, **boxed}.items():
         for key in sorted({key for values in table.values() for key in values}):
+            condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
             values = [table.get(name, {}).get(key, "") for name in ("impala", "appo", "ppo", "pqn")]
-            assert rows[key] == [str(value) for value in values], key
+            assert rows[key, condition] == [str(value) for value in values], key
 
 
-def test_impala_learns_from_vectors_with_a_policy_that_follows_its_value_function() -> None:
-    fast, slow = settle(spaces.Discrete(4)).learner, settle(VECTOR).learner
-    assert (fast.lr, slow.lr) == (1e-3, 5e-4)
-    assert slow.value_lr_scale == 2 * fast.value_lr_scale
-    assert settle(VECTOR, lr=2e-3).learner.lr == 2e-3
+def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:
+    kinds: dict[str, spaces.Space[Any]] = {
+        "a vector of floats": VECTOR,
+        "an image": IMAGE,
+        "a Discrete": spaces.Discrete(4),
+    }
+    assert kinds.keys() == CHOSEN_FOR.keys()
+    for kind, space in kinds.items():
+        settings = settle(space).flat()
+        for key, value in {**CHOSEN["impala"], **CHOSEN_FOR[kind]["impala"]}.items():
+            assert settings[key] == value, key
+    assert settle(VECTOR, lr=3e-3).learner.lr == 3e-3
+
+
+def test_appo_has_settings_of_its_own_for_box_actions() -> None:
+    vector = space_to_message(VECTOR)
+    for given in ({"algorithm": "appo"}, {"algorithm": "appo", "gamma": 0.9}):
+        general = RunConfig.from_flat(given)
+        boxed = settled(general, given.keys(), vector, BOX_ACTION)[0]
+        for key, value in {**CHOSEN_FOR_BOX_ACTIONS["appo"], **given}.items():
+            assert boxed.flat()[key] == value, key
+        rewards = boxed.connectors.connectors["learner"]
+        assert rewards == [{"use": "normalize_rewards", "gamma": boxed.learner.gamma}]
+
+
+def test_an_image_counts_within_a_dict_and_a_tuple_too() -> None:
+    spaces_with_image = (
+        spaces.Dict({"seen": IMAGE, "which": spaces.Discrete(2)}),
+        spaces.Tuple((spaces.Discrete(2), spaces.Dict({"seen": IMAGE}))),
+    )
+    for space in spaces_with_image:
+        assert settle(space).learner == settle(IMAGE).learner
+    without = spaces.Dict({"at": VECTOR, "which": spaces.Discrete(2)})
+    assert settle(without).learner == settle(spaces.MultiDiscrete([5, 2])).learner
 
 
 def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:
