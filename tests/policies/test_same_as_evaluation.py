@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +18,13 @@ from juggler.envrunner import envrunner_worker as worker
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.envrunner_worker import EnvRunner
+from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.policies.policy import Policy
 from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 from juggler.runtime.wire.trees import flatten, unflatten
 from juggler.runtime.wire.v1 import training_pb2
@@ -165,13 +166,17 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     monkeypatch.setattr(worker, "step_back", lambda _: None)  # all tests after it would, too
     path = worlds.written(tmp_path, **keys, envs_per_runner=EPISODES)
     config = RunConfig.from_flat(read(path).config)
-    parts = {
-        "env_runner": asdict(config.env_runner),
-        "module": asdict(config.module),
-        "connectors": config.connectors.connectors,
-    }
+    setup = EnvRunnerSetup(
+        env_runner=config.env_runner,
+        module_id=DEFAULT_MODULE,
+        module=config.module,
+        connectors=config.connectors.connectors,
+        algorithm=config.learner.algorithm,
+        off_policy=True,
+        row_age=1,
+    )
     evaluator = EnvRunner(cast(Any, _Attached()), Mailbox(), Contact(""))
-    evaluator._setup(0, training_pb2.Setup(config=json.dumps(parts), seed=9))
+    evaluator._setup(0, training_pb2.Setup(config=to_json(setup), seed=9))
     command = training_pb2.Evaluate(episodes=EPISODES, seed=SEED, checkpoint=str(path))
     expected = juggler.evaluate(path, EPISODES, SEED)
     for _ in range(2):

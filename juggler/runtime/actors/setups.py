@@ -30,4 +30,4 @@ def from_json(text: str, kind: type[S]) -> S:
     try:
         return msgspec.convert(json.loads(text), kind)  # msgspec's own JSON has no infinity
     except msgspec.ValidationError as error:
-        raise ValueError(f"the driver sent a {kind.__name__} that cannot be: {error}") from None
+        raise ValueError(f"the driver sent an invalid {kind.__name__}: {error}") from None

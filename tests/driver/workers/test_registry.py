@@ -230,7 +230,7 @@ def test_an_evaluator_has_no_more_environments_than_episodes_to_play(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", "EnvRunnerSetup that cannot be: .*missing required field `env_runner`"),
+        ("{}", "invalid EnvRunnerSetup: .*missing required field `env_runner`"),
         ("[]", "Expected `object`, got `array`"),
     ],
 )

@@ -130,7 +130,7 @@ def test_weights_and_states_go_from_one_module_to_another(world: World) -> None:
 
 
 def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"a LearnerSetup that cannot be: .*`may_meet`"):
+    with pytest.raises(ValueError, match=r"an invalid LearnerSetup: .*`may_meet`"):
         from_json('{"device": "cpu", "updates_in_flight": 2}', LearnerSetup)
-    with pytest.raises(ValueError, match="a ModuleSetup that cannot be: Expected `object`"):
+    with pytest.raises(ValueError, match="an invalid ModuleSetup: Expected `object`"):
         from_json('{"learner": {}, "module": 3, "connectors": {}}', ModuleSetup)
