@@ -343,7 +343,7 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
     [
         ({"learner": {"algorithm": "impla"}}, "'new': algorithm = 'impla' is not known: did you"),
         ({"learner": {"lrr": 1.0}}, "'new': learner has no key 'lrr': did you mean 'lr'"),
-        ({"learner": {"epochs": 3}}, "'epochs' is a key of ppo, and algorithm = 'impala'"),
+        ({"learner": {"epochs": 3}}, "'epochs' is a key of ppo and pqn, and algorithm = 'impala'"),
         ({"learner": {"lr": "fast"}}, "'new': lr: "),
         ({"lerner": {}}, "'new': unknown key 'lerner': did you mean 'learner'"),
         ({"model": 3}, "'new': model = 3: expected a table"),

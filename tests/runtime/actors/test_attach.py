@@ -267,7 +267,7 @@ def test_garbage_on_one_stream_leaves_the_others_alone(world: World) -> None:
     call = channel.stream_stream(
         ATTACH_METHOD, request_serializer=None, response_deserializer=None
     )(iter([b"\xff" * 1000]))
-    assert b"no message of an attach stream" in next(call)
+    assert b"not a message of an attach stream" in next(call)
     channel.close()
     world.hub.send(worker, 1, attach_pb2.Stop())
     assert _commands(inbox, 1)[0].command_id == 1

@@ -45,6 +45,8 @@ ALLOWED = {
     ("driver/training.py", "import cloudpickle"),
     ("driver/rehearsal.py", "import cloudpickle"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
+    ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.config)"),
+    ("driver/preflight.py", "import cloudpickle"),
     ("envrunner/envrunner_worker.py", "import cloudpickle"),
     ("learner/process/learner_worker.py", "import cloudpickle"),
     ("envrunner/envrunner_worker.py", "cloudpickle.loads(program.own_code)"),
