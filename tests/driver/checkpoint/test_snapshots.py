@@ -38,7 +38,9 @@ SPACES = Spaces(
 
 def _chunks(update: int = 3, size: int = 10, extra: str = '{"updates": 3}') -> list[bytes]:
     """A learner's state, `size` floats of it, in chunks of 100 bytes."""
-    header = training_pb2.StateHeader(version=Version(1, update).message(), extra=extra)
+    header = training_pb2.StateHeader(
+        module_id="default", version=Version(1, update).message(), extra=extra
+    )
     tree = {"modules": {"w": np.arange(size, dtype=np.float32) + update}}
     return list(encode_frame(header, tree, digest=True, chunk_bytes=100))
 

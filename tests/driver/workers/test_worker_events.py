@@ -25,7 +25,7 @@ def _garbage(kind: str) -> any_pb2.Any:
 
 
 def _chunks(tree: Any, extra: str = "{}") -> list[any_pb2.Any]:
-    header = training_pb2.StateHeader(extra=extra)
+    header = training_pb2.StateHeader(module_id="default", extra=extra)
     chunks = encode_frame(header, tree, digest=True, chunk_bytes=1000)
     return [any_pb2.Any(value=chunk) for chunk in chunks]
 
