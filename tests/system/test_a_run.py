@@ -211,11 +211,11 @@ def test_what_a_run_chose_is_said_and_kept_and_nothing_that_was_given_is_replace
     run = place.run("train", *options)
     assert run.status == 0, run.output
     chosen = next(line for line in run.output.splitlines() if line.startswith("chosen for impala"))
-    assert "value_lr_scale = 3.0" in chosen
+    assert "value_lr_scale = 1.0" in chosen
     assert " lr = " not in chosen
     config = tomllib.loads((place.path / "run" / "config.toml").read_text())
     assert config["lr"] == 2e-3
-    assert config["value_lr_scale"] == 3.0
+    assert config["value_lr_scale"] == 1.0
     again = place.run("train", "--resume", "run", "--stop-steps", 1000)
     assert again.status == 0, again.output
     assert "chosen for" not in again.output
