@@ -30,6 +30,7 @@ from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
@@ -451,9 +452,13 @@ class Learner:
 
 def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:
     """Raises:
-    ValueError: the key that was not found is a column that a module's part of the sample lacks.
+    ValueError: the key that was not found is a column of batches of episodes, and a module's part
+        of the sample lacks it. Any other key is a mistake of somebody's code, whose traceback
+        tells more.
     """
-    (key,) = error.args
+    key = error.args[0] if error.args else None
+    if key not in COLUMNS:
+        return
     for module_id, columns in sample.items():
         if key not in columns:
             raise ValueError(

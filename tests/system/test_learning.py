@@ -53,7 +53,7 @@ def test_a_shipped_configuration_reaches_its_threshold(
     assert run.status == 0, run.output
     end = summary(place.path / "run")
     assert end["solved"], run.output
-    assert end["episode_return_mean"] >= threshold
+    assert end["confirmation"]["return_mean"] >= threshold
     assert_hardly_any_are_stale(end)
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()

@@ -37,12 +37,14 @@ class PendingMetrics:
         self._module_id = module_id
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
+        self._added = 0  # updates
         self._read_at = 0.0
         self._on_their_way: _OnTheirWay | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Take the metrics of one more update, [] each."""
         self._pending.append(metrics)
+        self._added += 1
 
     def take(self, update: int) -> dict[str, float]:
         """Means over the updates since the last means that were given out. They are empty where
@@ -55,7 +57,9 @@ class PendingMetrics:
             FloatingPointError: too many updates in a row had gradients that were not finite.
         """
         now = time.perf_counter()
-        if self._on_their_way is None and self._pending and now - self._read_at >= _METRICS_SECONDS:
+        # A loss that is never finite is to end even a run of a few updates.
+        due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
+        if self._on_their_way is None and self._pending and due:
             self._read_at = now
             pending, self._pending = self._pending, []
             self._on_their_way = _sent_to_host(pending, update)
@@ -73,7 +77,7 @@ class PendingMetrics:
                 raise FloatingPointError(
                     f"module {self._module_id!r}: the loss or its gradients were not finite in "
                     f"{_HOPELESS} updates in a row, the last of them update {update}. Lower lr, or "
-                    "look at the rewards' scale"
+                    "look at the scale of rewards; if no update ever worked, look at the loss"
                 )
 
 
