@@ -27,6 +27,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
     package, colon, attribute = name.partition(":")
     if not (package and colon and attribute):
         raise ValueError(f"{what} {name!r} must be named as 'package.module:Class'")
+    _check_is_no_path(name, what)
     try:
         imported = importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -71,9 +72,26 @@ def check_there(name: str, what: str) -> None:
     Raises:
         ValueError: there is no such package.
     """
+    _check_is_no_path(name, what)
     package = name.partition(":")[0]
     if not is_there(package):
         raise ValueError(no_module(name, what, package.partition(".")[0]))
+
+
+def _check_is_no_path(name: str, what: str) -> None:
+    """
+    Raises:
+        ValueError: the name has the path of a file in place of a Python module.
+    """
+    file, _, attribute = name.partition(":")
+    if not file.endswith(".py") and all(part.isidentifier() for part in file.split(".")):
+        return
+    directory, _, module = file.removesuffix(".py").rpartition("/")
+    where = f", with {directory!r} on PYTHONPATH" if directory not in ("", ".") else ""
+    raise ValueError(
+        f"{what} {name!r} names a file, and a Python module is wanted: "
+        f"write {f'{module}:{attribute}'!r}{where}"
+    )
 
 
 def no_module(name: str, what: str, module: str) -> str:

@@ -105,6 +105,9 @@ def test_a_distribution_is_handed_to_the_module() -> None:
     ("name", "said"),
     [
         ("no_such_package_here:Mine", "no Python module 'no_such_package_here' here"),
+        ("mine.py:Mine", "names a file, and a Python module is wanted: write 'mine:Mine'$"),
+        ("./mine:Mine", "write 'mine:Mine'$"),
+        ("parts/mine.py:Mine", "write 'mine:Mine', with 'parts' on PYTHONPATH"),
         ("my_modules_for_test:Yours", "has no 'Yours'"),
         ("my_modules_for_test:Mien", "has no 'Mien': did you mean 'Mine'"),
         ("my_modules_for_test:number", "is of type int: it cannot be called"),
