@@ -32,7 +32,7 @@ class MyConfig(juggler.LearnerConfig):
     """Its fields are keys of a run, in addition to those of every run."""
 
     lr: juggler.Scheduled = 1e-3
-    """Learning rate. A default of another algorithm's may be another one."""
+    """Learning rate. This default is for this algorithm alone: others keep theirs."""
 
     grad_clip: float | None = 10.0
     """Largest norm of the gradient."""

@@ -198,7 +198,7 @@ class _Watched:
         self._process, self._told, self._stack = process, told, stack
         self._driver = driver
         self._tell = tell
-        self._begins("a process that tries the environment out begins")
+        self._begins("trying the environment and the module in a process of their own")
 
     def outcome(self) -> EnvironmentSpaces | None:
         while True:

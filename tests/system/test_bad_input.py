@@ -244,7 +244,7 @@ def test_an_extra_that_is_not_installed_is_named(
     [
         (("--env", "Acrobot-v1", "--env-kwargs", '{"x": 1}'), "unexpected keyword argument 'x'"),
         (("cartpole", "--devices", "cuda:99"), "devices = 'cuda:99': this host has "),
-        (("cartpole", "--module", "json:Policy"), "'json' is there and has no 'Policy'"),
+        (("cartpole", "--module", "json:Policy"), "the Python module 'json' has no 'Policy'"),
         (("--env", "broken:Env"), "module 'broken' failed in import: NameError: name 'oops'"),
         (("--env", "broken"), "no environment is registered as 'broken'"),
     ],

@@ -130,11 +130,11 @@ def waits_for(parts: RunParts) -> str:
     config, registry, core = parts.config, parts.registry, parts.core
     here = [worker.role for worker in registry.attached.values()]
     if ENVRUNNER not in here:
-        return f"no EnvRunner is here yet, of {config.driver.num_env_runners}"
+        return f"waiting for EnvRunners (0 of {config.driver.num_env_runners} are here)"
     if not registry.of_role(ENVRUNNER):
         return f"EnvRunners make their environments, {config.env_runner.env}"
     if LEARNER not in here:
-        return "no learner is here yet"
+        return "waiting for a learner"
     if not registry.of_role(LEARNER):
         return "the learner builds its module"
     if not core.members:

@@ -8,7 +8,7 @@ from juggler.learner.config import LearnerConfig
 
 
 class Algorithm:
-    """A configuration, a loss and a module that go together; a class to derive from, never made.
+    """Joins a configuration, a core and perhaps a module. Derive from it; it is never instantiated.
 
         class MyAlgorithm(Algorithm):
             config = MyConfig

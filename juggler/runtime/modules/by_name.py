@@ -38,7 +38,9 @@ def found(name: str, what: str) -> Callable[..., Any]:
     if called is None:
         near = closest(attribute, vars(imported))
         hint = f": did you mean {near!r}?" if near else ""
-        raise ValueError(f"{what} {name!r}: {package!r} is there and has no {attribute!r}{hint}")
+        raise ValueError(
+            f"{what} {name!r}: the Python module {package!r} has no {attribute!r}{hint}"
+        )
     if not callable(called):
         raise ValueError(f"{what} {name!r} is of type {type(called).__name__}: it cannot be called")
     made: Callable[..., Any] = called
