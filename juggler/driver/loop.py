@@ -100,7 +100,10 @@ class Loop:
     def finish_updates(self) -> None:
         """Do what follows from the updates that were answered: end the run, or begin a round."""
         parts, driver = self._parts, self._parts.config.driver
-        if driver.stop_steps is not None and parts.core.trained >= driver.stop_steps:
+        # A resumed run makes an update first: workers that wait for it are to be sent home by it.
+        has_updated = parts.core.updates > parts.updates_before
+        limit = driver.stop_steps
+        if limit is not None and has_updated and parts.core.trained >= limit:
             parts.end.stop("stop_steps")
         self._note_first_update()
         if parts.end.reached or (driver.synchronous and not parts.core.between_rounds):
