@@ -113,6 +113,9 @@ def test_masks_maps_choices_and_memories_are_learned_with(
         **TOYS[algorithm],
         **keys,
     }
+    if (env, algorithm) == ("Errand", "appo"):
+        # With each step used four times, a rate of 2e-3 gets stuck in about every second run.
+        settings["lr"] = 5e-4
     options: list[object] = []
     for key, value in settings.items():
         text = json.dumps(value) if isinstance(value, dict) else value
