@@ -68,9 +68,11 @@ class Bench:
 
     def turn(self) -> None:
         """As the driver's loop, behind all that came at once."""
-        for command in self.core.issue_updates():
-            if isinstance(command, events.IssueUpdate):
-                self._update(command)
+        # The learner is done at once, which makes room for the next updates.
+        while commands := self.core.issue_updates():
+            for command in commands:
+                if isinstance(command, events.IssueUpdate):
+                    self._update(command)
         for asked in self.core.top_up():
             request = training_pb2.SampleRequest(
                 module_id=asked.module_id,
