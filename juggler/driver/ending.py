@@ -66,6 +66,8 @@ class Ending:
         self._see_what_failed()
         parts.happened(Finish())
         self._last_line = self._upkeep.write_line()
+        # One that leaves at once would be replaced while another still takes its time.
+        parts.local.stop_restarting()
         parts.commands.dismiss_all()
         self._loop.drain(WORKERS_LEAVE_SECONDS, lambda: not parts.registry.attached)
 

@@ -84,6 +84,10 @@ class LocalWorkers:
         """See to it that this process is gone after so many seconds; see `Supervisor.kill`."""
         self._supervisor.kill(worker_id, pid, after, abort)
 
+    def stop_restarting(self) -> None:
+        """Let workers leave for good: the run is over."""
+        self._supervisor.stop_restarting()
+
     def gave_up_on(self, worker_id: str) -> None:
         """Its process stays down."""
         self._down.add(worker_id)

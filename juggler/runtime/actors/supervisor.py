@@ -112,6 +112,7 @@ class Supervisor:
         self._posts: dict[str, _Post] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._restarts = True
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
@@ -164,6 +165,13 @@ class Supervisor:
             for worker_id, post in self._posts.items()
             if post.process is not None and post.process.pid is not None
         }
+
+    def stop_restarting(self) -> None:
+        """Let processes that end from now on stay down."""
+        with self._lock:
+            self._restarts = False
+            for post in self._posts.values():
+                post.down = post.down or post.process is None
 
     def close(self, grace: float) -> None:
         """Stop restarting. Wait up to `grace` seconds for the processes, then kill the rest."""
@@ -256,7 +264,7 @@ class Supervisor:
         with self._lock:
             post.process = None
             gives_up = post.gives_up(killed)
-            if self._closing.is_set() or gives_up:
+            if self._closing.is_set() or gives_up or not self._restarts:
                 post.down, delay = True, None
             else:
                 delay = post.policy.delay(len(post.deaths), self._jitter.random())

@@ -91,7 +91,7 @@ def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
         assert supervisor.restarts == 1
     finally:
         supervisor.close(grace=0.0)
-    assert not psutil.pid_exists(second)
+    _eventually(lambda: not psutil.pid_exists(second))  # the forkserver has yet to reap it
 
 
 def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path: Path) -> None:
@@ -203,6 +203,23 @@ def test_one_that_must_not_be_restarted_stays_down_at_once() -> None:
         assert exits.next().restart_in is None
     finally:
         supervisor.close(grace=0.0)
+
+
+def test_a_worker_that_leaves_when_the_run_is_over_is_not_replaced() -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    supervisor.add("worker-0", _sleeper(), QUICK)
+    supervisor.add("worker-1", _sleeper(), QUICK)
+    try:
+        _eventually(lambda: len(supervisor.pids()) == 2)
+        supervisor.stop_restarting()
+        os.kill(supervisor.pids()["worker-0"], signal.SIGKILL)
+        assert exits.next().restart_in is None
+        time.sleep(0.3)  # QUICK would have started another one by now
+        assert list(supervisor.pids()) == ["worker-1"]
+        assert supervisor.restarts == 0
+    finally:
+        supervisor.close(grace=0)
 
 
 def test_a_stopped_process_can_be_killed_and_is_replaced() -> None:
