@@ -147,7 +147,15 @@ class FakeWorker:
         name = command.body.TypeName()
         if name == "juggler.v1.Setup":
             ready = training_pb2.Ready(
-                observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS
+                modules=[
+                    training_pb2.Ready.Module(
+                        module_id="default",
+                        observation_space=SPACE,
+                        action_space=SPACE,
+                        rows=ROWS,
+                        steps=STEPS,
+                    )
+                ]
             )
             self.reply(command.id, ready)
         elif name == "juggler.v1.Stop":

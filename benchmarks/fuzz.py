@@ -206,7 +206,13 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         update_id=1, version=version, batches=used, seconds={"update": 1.0}
     )
     done.metrics["default"].values["loss"] = 1.0
-    ready = training_pb2.Ready(observation_space=space, action_space=space, rows=2, steps=4)
+    ready = training_pb2.Ready(
+        modules=[
+            training_pb2.Ready.Module(
+                module_id="default", observation_space=space, action_space=space, rows=2, steps=4
+            )
+        ]
+    )
     adding = training_pb2.AddModule(module_id="default")
     added = training_pb2.ModuleReady(
         module_id="default",

@@ -20,6 +20,7 @@ from juggler.learner.config import LearnerConfig
 from juggler.learner.process.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
@@ -210,6 +211,20 @@ class RunConfig:
         learner, synchronous = self.learner, self.driver.synchronous
         interval = learner.weights_interval
         return StalenessBudget.of(learner.max_staleness, interval, synchronous=synchronous)
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """The modules of the run, in the order of its configuration."""
+        return (DEFAULT_MODULE,)
+
+    def of(self, module_id: str) -> RunConfig:
+        """This configuration as one module has it."""
+        return self
+
+    @property
+    def played_by(self) -> dict[str, str]:
+        """By agent, the module that plays it; {}: the environments have one agent."""
+        return {}
 
     def validate(self) -> None:
         """Raises:

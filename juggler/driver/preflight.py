@@ -244,6 +244,7 @@ class _Watched:
 
 
 def _spaces(ready: training_pb2.Ready) -> EnvironmentSpaces | None:
-    if not ready.HasField("observation_space"):
+    if not ready.modules:
         return None
-    return EnvironmentSpaces(ready.observation_space, ready.action_space)
+    (module,) = ready.modules
+    return EnvironmentSpaces(module.observation_space, module.action_space)

@@ -99,9 +99,10 @@ def _build(
 
 def _ready(env: VectorEnvironment) -> training_pb2.Ready:
     try:
-        return training_pb2.Ready(
+        module = training_pb2.Ready.Module(
             observation_space=space_to_message(env.single_observation_space),
             action_space=space_to_message(env.single_action_space),
         )
+        return training_pb2.Ready(modules=[module])
     except WireError:  # a connector replaces this space
         return training_pb2.Ready()

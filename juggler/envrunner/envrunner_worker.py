@@ -23,7 +23,7 @@ from juggler.envrunner.environments.vector import environment_in, make_vector_en
 from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.sampler import NonFinite, Sampler
-from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
@@ -151,12 +151,12 @@ class EnvRunner:
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
         told = from_json(setup.config, EnvRunnerSetup)
-        self._module_id = told.module_id
+        ((self._module_id, acting),) = told.modules.items()
         seed_process(setup.seed)
         env = make_vector_env(told.env_runner, self._env_factory, self._index)
         self._env = env
         self._connectors, module_to_env, module = self._built(
-            told, env.single_observation_space, env.single_action_space
+            acting, env.single_observation_space, env.single_action_space
         )
         rows, steps = env.num_envs, told.env_runner.fragment_steps
         self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
@@ -166,12 +166,14 @@ class EnvRunner:
         step_back(env)
         if self._contact.health is not None:
             self._contact.health.ready(True)
-        return training_pb2.Ready(
+        ready = training_pb2.Ready.Module(
+            module_id=self._module_id,
             observation_space=space_to_message(self._connectors.observation_space),
             action_space=space_to_message(module_to_env.action_space),
             rows=rows,
             steps=steps,
         )
+        return training_pb2.Ready(modules=[ready])
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train its module now; let go of those that are no more."""
@@ -261,7 +263,7 @@ class EnvRunner:
     # -- parts ----------------------------------------------------------------------------------
 
     def _built(
-        self, told: EnvRunnerSetup, observation_space: Space[Any], action_space: Space[Any]
+        self, told: ActingSetup, observation_space: Space[Any], action_space: Space[Any]
     ) -> tuple[EnvToModule, ModuleToEnv, RLModule]:
         """The connectors on both sides of the module, and the module itself, for acting."""
         connectors, module_to_env = build_runner_pipelines(

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.runtime.modules.config import ModuleConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActingSetup:
+    """What an EnvRunner is told of one module that it acts with.
+
+    Attributes:
+        module: what the module is built from.
+        connectors: the table `connectors` of a configuration.
+        algorithm: the name of the algorithm that learns from its steps, for people.
+        off_policy: that algorithm can learn from what another policy did.
+        row_age: the most updates by which the weights of a row's first step may be older than the
+            newest ones, where rows fill at a pace of their own.
+    """
+
+    module: ModuleConfig
+    connectors: dict[str, Any]
+    algorithm: str
+    off_policy: bool
+    row_age: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,18 +35,11 @@ class EnvRunnerSetup:
 
     Attributes:
         env_runner: its environments, and how it steps them.
-        module_id: of the module that it acts with.
-        module: what that module is built from.
-        connectors: the table `connectors` of a configuration.
-        algorithm: what learns from its steps, for people.
-        off_policy: that algorithm can learn from what another policy did.
-        row_age: updates that the weights of a gateway's row may be old when the row is full.
+        modules: what it acts with, by module id.
+        agents: by agent, the module that plays it; {}: the environments have one agent, which the
+            only module plays.
     """
 
     env_runner: EnvRunnerConfig
-    module_id: str
-    module: ModuleConfig
-    connectors: dict[str, Any]
-    algorithm: str
-    off_policy: bool
-    row_age: int
+    modules: dict[str, ActingSetup]
+    agents: dict[str, str] = field(default_factory=dict)

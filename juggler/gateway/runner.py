@@ -18,7 +18,7 @@ from juggler.envrunner.envrunner_worker import (
 )
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.program import Door, EnvRunnerProgram
-from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.gateway import transport
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.gathered_policy import GatheredPolicy, policy_in
@@ -101,7 +101,7 @@ class GatewayRunner(EnvRunner):
         """The reply follows when the first simulator has told the spaces."""
         told = from_json(setup.config, EnvRunnerSetup)
         config = told.env_runner
-        self._module_id = told.module_id
+        (self._module_id,) = told.modules  # simulators have one agent
         self._told = command_id, setup.seed, told
         self._rows = config.envs_per_runner
         tls = read_tls(None) if self._contact.local else self._contact.tls
@@ -111,7 +111,7 @@ class GatewayRunner(EnvRunner):
             max_wait=config.gateway_max_wait_ms / 1000,
             run_id=self._attachment.run_id,
             fragment_steps=config.fragment_steps,
-            refuses_logged=_why_not_logged(told),
+            refuses_logged=_why_not_logged(told.modules[self._module_id]),
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
         carrier = transport.make_transport(token)
@@ -143,7 +143,9 @@ class GatewayRunner(EnvRunner):
         assert self._told is not None
         command_id, seed, told = self._told
         seed_process(seed)
-        connectors, module_to_env, module = self._built(told, observation_space, action_space)
+        connectors, module_to_env, module = self._built(
+            told.modules[self._module_id], observation_space, action_space
+        )
         policy = GatheredPolicy(module, connectors, module_to_env, seed)
         self._player = Player(
             observation_space,
@@ -151,18 +153,19 @@ class GatewayRunner(EnvRunner):
             policy,
             connectors,
             told.env_runner.fragment_steps,
-            told.row_age,
+            told.modules[self._module_id].row_age,
         )
         step_back()
         if self._contact.health is not None:
             self._contact.health.ready(True)
-        ready = training_pb2.Ready(
+        ready = training_pb2.Ready.Module(
+            module_id=self._module_id,
             observation_space=space_to_message(connectors.observation_space),
             action_space=space_to_message(module_to_env.action_space),
             rows=self._rows,
             steps=told.env_runner.fragment_steps,
         )
-        self._attachment.reply(command_id, ready)
+        self._attachment.reply(command_id, training_pb2.Ready(modules=[ready]))
         return self._player
 
     def wanted(self) -> int:
@@ -247,7 +250,7 @@ class GatewayRunner(EnvRunner):
         sender.send(self._header(request, receipt), {self._module_id: batch.to_tree()})
 
 
-def _why_not_logged(told: EnvRunnerSetup) -> str:
+def _why_not_logged(told: ActingSetup) -> str:
     """For simulators: why recordings of other policies are not learned from; "": they are."""
     if told.off_policy:
         return ""

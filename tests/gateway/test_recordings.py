@@ -248,4 +248,5 @@ def why_not(algorithm: str) -> str:
     """As a gateway of a run with that algorithm says."""
     registry = WorkerRegistry(RunConfig.from_flat({"algorithm": algorithm}))
     worker: Any = type("Worker", (), {"role": "envrunner", "index": 0})
-    return _why_not_logged(from_json(registry._config_for(worker), EnvRunnerSetup))
+    told = from_json(registry._config_for(worker), EnvRunnerSetup)
+    return _why_not_logged(told.modules["default"])

@@ -18,7 +18,7 @@ from juggler.envrunner import envrunner_worker as worker
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.envrunner_worker import EnvRunner
-from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.policies.policy import Policy
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import to_json
@@ -166,15 +166,14 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     monkeypatch.setattr(worker, "step_back", lambda _: None)  # all tests after it would, too
     path = worlds.written(tmp_path, **keys, envs_per_runner=EPISODES)
     config = RunConfig.from_flat(read(path).config)
-    setup = EnvRunnerSetup(
-        env_runner=config.env_runner,
-        module_id=DEFAULT_MODULE,
+    acting = ActingSetup(
         module=config.module,
         connectors=config.connectors.connectors,
         algorithm=config.learner.algorithm,
         off_policy=True,
         row_age=1,
     )
+    setup = EnvRunnerSetup(env_runner=config.env_runner, modules={DEFAULT_MODULE: acting})
     evaluator = EnvRunner(cast(Any, _Attached()), Mailbox(), Contact(""))
     evaluator._setup(0, training_pb2.Setup(config=to_json(setup), seed=9))
     command = training_pb2.Evaluate(episodes=EPISODES, seed=SEED, checkpoint=str(path))

@@ -25,6 +25,7 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
+from support.ready import ready_message
 
 ROWS, STEPS = 2, 10
 SHAPE = {"envs_per_runner": ROWS, "fragment_steps": STEPS}
@@ -136,9 +137,7 @@ class WorkersWorld:
             ready = training_pb2.ModuleReady(module_id=module.module_id)
             return self.reply(worker, command_id, ready)
         (setup,) = self.asked(worker, training_pb2.Setup)
-        ready = training_pb2.Ready(
-            observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS
-        )
+        ready = ready_message(observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS)
         self.reply(worker, setup[0], ready)
 
     def asked(self, worker: Worker, kind: type[Message]) -> list[tuple[int, Any]]:

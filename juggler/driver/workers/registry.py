@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from juggler.driver.config import RunConfig
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
-from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.process.program import LEARNER
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
@@ -77,12 +77,15 @@ class WorkerRegistry:
             ValueError: its spaces are not those of the others, or its batches not as it was told.
         """
         rows, steps = self._batch_shape(worker.role)
-        if (message.rows, message.steps) != (rows, steps):
+        if [module.module_id for module in message.modules] != [DEFAULT_MODULE]:
+            raise ValueError(f"it must act with the module {DEFAULT_MODULE!r} alone")
+        (module,) = message.modules
+        if (module.rows, module.steps) != (rows, steps):
             raise ValueError(
-                f"batches of {message.rows} rows of {message.steps} steps: it was told to make "
+                f"batches of {module.rows} rows of {module.steps} steps: it was told to make "
                 f"them of {rows} rows (envs_per_runner) of {steps} steps (fragment_steps)"
             )
-        spaces = Spaces(message.observation_space, message.action_space)
+        spaces = Spaces(module.observation_space, module.action_space)
         if self.spaces is not None and spaces != self.spaces:
             raise ValueError(
                 f"{worker.worker_id} on {worker.host} has other spaces than the EnvRunners before "
@@ -206,14 +209,16 @@ class WorkerRegistry:
             return to_json(of_learner)
         rows, _ = self._batch_shape(role)
         learner = config.learner
-        setup = EnvRunnerSetup(
-            env_runner=replace(config.env_runner, envs_per_runner=rows),
-            module_id=DEFAULT_MODULE,  # a run trains one module
+        acting = ActingSetup(
             module=config.module,
             connectors=config.connectors.connectors,
             algorithm=learner.algorithm,
             off_policy=find_algorithm(learner.algorithm).off_policy,
             row_age=config.staleness.row_age,
+        )
+        setup = EnvRunnerSetup(
+            env_runner=replace(config.env_runner, envs_per_runner=rows),
+            modules={DEFAULT_MODULE: acting},
         )
         return to_json(setup)
 

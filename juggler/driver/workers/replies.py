@@ -85,8 +85,9 @@ def _about_module(answer: M, asked: str) -> M:
 
 def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
     ready = unpack(body, training_pb2.Ready(), MAX_MESSAGE_BYTES)
-    check_limits(ready.observation_space)
-    check_limits(ready.action_space)
+    for module in ready.modules:
+        check_limits(module.observation_space)
+        check_limits(module.action_space)
     return ready
 
 

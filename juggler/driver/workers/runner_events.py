@@ -33,7 +33,7 @@ class RunnerEvents:
         if worker.role == EVALUATOR:
             parts.confirmation.play()
         if worker.role == ENVRUNNER:
-            steps = ready.rows * ready.steps
+            steps = sum(module.rows * module.steps for module in ready.modules)
             parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
         return setups
 

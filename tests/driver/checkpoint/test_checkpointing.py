@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from support.ready import ready_message
 from support.synchronous_rounds import (
     answer_requests,
     answer_the_snapshot,
@@ -58,7 +59,7 @@ def test_behind_a_checkpoint_all_begin_anew_as_those_of_a_resumed_run_begin(tmp_
 
     resumed = WorkerRegistry(RunConfig.from_flat({"seed": 5, **SHAPE}), first_update=2)
     ((_, runner),) = resumed.joined(world.runner)
-    ready = training_pb2.Ready(rows=ROWS, steps=STEPS)
+    ready = ready_message(rows=ROWS, steps=STEPS)
     resumed.runner_ready(world.runner, ready)
     ((_, learner),) = resumed.joined(world.learner)
     assert told == [None] * 4 + [runner.seed, None]

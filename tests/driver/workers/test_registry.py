@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.ready import ready_message
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
@@ -37,7 +38,7 @@ def _worker(role: str, index: int = 0, incarnation: str = "a", host: str = "here
 
 
 def _ready(observation: Any = VECTOR, action: Any = TWO, rows: int = 16) -> training_pb2.Ready:
-    return training_pb2.Ready(
+    return ready_message(
         observation_space=space_to_message(observation),
         action_space=space_to_message(action),
         rows=rows,
@@ -191,13 +192,14 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     registry.runner_ready(_worker("envrunner"), _ready(rows=3))
     learner = from_json(_set_up(registry, _worker("learner")).config, LearnerSetup)
     module = from_json(registry.module_setup("default", seed=0).config, ModuleSetup)
-    assert (runner.algorithm, runner.off_policy, runner.row_age) == ("impala", True, 3)
-    assert (runner.module_id, runner.env_runner.envs_per_runner) == ("default", 3)
+    ((module_id, acting),) = runner.modules.items()
+    assert (acting.algorithm, acting.off_policy, acting.row_age) == ("impala", True, 3)
+    assert (module_id, runner.env_runner.envs_per_runner) == ("default", 3)
     assert learner == LearnerSetup(device="cpu", updates_in_flight=2, may_meet=False)
     assert module.learner["lr"] == 0.25
-    assert runner.module == module.module
+    assert acting.module == module.module
     assert module.module.model == {"hidden_sizes": [8]}
-    assert runner.connectors == module.connectors
+    assert acting.connectors == module.connectors
 
 
 def test_learners_take_turns_on_the_devices() -> None:

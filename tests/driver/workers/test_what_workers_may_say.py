@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import any_pb2
+from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.driver.workers.replies import COUNTS, SECONDS
@@ -101,9 +102,7 @@ def test_a_runner_of_an_endless_space_is_not_taken(world: WorkersWorld) -> None:
     command_id, _ = world.asked(runner, training_pb2.Setup)[0]
     endless = spaces_pb2.Space()
     endless.tuple.spaces.extend([SPACE] * 5000)
-    ready = training_pb2.Ready(
-        observation_space=endless, action_space=SPACE, rows=ROWS, steps=STEPS
-    )
+    ready = ready_message(observation_space=endless, action_space=SPACE, rows=ROWS, steps=STEPS)
     world.reply(runner, command_id, ready)
     assert "a space of more than 4096 spaces" in world.why_dismissed(runner)
 
@@ -116,9 +115,7 @@ def test_spaces_of_other_runners_are_told_as_long_as_people_can_read_them(tmp_pa
         world = WorkersWorld(tmp_path)
         runner = world.join("envrunner", 1)
         command_id, _ = world.asked(runner, training_pb2.Setup)[0]
-        ready = training_pb2.Ready(
-            observation_space=space, action_space=SPACE, rows=ROWS, steps=STEPS
-        )
+        ready = ready_message(observation_space=space, action_space=SPACE, rows=ROWS, steps=STEPS)
         world.reply(runner, command_id, ready)
         assert "has other spaces than" in world.why_dismissed(runner)
         assert words in world.why_dismissed(runner)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
+from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.runtime.actors.requests import RequestPool
@@ -77,7 +78,7 @@ def test_whose_batches_are_not_as_it_was_told_is_not_taken(
 ) -> None:
     worker = world.join(role, 1)
     command_id, _ = world.asked(worker, training_pb2.Setup)[0]
-    ready = training_pb2.Ready(observation_space=SPACE, action_space=SPACE, rows=rows, steps=steps)
+    ready = ready_message(observation_space=SPACE, action_space=SPACE, rows=rows, steps=steps)
     world.reply(worker, command_id, ready)
     assert world.why_dismissed(worker) == (
         f"sent what cannot be understood: batches of {rows} rows of {steps} steps: it was told to "

@@ -27,16 +27,23 @@ class Setup(_message.Message):
     def __init__(self, config: _Optional[str] = ..., seed: _Optional[int] = ..., permits_key: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("observation_space", "action_space", "rows", "steps")
-    OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
-    ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    observation_space: _spaces_pb2.Space
-    action_space: _spaces_pb2.Space
-    rows: int
-    steps: int
-    def __init__(self, observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    __slots__ = ("modules",)
+    class Module(_message.Message):
+        __slots__ = ("module_id", "observation_space", "action_space", "rows", "steps")
+        MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+        OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+        ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        STEPS_FIELD_NUMBER: _ClassVar[int]
+        module_id: str
+        observation_space: _spaces_pb2.Space
+        action_space: _spaces_pb2.Space
+        rows: int
+        steps: int
+        def __init__(self, module_id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    modules: _containers.RepeatedCompositeFieldContainer[Ready.Module]
+    def __init__(self, modules: _Optional[_Iterable[_Union[Ready.Module, _Mapping]]] = ...) -> None: ...
 
 class AddModule(_message.Message):
     __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "kept")
@@ -94,7 +101,7 @@ class Learners(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit")
+    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit", "round", "requests_in_round")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +110,8 @@ class SampleRequest(_message.Message):
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_ROUND_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -111,10 +120,12 @@ class SampleRequest(_message.Message):
     connector_state: bytes
     seed: int
     permit: bytes
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ...) -> None: ...
+    round: int
+    requests_in_round: int
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +153,8 @@ class Receipt(_message.Message):
     CONNECTOR_DELTA_FIELD_NUMBER: _ClassVar[int]
     STALE_STEPS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ENV_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    ENV_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -155,7 +168,9 @@ class Receipt(_message.Message):
     connector_delta: bytes
     stale_steps: int
     counts: _containers.ScalarMap[str, float]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    env_returns: _containers.RepeatedScalarFieldContainer[float]
+    env_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Arrivals(_message.Message):
     __slots__ = ("module_id", "arrivals")

@@ -1,0 +1,115 @@
+"""What N environments with several agents each say after a step, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.trees import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGroup:
+    """Agents with equal spaces.
+
+    Attributes:
+        agents: their names, in the order of `MultiAgentEnvs.agents`.
+        observation_space: of each of them.
+        action_space: of each of them.
+    """
+
+    agents: tuple[str, ...]
+    observation_space: Space[Any]
+    action_space: Space[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTurn:
+    """What one step of all environments means for the agents of one group.
+
+    A slot is one agent in one of N environments: its number is environment * A + the agent's index
+    in `MultiAgentEnvs.agents`. The reward of an action is the sum of all that its agent gets from
+    this action on until it acts again, or until its episode ends: what PettingZoo's `last()` tells.
+    An agent whose episode ends before it has acted in it is in neither list.
+
+    Attributes:
+        acting: [B] the slots that act next, in ascending order.
+        observations: [B, ...] what they see.
+        first: [B] this is their first action in the episode.
+        rewards: [B] float64 of their last actions; 0 where `first`.
+        ended: [E] the slots whose last action turned out to be their last one in the episode, in
+            ascending order. A slot may also be among `acting`, in the next episode.
+        last_observations: [E, ...] what they saw at the end.
+        last_rewards: [E] float64 of their last actions.
+        terminated: [E] their episode ended by itself; else it was truncated, and the value of the
+            last observation counts. An agent that is told both is terminated.
+    """
+
+    acting: NDArray[np.intp]
+    observations: Tree
+    first: NDArray[np.bool_]
+    rewards: NDArray[np.float64]
+    ended: NDArray[np.intp]
+    last_observations: Tree
+    last_rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one step of all environments led to.
+
+    An environment whose agents are all done begins its next episode within the same step.
+
+    Attributes:
+        groups: in the order of `MultiAgentEnvs.groups`.
+        began: [K] the environments that begin an episode with this turn, in ascending order.
+        over: [L] the environments whose episode is over with this turn, in ascending order.
+        env_returns: [L] float64, the sum over all agents of their rewards in that episode.
+        env_lengths: [L] its number of environment steps.
+    """
+
+    groups: tuple[GroupTurn, ...]
+    began: NDArray[np.intp]
+    over: NDArray[np.intp]
+    env_returns: NDArray[np.float64]
+    env_lengths: NDArray[np.intp]
+
+
+class MultiAgentEnvs(Protocol):
+    """N environments with several agents each, which an EnvRunner steps together.
+
+    Attributes:
+        num_envs: N.
+        agents: every agent that an environment may ever have, A of them.
+        groups: the agents by their spaces; each agent is in one group.
+    """
+
+    num_envs: int
+    agents: tuple[str, ...]
+    groups: tuple[AgentGroup, ...]
+
+    def reset(self, seed: int) -> Turn:
+        """Begin an episode in every environment; those that were running are dropped.
+
+        Raises:
+            EnvironmentFailed: an environment raised, or said what no environment may say.
+        """
+
+    def step(self, actions: Sequence[Any]) -> Turn:
+        """Carry out the actions of all slots that were `acting` in the last turn.
+
+        Args:
+            actions: by group, a batch [B, ...] in the order of `acting`, as Gymnasium has actions.
+
+        Raises:
+            EnvironmentFailed: an environment raised, or said what no environment may say.
+        """
+
+    def close(self) -> None:
+        """Close every environment."""
