@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from juggler.driver.config import DriverConfig
+from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.driver_config import DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.appo.config import AppoConfig
@@ -55,10 +56,10 @@ some of the keys that nobody gave, and print them:
 An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
 range is an error too.
 
-The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`) are JSON on
-the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of a schedule (`lr`) are written
-there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this page is `none` on the command
-line, `"none"` in a file, and `None` in Python.
+The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `agents`,
+`modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of a
+schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this
+page is `none` on the command line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own configuration, and `juggler train` accepts it again (with another `--run-dir` if it has
@@ -78,6 +79,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),
     ("Connectors: keys of `connectors`", ConnectorsConfig),
+    ("Several agents", AgentsConfig),
 ]
 
 CLOSING = "`python docs/make_configuration.py` prints this page."

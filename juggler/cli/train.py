@@ -20,7 +20,8 @@ from juggler.cli.arguments import (
 )
 from juggler.cli.doors import DoorArguments
 from juggler.driver.config import RunConfig
-from juggler.driver.training import load_given, must_be_given_again, resume_run, start_run
+from juggler.driver.script_classes import must_be_given_again
+from juggler.driver.training import load_given, resume_run, start_run
 
 
 @dataclass(kw_only=True)

@@ -2,195 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from juggler.driver.agents_config import WAITED_FOR, AgentsConfig
 from juggler.driver.core.staleness import StalenessBudget
+from juggler.driver.driver_config import ConfigError as ConfigError
+from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
-from juggler.learner.process.devices import parse_devices
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.nearest import nearest
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message names the key and what to do."""
-
-
-@dataclass(kw_only=True)
-class DriverConfig:
-    """How the run as a whole is driven, and when it stops."""
-
-    seed: int = 0
-    """All randomness of the run derives from it."""
-
-    run_dir: str | None = None
-    """Where the run writes; none: a new directory under runs/."""
-
-    from_checkpoint: str | None = None
-    """Begin with the weights in this checkpoint, or in the newest one of this run's directory:
-    `--from` on the command line. All else, such as counts and the optimizer, begins anew."""
-
-    from_parameters: list[str] = field(default_factory=list)
-    """With from_checkpoint, take only parameters and buffers whose names fit one of these patterns,
-    such as encoder.*; the rest is drawn from the seed. Empty: take all of them, and what connectors
-    have learned of observations."""
-
-    num_env_runners: int = 2
-    """EnvRunner processes on this host."""
-
-    num_learners: int | None = None
-    """Learner processes that a run begins with; none: one for each of `devices`. It waits for them
-    up to worker_timeout_seconds once the first is ready, and then begins with those that are."""
-
-    max_learners: int = 64
-    """Learners that may take part at once where they dial in (`juggler driver`): beyond
-    num_learners, they may come and go at any time."""
-
-    devices: str = "auto"
-    """Where learners compute: auto (a GPU of their host, in turn, or its CPU), cpu, cuda:0, several
-    with commas between them, or fake:4 (four processes on the CPU that stand for GPUs)."""
-
-    synchronous: bool = False
-    """Sample, wait for all, update, wait: slower, on-policy, and the same numbers every time."""
-
-    requests_per_runner: int = 2
-    """Sample requests in flight at one EnvRunner."""
-
-    updates_in_flight: int = 2
-    """Updates issued and not finished: the learner finds the next one waiting."""
-
-    stop_return: float | None = None
-    """Stop when the mean return of the last 100 training episodes gets there, and `confirm` agrees:
-    solved."""
-
-    confirm: bool = True
-    """A run is solved when the very weights that are kept have a mean return of `stop_return` in
-    100 episodes of an evaluation beside training, or more where others before them had not."""
-
-    stop_steps: int | None = None
-    """Stop after so many environment steps trained on."""
-
-    stop_seconds: float | None = None
-    """Stop after so many seconds of training, which begin with the first sample request and not
-    with the command, and go on where a run is resumed. One that cannot begin ends after as many,
-    and not before worker_timeout_seconds."""
-
-    checkpoint_seconds: float = 30.0
-    """Between checkpoints of an asynchronous run; there is always one at the end."""
-
-    checkpoint_updates: int = 1000
-    """Updates between checkpoints of a synchronous run. Episodes do not go on beyond one: all
-    environments are reset, so that a run that is resumed there gives the same numbers."""
-
-    keep_checkpoints: int = 3
-    """How many to keep, the newest first."""
-
-    evaluation_seconds: float = 0.0
-    """Between evaluations, on an EnvRunner of their own beside training; 0: none."""
-
-    evaluation_episodes: int = 10
-    """Episodes in one evaluation."""
-
-    worker_timeout_seconds: float = 60.0
-    """How long to wait for workers to attach and set up, and for anything else that must come; up
-    to ten times that while workers of this host are at work."""
-
-    hang_seconds: float = 120.0
-    """A worker whose main loop makes no progress for so long is killed and replaced."""
-
-    progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
-    """What is shown meanwhile; auto: live in a terminal, one line in a notebook, plain lines
-    elsewhere; json: those as objects."""
-
-    def validate(self) -> None:
-        at_least = {
-            "num_env_runners": 1,
-            "max_learners": 1,
-            "requests_per_runner": 1,
-            "updates_in_flight": 1,
-            "checkpoint_updates": 1,
-            "keep_checkpoints": 1,
-            "evaluation_episodes": 1,
-            "seed": 0,
-        }
-        for key, minimum in at_least.items():
-            if getattr(self, key) < minimum:
-                raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {minimum}")
-        if self.from_parameters and self.from_checkpoint is None:
-            raise ConfigError(
-                f"from_parameters = {self.from_parameters}: set from_checkpoint, which they are of"
-            )
-        devices = self.device_names()
-        if self.num_learners is not None and self.num_learners < len(devices):
-            raise ConfigError(
-                f"num_learners = {self.num_learners}: must be at least {len(devices)}, for "
-                f"devices = {self.devices!r}"
-            )
-        if self.learners > self.max_learners:
-            raise ConfigError(
-                f"num_learners = {self.learners}: must be at most max_learners = "
-                f"{self.max_learners}"
-            )
-        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
-        for key in (*above_0, "stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
-                raise ConfigError(f"{key} = {value}: must be above 0")
-        idle, instead = "checkpoint_updates", "checkpoint_seconds"
-        if self.synchronous:
-            idle, instead = instead, idle
-        if (value := getattr(self, idle)) != (default := getattr(DriverConfig, idle)):
-            raise ConfigError(
-                f"{idle} = {value} with synchronous = {str(self.synchronous).lower()}: set "
-                f"{instead}, and leave {idle} at {default}"
-            )
-        if not self.evaluation_seconds >= 0:
-            raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
-        if self.stop_return is not None and math.isnan(self.stop_return):
-            raise ConfigError("stop_return = nan: no return ever gets there")
-
-    @property
-    def confirms(self) -> bool:
-        """Whether being solved is to be confirmed."""
-        return self.confirm and self.stop_return is not None
-
-    @property
-    def learners(self) -> int:
-        """How many learner processes the run begins with."""
-        return len(self.device_names()) if self.num_learners is None else self.num_learners
-
-    def most_learners(self, *, dialled: bool) -> int:
-        """How many learners may take part at once.
-
-        Args:
-            dialled: workers dial in; else the driver starts its own, and nobody else can come.
-        """
-        return self.max_learners if dialled else self.learners
-
-    def device_names(self) -> list[str]:
-        """Where learners compute, one after the other.
-
-        Raises:
-            ConfigError: one of them is no device.
-        """
-        try:
-            return parse_devices(self.devices)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
 
 @dataclass(kw_only=True)
@@ -204,6 +38,7 @@ class RunConfig:
     learner: LearnerConfig = field(
         default_factory=lambda: find_algorithm(LearnerConfig.algorithm).config()
     )
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
 
     @property
     def staleness(self) -> StalenessBudget:
@@ -214,17 +49,42 @@ class RunConfig:
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """The modules of the run, in the order of its configuration."""
-        return (DEFAULT_MODULE,)
-
-    def of(self, module_id: str) -> RunConfig:
-        """This configuration as one module has it."""
-        return self
+        """The modules of the run, in the order of its configuration. Preflight settles them."""
+        return self.agents.module_ids
 
     @property
     def played_by(self) -> dict[str, str]:
-        """By agent, the module that plays it; {}: the environments have one agent."""
-        return {}
+        """By agent, the module that plays it, as preflight has found it; {}: the environments have
+        one agent."""
+        return dict(self.agents.agents)
+
+    def waits_for(self, module_id: str) -> bool:
+        """Whether sampling waits until this module has room for its share."""
+        return bool(self.agents.modules.get(module_id, {}).get(WAITED_FOR, True))
+
+    def of(self, module_id: str) -> RunConfig:
+        """This configuration as one module has it: with its algorithm, module and connectors.
+
+        Raises:
+            ConfigError: its table has a wrong key or value.
+        """
+        if not (self.agents.agents or self.agents.modules):
+            return self
+        own = dict(self.agents.modules.get(module_id, {}))
+        own.pop(WAITED_FOR, None)
+        shared = replace(self, agents=AgentsConfig())
+        if not own:
+            return shared
+        where = f"modules.{module_id}"
+        algorithm = own.get("algorithm", self.learner.algorithm)
+        values = shared.flat()
+        if algorithm != self.learner.algorithm:
+            values = _for_algorithm(shared, algorithm, where)
+        try:
+            made = RunConfig.from_flat({**values, **own}, where)
+        except ConfigError as error:
+            raise _said_of(where, error) from error
+        return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
         """Raises:
@@ -251,12 +111,50 @@ class RunConfig:
                 "round acts with the weights that the last one made; set weights_interval = 1, or "
                 "synchronous = false"
             )
+        if self.env_runner.gateway and (self.agents.agents or self.agents.modules):
+            key = "agents" if self.agents.agents else "modules"
+            raise ConfigError(
+                f"{key} with gateway = {self.env_runner.gateway!r}: simulators that dial in have "
+                f"one agent each; leave out the table {key}"
+            )
+        for module_id, table in self.agents.modules.items():
+            self._check_keys(module_id, table)
+            self.of(module_id)
+
+    def _check_keys(self, module_id: str, table: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: a key is not one that a module may have; names the nearest one.
+        """
+        where = f"modules.{module_id}"
+        algorithm = table.get("algorithm", self.learner.algorithm)
+        try:
+            kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        known = [WAITED_FOR, *(key.name for kind in kinds for key in fields(kind))]
+        of_run = {key.name for part in (self.driver, self.env_runner) for key in fields(part)}
+        for key in table:
+            if key in of_run:
+                raise ConfigError(
+                    f"{where}: {key} is a key of the run as a whole, and the same for all modules: "
+                    f"set it outside of [{where}]"
+                )
+            if key not in known:
+                must_suit(key, algorithm, where)
+                raise ConfigError(
+                    f"{where}: unknown key {key!r}{instead_of(key) or nearest(key, known)}"
+                )
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value."""
+        """Every key with its value, without the tables of agents and modules where they are empty:
+        a run with one agent has none."""
         merged: dict[str, Any] = {}
         for part in _parts(self).values():
             merged.update(asdict(part))
+        for table in fields(self.agents):
+            if not merged[table.name]:
+                del merged[table.name]
         return merged
 
     def doubts(self) -> list[str]:
@@ -302,14 +200,20 @@ class RunConfig:
 
     @classmethod
     def to_act(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
-        """As `from_flat`, of all that acting needs: whatever algorithm it is, it need not be here.
+        """As `from_flat`, of all that acting needs: no algorithm has to be importable here.
 
         Raises:
             ConfigError: as `from_flat`.
         """
-        parts = (DriverConfig, EnvRunnerConfig, ModuleConfig, ConnectorsTable)
-        known = {key.name for part in parts for key in fields(part)}
-        return cls.from_flat({key: values[key] for key in values if key in known}, where)
+        of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
+        of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
+        known = of_module | of_run | {"agents"}
+        acting = {key: values[key] for key in values if key in known}
+        acting["modules"] = {
+            module_id: {key: table[key] for key in table if key in of_module}
+            for module_id, table in values.get("modules", {}).items()
+        }
+        return cls.from_flat(acting, where)
 
     @classmethod
     def from_toml(cls, path: Path) -> RunConfig:
@@ -319,6 +223,34 @@ class RunConfig:
             ConfigError: the file is missing, is not TOML, or says something wrong.
         """
         return cls.from_flat(read_toml(path), where=str(path))
+
+
+def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str, Any]:
+    """The keys of a configuration for a module with another algorithm. What is not the default of
+    the run's algorithm was meant, and goes over where the other algorithm has such a key.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    try:
+        other = find_algorithm(algorithm)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    before = find_algorithm(config.learner.algorithm)
+    defaults, known = asdict(before.config()), {key.name for key in fields(other.config)}
+    values = config.flat()
+    for key in fields(config.learner):
+        was_meant = values[key.name] != defaults[key.name]
+        if key.name not in known or not was_meant:
+            del values[key.name]
+    if values["module"] == name_of(before.module):
+        del values["module"]  # each algorithm brings its own
+    return values
+
+
+def _said_of(where: str, error: ConfigError) -> ConfigError:
+    """An error that begins with the table that it is about."""
+    return error if str(error).startswith(where) else ConfigError(f"{where}: {error}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,9 +9,10 @@ optimizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from juggler.driver.agents_found import AgentGroup
 from juggler.driver.config import RunConfig
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
@@ -77,35 +78,65 @@ CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
 _BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256}
 _MINIBATCH = 64
 _UNKNOWN = (
-    "the environment is not known on this host: what was not given has its general default, as in "
-    "docs/configuration.md"
+    "the spaces of the environment are not known on this host: what was not given has its general "
+    "default, as in docs/configuration.md"
 )
+#: Keys of these tables that all modules of a run share.
+_SHARED = ("envs_per_runner", "fragment_steps")
 _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
 def settled(
-    config: RunConfig,
-    given: Collection[str],
-    observation: spaces_pb2.Space | None,
-    action: spaces_pb2.Space | None,
+    config: RunConfig, given: Collection[str], groups: Sequence[AgentGroup]
 ) -> tuple[RunConfig, str]:
-    """A configuration with values chosen for keys that nobody gave, and a line that names them.
+    """A configuration with values chosen for keys that nobody gave, and lines that name them.
 
     Args:
-        config: has the general defaults for those keys.
+        config: has the general defaults for those keys; `with_agents` has made it.
         given: keys that somebody gave a value to, even if it is the default.
-        observation: the observation space of one environment; none: nobody here knows it.
-        action: its action space, likewise.
+        groups: the agents of the environment and their spaces; (): nobody here knows them.
     """
+    if groups and groups[0].agents:
+        return _settled_by_module(config, given, groups)
     if config.learner.algorithm not in CHOSEN:
         return config, ""  # one of somebody's own, whose defaults are its own
-    if observation is None or action is None:
+    if not groups or groups[0].observation is None or groups[0].action is None:
         open_keys = CHOSEN[config.learner.algorithm].keys() - set(given)
         return config, _UNKNOWN if open_keys else ""
-    chosen = _chosen(config, given, observation, action)
-    config = RunConfig.from_flat({**config.flat(), **chosen})
+    chosen = _chosen(config, given, groups[0].observation, groups[0].action)
+    return RunConfig.from_flat({**config.flat(), **chosen}), _told(config, chosen)
+
+
+def _settled_by_module(
+    config: RunConfig, given: Collection[str], groups: Sequence[AgentGroup]
+) -> tuple[RunConfig, str]:
+    """As `settled`, where there are several agents: for each module what suits it.
+
+    What concerns environments is chosen for the first module, since all modules share them.
+    """
+    said = []
+    for module_id in config.module_ids:
+        agents = [agent for agent, plays in config.played_by.items() if plays == module_id]
+        (group,) = (group for group in groups if agents[0] in group.agents)
+        of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
+        if of_module.learner.algorithm not in CHOSEN:
+            continue
+        if group.observation is None or group.action is None:
+            said.append(f"module {module_id!r}: {_UNKNOWN}")
+            continue
+        known = {*given, *own}
+        chosen = _chosen(of_module, known, group.observation, group.action, len(agents))
+        said.append(_told(of_module, chosen, f" in module {module_id!r}"))
+        shared = {key: chosen.pop(key) for key in _SHARED if key in chosen}
+        given = {*given, *shared}
+        tables = {**config.agents.modules, module_id: {**own, **chosen}}
+        config = RunConfig.from_flat({**config.flat(), **shared, "modules": tables})
+    return config, "\n".join(filter(None, said))
+
+
+def _told(config: RunConfig, chosen: dict[str, Any], where: str = "") -> str:
     values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
-    return config, f"chosen for {config.learner.algorithm}: {values}" if chosen else ""
+    return f"chosen for {config.learner.algorithm}{where}: {values}" if chosen else ""
 
 
 def _chosen(
@@ -113,8 +144,17 @@ def _chosen(
     given: Collection[str],
     observation: spaces_pb2.Space,
     action: spaces_pb2.Space,
+    agents: int = 1,
 ) -> dict[str, Any]:
-    """Values by key; none of a key that was given."""
+    """Values by key; none of a key that was given.
+
+    Args:
+        config: of a module.
+        given: keys that have a value.
+        observation: space of what its agents observe.
+        action: space of what they do.
+        agents: how many of an environment's agents it plays.
+    """
     chosen: dict[str, Any] = {}
 
     def choose(key: str, value: Any) -> None:
@@ -136,7 +176,7 @@ def _chosen(
         choose("connectors", _connectors(observed, config, gamma))
     flat = {**config.flat(), **chosen}
     # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
-    fragment = flat["envs_per_runner"] * flat["fragment_steps"]
+    fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
     least = boxed.get("batch_size", _BATCH[algorithm])
     batch = max(least, fragment * max(1, config.driver.num_env_runners // 2))
     choose("batch_size", batch * config.driver.learners)

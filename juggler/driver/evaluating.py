@@ -10,7 +10,7 @@ from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import Played
-from juggler.driver.training import must_be_given_again
+from juggler.driver.script_classes import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.pipeline import own_connectors
 

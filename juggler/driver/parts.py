@@ -86,10 +86,9 @@ class RunParts:
             module_id: Learners(config, core, self.registry, snapshots, progress, resume, beginning)
             for module_id, core in self.core.modules.items()
         }
-        (only_module,) = self.core.modules.values()  # a checkpoint is of one
         self.checkpointing = Checkpointing(
             config.driver,
-            only_module,
+            self.core,
             self.registry,
             self.commands,
             snapshots,

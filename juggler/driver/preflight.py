@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 
 import cloudpickle
 
+from juggler.driver.agents_found import AgentGroup, from_bytes
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
@@ -23,7 +24,7 @@ from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.modules.by_name import check_there
-from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -45,21 +46,14 @@ class PreflightError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentSpaces:
-    """The spaces of one environment, before any connector, as messages of `space_to_message`."""
-
-    observation: spaces_pb2.Space
-    action: spaces_pb2.Space
-
-
-@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The arguments of the process that tries a configuration out.
 
     Attributes:
         config: of the run, cloudpickled: an algorithm's may be of a class of a script.
         own_code: as in `EnvRunnerProgram`.
-        told: receives what the process is doing, as text, and then a Ready or a Failure.
+        told: receives what the process is doing, as text, and then the agents of its environment
+            or a Failure.
         stack: receives the stack if the process crashes.
     """
 
@@ -70,7 +64,7 @@ class Rehearsal:
 
 
 #: First bytes of a rehearsal's messages.
-DOES, READY, FAILED = b"d", b"r", b"f"
+DOES, FOUND, FAILED = b"d", b"a", b"f"
 
 
 def check_names(config: RunConfig) -> None:
@@ -91,24 +85,28 @@ def check_names(config: RunConfig) -> None:
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a configuration names as "package.module:Class": a kind and the name."""
-    named: list[tuple[str, object]] = [
-        ("module", config.module.module),
-        ("distribution", config.module.distribution),
-        ("encoder", config.module.model.get("encoder")),
-    ]
-    connectors = config.connectors.parsed()
-    named += [("connector", piece.path) for at in PLACES for piece in connectors.pipeline(at)]
+    named: list[tuple[str, object]] = []
+    for module_id in dict.fromkeys([*config.module_ids, *config.agents.modules]):
+        of_module = config.of(module_id)
+        module = of_module.module
+        named += [
+            ("module", module.module),
+            ("distribution", module.distribution),
+            ("encoder", module.model.get("encoder")),
+        ]
+        connectors = of_module.connectors.parsed()
+        named += [("connector", piece.path) for at in PLACES for piece in connectors.pipeline(at)]
     for piece in config.env_runner.env_wrappers:
         named.append(("wrapper", piece["use"] if isinstance(piece, dict) else piece))
-    for what, name in named:
+    for what, name in dict.fromkeys(named):
         if isinstance(name, str) and ":" in name:
             yield what, name
 
 
 def rehearse(
     config: RunConfig, own_code: bytes = b"", tell: Callable[[str], None] = lambda _: None
-) -> EnvironmentSpaces | None:
-    """Make the environment, the module and the learner once, in a process of its own.
+) -> tuple[AgentGroup, ...]:
+    """Make the environment, and each module with its learner, once, in a process of their own.
 
     The process comes from the forkserver, as workers do, and may crash or hang without harm to this
     one. It counts as hung after worker_timeout_seconds without processor time, or after
@@ -120,8 +118,7 @@ def rehearse(
         tell: called again and again with what the process is doing.
 
     Returns:
-        The spaces of one environment; None if the run has none on this host, or if a space has no
-        message, as with one that a connector replaces.
+        The agents of one environment, and their spaces; () if the run has none on this host.
 
     Raises:
         PreflightError: something cannot be made, crashed or hung; the message says what.
@@ -200,7 +197,7 @@ class _Watched:
         self._tell = tell
         self._begins("trying the environment and the module in a process of their own")
 
-    def outcome(self) -> EnvironmentSpaces | None:
+    def outcome(self) -> tuple[AgentGroup, ...]:
         while True:
             self._tell(self._doing)
             is_over = self._process.sentinel in wait(
@@ -208,8 +205,8 @@ class _Watched:
             )
             if said := self._said():  # messages come before the process's end
                 kind, rest = said[:1], said[1:]
-                if kind == READY:
-                    return _spaces(training_pb2.Ready.FromString(rest))
+                if kind == FOUND:
+                    return from_bytes(rest)
                 if kind == FAILED:
                     failure = attach_pb2.Failure.FromString(rest)
                     raise PreflightError(failure.message, failure.traceback)
@@ -241,10 +238,3 @@ class _Watched:
         except OSError:
             stack = b""
         return PreflightError(message, stack.decode(errors="backslashreplace"))
-
-
-def _spaces(ready: training_pb2.Ready) -> EnvironmentSpaces | None:
-    if not ready.modules:
-        return None
-    (module,) = ready.modules
-    return EnvironmentSpaces(module.observation_space, module.action_space)

@@ -5,26 +5,46 @@ from __future__ import annotations
 import faulthandler
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import torch
+from gymnasium import Space
 
+from juggler.driver.agents_found import AgentGroup, to_bytes, with_agents
 from juggler.driver.config import RunConfig
-from juggler.driver.preflight import DOES, FAILED, READY, Rehearsal, named_parts
+from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.by_name import found, given_or_named
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
+
+
+class _ModuleFailed(Exception):
+    """A module, or its learner, cannot be built."""
+
+    def __init__(self, module_id: str) -> None:
+        super().__init__(module_id)
+        self.module_id = module_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Agents with equal spaces; (): the environment has one agent."""
+
+    agents: tuple[str, ...]
+    observation_space: Space[Any]
+    action_space: Space[Any]
 
 
 def main(rehearsal: Rehearsal) -> None:
@@ -33,14 +53,22 @@ def main(rehearsal: Rehearsal) -> None:
     warnings.simplefilter("ignore")  # workers will show them
     torch.set_num_threads(1)
     try:
-        said = READY + _rehearse(rehearsal).SerializeToString()
+        said = FOUND + to_bytes(_rehearse(rehearsal))
     except BaseException as error:  # user code may call sys.exit
-        said = FAILED + describe(error).SerializeToString()
+        said = FAILED + _failure(error).SerializeToString()
     rehearsal.told.send_bytes(said)
     os._exit(0)
 
 
-def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
+def _failure(error: BaseException) -> attach_pb2.Failure:
+    if not isinstance(error, _ModuleFailed) or error.__cause__ is None:
+        return describe(error)
+    failure = describe(error.__cause__)
+    failure.message = f"module {error.module_id!r}: {failure.message}"
+    return failure
+
+
+def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
     own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
     env_factory, module_factory, own_classes = own_code
     config: RunConfig = cloudpickle.loads(rehearsal.config)
@@ -57,37 +85,74 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
             found(name, what)
     runner = config.env_runner
     if runner.gateway or runner.env.startswith(SCHEME):
-        return training_pb2.Ready()  # its environments are on other hosts
+        return []  # its environments are on other hosts
     does(f"making the environment {runner.env}")
     try:
-        env = make_vector_env(runner, env_factory, just_one=True)
+        groups, close = _made(config, env_factory)
     except EnvironmentFailed as error:
         if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
-    does("building the module and its learner")
-    _build(config, env, module_factory, own_classes)
-    ready = _ready(env)
+    said = [
+        AgentGroup(group.agents, _message(group.observation_space), _message(group.action_space))
+        for group in groups
+    ]
+    _build(with_agents(config, said), groups, module_factory, own_classes, does)
     does(f"closing the environment {runner.env}")
-    env.close()
-    return ready
+    close()
+    return said
+
+
+def _made(config: RunConfig, env_factory: Any) -> tuple[list[_Group], Callable[[], None]]:
+    """The agents of an environment that was made, and what closes it."""
+    runner = config.env_runner
+    if has_several_agents(runner, env_factory):
+        envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True)
+        groups = [
+            _Group(group.agents, group.observation_space, group.action_space)
+            for group in envs.groups
+        ]
+        return groups, envs.close
+    env = make_vector_env(runner, env_factory, just_one=True)
+    return [_Group((), env.single_observation_space, env.single_action_space)], env.close
 
 
 def _build(
     config: RunConfig,
-    env: VectorEnvironment,
+    groups: list[_Group],
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
+    does: Callable[[str], None],
+) -> None:
+    """Build every module and its learner once."""
+    group_of = {agent: group for group in groups for agent in group.agents}
+    spaces_of = {module_id: group_of[agent] for agent, module_id in config.played_by.items()}
+    for module_id in config.module_ids:
+        several = bool(spaces_of)
+        which = f"module {module_id!r}" if several else "the module"
+        does(f"building {which} and its learner")
+        of_module = config.of(module_id)
+        factory = given_or_named(of_module.module.module, module_factory, own_classes)
+        try:
+            _build_one(of_module, spaces_of.get(module_id, groups[0]), factory, own_classes)
+        except Exception as error:
+            if several:
+                raise _ModuleFailed(module_id) from error
+            raise
+
+
+def _build_one(
+    config: RunConfig, group: _Group, module: Any, own_classes: Mapping[str, type[Any]]
 ) -> None:
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
-        connectors, env.single_observation_space, env.single_action_space, own_classes
+        connectors, group.observation_space, group.action_space, own_classes
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
         space_to_message(space)  # EnvRunners will send them to learners
     build_learner(
         config.learner,
-        module_factory or config.module.module,
+        module,
         env_to_module.observation_space,
         module_to_env.action_space,
         config.module.model,
@@ -97,12 +162,8 @@ def _build(
     )
 
 
-def _ready(env: VectorEnvironment) -> training_pb2.Ready:
+def _message(space: Space[Any]) -> spaces_pb2.Space | None:
     try:
-        module = training_pb2.Ready.Module(
-            observation_space=space_to_message(env.single_observation_space),
-            action_space=space_to_message(env.single_action_space),
-        )
-        return training_pb2.Ready(modules=[module])
+        return space_to_message(space)
     except WireError:  # a connector replaces this space
-        return training_pb2.Ready()
+        return None

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
-from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.agents_config import listed
+from juggler.driver.agents_found import AgentGroup, with_agents
+from juggler.driver.checkpoint.beginning import other_run
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
 from juggler.driver.driver import Driver, Listen
-from juggler.driver.preflight import EnvironmentSpaces, check_names, rehearse
+from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
 from juggler.driver.result import Result, goal_reached, nothing_to_do
+from juggler.driver.script_classes import (
+    give_names,
+    must_be_given_again,
+    own_classes,
+    own_module,
+    pack,
+)
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
 from juggler.driver.watching import Doors
 from juggler.envrunner.environments.naming import is_name
-from juggler.learner.algorithms.registry import give_algorithm
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
-from juggler.runtime.connectors.pipeline import own_connectors
-from juggler.runtime.modules import by_name
 from juggler.runtime.nearest import closest
 
 
@@ -116,14 +120,14 @@ def train(
         SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
     """
     started = time.monotonic()
-    own = _own_classes(keys)
-    _give_names(env, module, keys)
+    own = own_classes(keys)
+    give_names(env, module, keys)
     if isinstance(config, RunConfig):
         base, given = config, frozenset(config.flat())
     else:
         base, given = load_given(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
-    own_code = _own_code(env, _own_module(final, module, own), own)
+    own_code = pack(env, own_module(final, module, own), own)
     return start_run(final, given | keys.keys(), started=started, own_code=own_code)
 
 
@@ -148,85 +152,15 @@ def resume(
         RunFailed: something failed; the message says what.
     """
     started = time.monotonic()
-    own = _own_classes(keys)
-    _give_names(env, module, keys)
+    own = own_classes(keys)
+    give_names(env, module, keys)
     checkpoint = read(Path(run_dir))
     where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
-    module = _own_module(config, module, own)
+    module = own_module(config, module, own)
     must_be_given_again(config, env, module, own)
-    own_code = _own_code(env, module, own)
+    own_code = pack(env, module, own)
     return resume_run(Path(run_dir), checkpoint, config, started=started, own_code=own_code)
-
-
-def must_be_given_again(
-    config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
-) -> None:
-    """Check that everything that cannot be imported by name has been passed.
-
-    Raises:
-        ConfigError: the run was trained on something of a script, which has not been passed again.
-    """
-    try:
-        algorithm = config.learner.algorithm
-        by_name.must_be_given_again("algorithm", algorithm, own.get(algorithm))
-        by_name.must_be_given_again("env", config.env_runner.env, env)
-        by_name.must_be_given_again("module", config.module.module, module)
-        config.connectors.parsed().must_be_given_again(own)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
-    """Put names among the keys in place of classes: of connectors, and the algorithm's. Returns
-    these classes by their names."""
-    own = own_connectors(keys)
-    algorithm = keys.get("algorithm")
-    if algorithm is not None and not isinstance(algorithm, str):
-        try:
-            keys["algorithm"] = give_algorithm(algorithm)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        own[keys["algorithm"]] = algorithm
-    return own
-
-
-def _give_names(
-    env: str | Callable[..., Any] | None,
-    module: str | Callable[..., Any] | None,
-    keys: dict[str, Any],
-) -> None:
-    """Put the names of these two among the keys, as config.toml has them."""
-    for key, value in (("env", env), ("module", module)):
-        if callable(value) or isinstance(value, str):
-            keys[key] = by_name.name_of(value)
-        elif value is not None:
-            raise ConfigError(
-                f"{key} must be a name or what makes one, such as a class: not {value!r}"
-            )
-
-
-def _own_module(
-    config: RunConfig,
-    module: str | Callable[..., Any] | None,
-    own: Mapping[str, type[Any]],
-) -> str | Callable[..., Any] | None:
-    """What was given, else the class that an algorithm of a script brings, if the run has it."""
-    algorithm = own.get(config.learner.algorithm)
-    brought = getattr(algorithm, "module", None)
-    if module is None and by_name.name_of(brought) == config.module.module:
-        return brought
-    return module
-
-
-def _own_code(
-    env: str | Callable[..., Any] | None,
-    module: str | Callable[..., Any] | None,
-    own: Mapping[str, type[Any]],
-) -> bytes:
-    """What goes to local workers by itself, cloudpickled."""
-    factories = [value if callable(value) else None for value in (env, module)]
-    return cloudpickle.dumps((*factories, own)) if any(factories) or own else b""
 
 
 def start_run(
@@ -250,11 +184,11 @@ def start_run(
             or weights that the run cannot begin with.
     """
     progress = make_progress(config.driver.progress)
-    beginning = beginning_of(config)
-    with _checked(config, own_code, listen, progress, started) as spaces:
-        config, said = settled(
-            config, given, *((spaces.observation, spaces.action) if spaces else (None, None))
-        )
+    other = other_run(config)
+    with _checked(config, own_code, listen, progress, started) as groups:
+        config = with_agents(config, groups)
+        config, said = settled(config, given, groups)
+        beginning = None if other is None else other.beginning(config)
         if said:
             progress.message(said)
         drive = partial(
@@ -297,12 +231,6 @@ def resume_run(
         ConfigError: the algorithm or the starting weights have changed.
     """
     must_be_sound(checkpoint)
-    before = checkpoint.config["algorithm"]
-    if config.learner.algorithm != before:
-        raise ConfigError(
-            f"algorithm = {config.learner.algorithm!r}: this run is one of {before!r}, and a run "
-            "that is resumed keeps its algorithm"
-        )
     began = checkpoint.config.get("from_checkpoint")
     if config.driver.from_checkpoint != began:
         raise ConfigError(
@@ -314,7 +242,9 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
-    with _checked(config, own_code, listen, progress, started):
+    with _checked(config, own_code, listen, progress, started) as groups:
+        config = with_agents(config, groups)
+        _must_be_of_one_run(config, checkpoint)
         return _drive(
             config,
             RunDirectory.open(run_dir, config.flat()),
@@ -327,6 +257,27 @@ def resume_run(
         )
 
 
+def _must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """
+    Raises:
+        ConfigError: a module, or the algorithm of one, is not that of the checkpoint.
+    """
+    before = RunConfig.from_flat(checkpoint.config)
+    if {*config.module_ids} != {*before.module_ids}:
+        raise ConfigError(
+            f"agents: this run has the modules {listed(before.module_ids)}, and with what is given "
+            f"{listed(config.module_ids)}: a run that is resumed keeps its modules"
+        )
+    for module_id in config.module_ids:
+        was, now = (each.of(module_id).learner.algorithm for each in (before, config))
+        if now != was:
+            where = f"modules.{module_id}: " if before.agents.agents else ""
+            raise ConfigError(
+                f"{where}algorithm = {now!r}: this run is one of {was!r}, and a run that is "
+                "resumed keeps its algorithm"
+            )
+
+
 @contextmanager
 def _checked(
     config: RunConfig,
@@ -334,28 +285,30 @@ def _checked(
     listen: Listen | None,
     progress: Progress,
     started: float,
-) -> Iterator[EnvironmentSpaces | None]:
-    """Check a configuration before its run has a directory, and yield its spaces if known.
+) -> Iterator[tuple[AgentGroup, ...]]:
+    """Check a configuration before its run has a directory, and yield the agents of its
+    environment if they are known.
 
-    A run with workers on other hosts is not checked: what it names is on those hosts.
+    A run with workers on other hosts is not checked, since what it names is on those hosts, unless
+    its modules depend on which agents there are: then its environment has to be here too.
     """
     allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
-    if listen is not None:
-        yield None
+    if listen is not None and not config.agents.has_patterns:
+        yield ()
         return
     if not own_code:
         check_names(config)
     share_forkserver()  # the workers will come from it too
     try:
         try:
-            spaces = rehearse(
+            groups = rehearse(
                 config,
                 own_code,
                 lambda text: progress.waiting(text, time.monotonic() - started),
             )
         finally:
             progress.stop_waiting()
-        yield spaces
+        yield groups
     finally:
         let_go_of_forkserver()
 

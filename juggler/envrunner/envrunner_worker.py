@@ -38,6 +38,7 @@ from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.streams.calls import why_slow
 from juggler.runtime.streams.episodes import EpisodeSender
@@ -273,7 +274,7 @@ class EnvRunner:
             self._own_connectors,
         )
         module = build_module(
-            self._module_factory or told.module.module,
+            given_or_named(told.module.module, self._module_factory, self._own_connectors),
             connectors.module_observation_space,
             module_to_env.action_space,
             told.module.model,

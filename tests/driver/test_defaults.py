@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.cli.arguments import keys_given
+from juggler.driver.agents_found import AgentGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.defaults import CHOSEN, CHOSEN_FOR, CHOSEN_FOR_BOX_ACTIONS, settled
 from juggler.driver.shipped import shipped_configs
@@ -25,8 +26,12 @@ ACTION = space_to_message(spaces.Discrete(2))
 BOX_ACTION = space_to_message(spaces.Box(-1, 1, (1,), np.float32))
 
 
+def group(*agents: str, space: spaces.Space[Any] = VECTOR, action: Any = ACTION) -> AgentGroup:
+    return AgentGroup(agents, space_to_message(space), action)
+
+
 def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:
-    return settled(RunConfig.from_flat(given), given.keys(), space_to_message(space), ACTION)[0]
+    return settled(RunConfig.from_flat(given), given.keys(), [group(space=space)])[0]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -38,7 +43,7 @@ def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
     for key, value in other.items():
         assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
     everything = general.flat()
-    assert settled(general, everything.keys(), space_to_message(VECTOR), ACTION) == (general, "")
+    assert settled(general, everything.keys(), [group()]) == (general, "")
 
 
 def test_a_vector_of_floats_is_filtered_and_nothing_else_is() -> None:
@@ -91,17 +96,15 @@ def test_weights_that_are_seldom_sent_may_be_as_old_as_ever() -> None:
 
 
 def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
-    config, said = settled(RunConfig(), (), None, None)
+    config, said = settled(RunConfig(), (), ())
     assert config == RunConfig()
-    assert "the environment is not known" in said
-    assert settled(config, config.flat().keys(), None, None) == (config, "")
+    assert "of the environment are not known" in said
+    assert settled(config, config.flat().keys(), ()) == (config, "")
 
 
 def test_what_is_chosen_is_said_in_one_line() -> None:
     given = {"algorithm": "ppo", "lr": 1e-3}
-    config, said = settled(
-        RunConfig.from_flat(given), given.keys(), space_to_message(VECTOR), ACTION
-    )
+    config, said = settled(RunConfig.from_flat(given), given.keys(), [group()])
     assert said.startswith("chosen for ppo: ")
     assert "\n" not in said
     assert f"minibatches = {config.flat()['minibatches']}" in said
@@ -141,10 +144,9 @@ def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:
 
 
 def test_appo_has_settings_of_its_own_for_box_actions() -> None:
-    vector = space_to_message(VECTOR)
     for given in ({"algorithm": "appo"}, {"algorithm": "appo", "gamma": 0.9}):
         general = RunConfig.from_flat(given)
-        boxed = settled(general, given.keys(), vector, BOX_ACTION)[0]
+        boxed = settled(general, given.keys(), [group(action=BOX_ACTION)])[0]
         for key, value in {**CHOSEN_FOR_BOX_ACTIONS["appo"], **given}.items():
             assert boxed.flat()[key] == value, key
         rewards = boxed.connectors.connectors["learner"]

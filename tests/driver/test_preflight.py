@@ -52,11 +52,13 @@ def _config(**keys: Any) -> RunConfig:
 
 
 def test_a_rehearsal_gives_the_spaces_of_the_environment() -> None:
-    spaces = rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
-    assert spaces is not None
+    (group,) = rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
+    assert group.agents == ()
+    assert group.observation is not None
+    assert group.action is not None
     expected = gymnasium.make("CartPole-v1")
-    assert space_from_message(spaces.observation) == expected.observation_space
-    assert space_from_message(spaces.action) == expected.action_space
+    assert space_from_message(group.observation) == expected.observation_space
+    assert space_from_message(group.action) == expected.action_space
 
 
 def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
     env.close = lambda self: closed.write_text("yes") and None  # type: ignore[assignment]
     told: list[str] = []
     config = _config(envs_per_runner=5, vectorize="async")
-    assert rehearse(config, _own(env), told.append) is not None
+    assert rehearse(config, _own(env), told.append)
     assert made.read_text() == "x"
     assert closed.read_text() == "yes"
     assert "making the environment __main__:Env" in told
@@ -73,7 +75,7 @@ def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
 
 def test_simulators_that_dial_in_are_not_waited_for() -> None:
     config = RunConfig.from_flat({"env": "mine", "gateway": "127.0.0.1:0"})
-    assert rehearse(config) is None
+    assert rehearse(config) == ()
 
 
 def test_an_environment_that_crashes_says_where() -> None:
@@ -105,5 +107,5 @@ def test_an_environment_that_computes_for_ever_is_given_up() -> None:
 def test_an_environment_that_gets_on_is_waited_for_longer_than_one_that_does_not() -> None:
     started = time.monotonic()
     busy = "end = time.monotonic() + 5\n        while time.monotonic() < end: sum(range(10**5))"
-    assert rehearse(_config(worker_timeout_seconds=4.0), _own(_env(busy))) is not None
+    assert rehearse(_config(worker_timeout_seconds=4.0), _own(_env(busy)))
     assert time.monotonic() - started > 5

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import DriverConfig
-from juggler.driver.core.module_core import ModuleCore
+from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.runtime.wire.v1 import training_pb2
 
 
 class Checkpointing:
-    """Asks the learner for its state: whenever it is told to, and in synchronous mode by itself.
+    """Asks one learner of each module for its state: when told to, and in synchronous mode by
+    itself.
 
     Asynchronously, the clock says when, and training goes on meanwhile. In synchronous mode it
     happens between two rounds, at multiples of `checkpoint_updates`, and the next round waits until
@@ -26,7 +27,7 @@ class Checkpointing:
     def __init__(
         self,
         config: DriverConfig,
-        core: ModuleCore,
+        core: DriverCore,
         registry: WorkerRegistry,
         commands: CommandSender,
         snapshots: SnapshotWriter,
@@ -38,45 +39,57 @@ class Checkpointing:
         self._commands = commands
         self._snapshots = snapshots
         self._last = update
-        self._asked: str | None = None  # the learner that sends its state
+        self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
 
     def begin(self, candidate: bool = False) -> bool:
-        """Ask for a state as it is. False where nobody is there to ask.
+        """Ask for the state of every module as it is. False where a module has nobody to ask.
 
         Args:
             candidate: it is to lie aside.
         """
-        return self._ask(training_pb2.Snapshot(module_id=self._core.module_id), candidate)
+        return self._ask(None, candidate)
 
     def holds_up(self, update: int) -> bool:
         """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
-        checkpoint that is due."""
-        members = self._core.members
-        if self._snapshots.under_way or not members:
+        checkpoint that is due.
+
+        Args:
+            update: of the run: those of all modules together.
+        """
+        modules = self._core.modules.values()
+        if self._snapshots.under_way or not all(module.members for module in modules):
             return True
-        if update % self._every or update == self._last:
+        # Each round makes one update of every module.
+        rounds = max(module.weights_version.update for module in modules)
+        if rounds % self._every or update == self._last:
             return False
         self._last = update
         self._commands.begin_anew(update)
-        module_id = self._core.module_id
-        first, *others = (self._registry.ready[member] for member in members)
-        for learner in others:
-            seed = self._registry.seed(learner, update=update)
-            self._commands.send(learner, training_pb2.BeginAnew(module_id=module_id, seed=seed))
-        seed = self._registry.seed(first, update=update)
-        return self._ask(training_pb2.Snapshot(module_id=module_id, seed=seed))
+        for module in modules:
+            for member in module.members[1:]:
+                learner = self._registry.ready[member]
+                seed = self._registry.seed(learner, update=update)
+                anew = training_pb2.BeginAnew(module_id=module.module_id, seed=seed)
+                self._commands.send(learner, anew)
+        return self._ask(update)
 
     def left(self, worker_id: str) -> None:
-        """A learner is gone, and with it the state that it may have been sending."""
-        if worker_id == self._asked:
-            self._asked = None
-            self._snapshots.abandon()
+        """A learner is gone, and with it the states that it may have been sending."""
+        for module_id in [each for each, asked in self._asked.items() if asked == worker_id]:
+            del self._asked[module_id]
+            self._snapshots.abandon(module_id)
 
-    def _ask(self, command: training_pb2.Snapshot, candidate: bool = False) -> bool:
-        members = self._core.members
-        if not members or self._snapshots.under_way:
+    def _ask(self, begins_anew: int | None, candidate: bool = False) -> bool:
+        """Ask the first learner of each module, which begins anew at an update if one is given."""
+        modules = self._core.modules.values()
+        if self._snapshots.under_way or not all(module.members for module in modules):
             return False
         self._snapshots.begin(candidate)
-        self._asked = members[0]
-        self._commands.tell(members[0], command)
+        self._asked = {module.module_id: module.members[0] for module in modules}
+        for module_id, worker_id in self._asked.items():
+            command = training_pb2.Snapshot(module_id=module_id)
+            if begins_anew is not None:
+                learner = self._registry.ready[worker_id]
+                command.seed = self._registry.seed(learner, update=begins_anew)
+            self._commands.tell(worker_id, command)
         return True

@@ -28,7 +28,7 @@ from juggler.runtime.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointError,
 )
-from juggler.runtime.connectors.mergeable_state import State, connector_state
+from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
@@ -46,14 +46,26 @@ class _SavedCandidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
-    """The driver's share of a checkpoint, as `counters_of` makes it."""
+class _Books:
+    """The books of a module, or of all of them together."""
 
     sampled: _Count
     trained: _Count
     dropped: dict[Literal[*DROP_REASONS], _Count]  # type: ignore[valid-type]
     in_flight: _Count
     lost_unreported: _Count
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(
+            self.sampled, self.trained, self.dropped, self.in_flight, self.lost_unreported
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved(_Books):
+    """The driver's share of a checkpoint, as `counters_of` makes it."""
+
     next_id: _Count
     wall_time: Annotated[float, msgspec.Meta(ge=0)]
     episodes: _Count
@@ -64,18 +76,18 @@ class _Saved:
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:
-    """Whether a run can go on from what a driver has written there, or somebody else.
+    """Check that a run can continue from what a driver, or somebody else, has written there.
 
     Raises:
-        CheckpointError: it cannot, and why.
+        CheckpointError: it cannot; says why.
     """
     path = checkpoint.path or Path()
     try:
         saved = msgspec.convert(checkpoint.counters, _Saved)
-        counted = (saved.sampled, saved.trained, saved.dropped, saved.in_flight)
-        Counters(*counted, saved.lost_unreported).check()
+        saved.counters.check()
     except (msgspec.ValidationError, LedgerError) as error:
         raise CheckpointError(path, f"its counters cannot be those of a run: {error}") from None
+    _modules_must_be_sound(checkpoint, saved.counters)
     for key in ("wall_time", "training_time"):
         if not math.isfinite(value := getattr(saved, key)):
             raise CheckpointError(path, f"its counters have {key} = {value}")
@@ -87,15 +99,45 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
         )
 
 
-def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, Any]:
-    """The driver's share of a checkpoint."""
-    counters = core.counters()
+def _modules_must_be_sound(checkpoint: Checkpoint, together: Counters) -> None:
+    """
+    Raises:
+        CheckpointError: the books of a module are not sound, or those of all do not add up.
+    """
+    path, books = checkpoint.path or Path(), []
+    for module_id in checkpoint.module_ids:
+        try:
+            books.append(msgspec.convert(checkpoint.counters_of(module_id), _Books).counters)
+            books[-1].check()
+        except (msgspec.ValidationError, LedgerError) as error:
+            raise CheckpointError(
+                path, f"the counters of module {module_id!r} cannot be those of a run: {error}"
+            ) from None
+    added = Counters.sum(books)
+    if added != Counters.sum([together]):
+        raise CheckpointError(
+            path, f"the counters of its modules add up to {added}, and its own are {together}"
+        )
+
+
+def books_of(counters: Counters) -> dict[str, Any]:
+    """Books as a checkpoint has them."""
+    return {**asdict(counters), "dropped": dict(counters.dropped)}
+
+
+def counters_of(
+    counters: Counters, core: DriverCore, metrics: Metrics, times: Times
+) -> dict[str, Any]:
+    """The driver's share of a checkpoint.
+
+    Args:
+        counters: the books of all modules together, each as it was when its state was cut.
+        core: of the run.
+        metrics: of the run.
+        times: of the run.
+    """
     return {
-        "sampled": counters.sampled,
-        "trained": counters.trained,
-        "dropped": dict(counters.dropped),
-        "in_flight": counters.in_flight,
-        "lost_unreported": counters.lost_unreported,
+        **books_of(counters),
         "next_id": core.next_id,
         "wall_time": times.wall,
         "training_time": times.training,
@@ -107,11 +149,17 @@ def counters_of(core: DriverCore, metrics: Metrics, times: Times) -> dict[str, A
 
 
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
-    """A new core, or one whose books go on from a checkpoint. A run trains one module."""
+    """A new core, or one whose books continue those of a checkpoint, module by module."""
+    starts = {module_id: _start_of(config, module_id, resume) for module_id in config.module_ids}
+    return DriverCore(starts) if resume is None else DriverCore(starts, resume.counters["next_id"])
+
+
+def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> ModuleStart:
+    of_module = config.of(module_id)
     settings = ModuleSettings(
-        batch_size=config.learner.batch_size,
-        max_open_updates=config.staleness.open_updates,
-        weights_interval=config.learner.weights_interval,
+        batch_size=of_module.learner.batch_size,
+        max_open_updates=of_module.staleness.open_updates,
+        weights_interval=of_module.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
         num_learners=config.driver.learners,
@@ -119,17 +167,9 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         num_runners=config.driver.num_env_runners,
     )
     if resume is None:
-        return DriverCore({DEFAULT_MODULE: ModuleStart(settings)})
-    saved = resume.counters
-    counters = Counters(
-        saved["sampled"],
-        saved["trained"],
-        saved["dropped"],
-        saved["in_flight"],
-        saved["lost_unreported"],
-    )
-    start = ModuleStart(settings, *resume.version, counters)
-    return DriverCore({DEFAULT_MODULE: start}, saved["next_id"])
+        return ModuleStart(settings)
+    counters = msgspec.convert(resume.counters_of(module_id), _Books).counters
+    return ModuleStart(settings, *resume.version_of(module_id), counters)
 
 
 def metrics_of(resume: Checkpoint | None) -> Metrics:
@@ -143,25 +183,55 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
     return metrics
 
 
-def with_connectors(tree: Mapping[str, Tree], state: State) -> Mapping[str, Tree]:
-    """A learner's state with what the connectors of EnvRunners have learned, if they have."""
-    return {**tree, CONNECTORS: state} if state else tree
-
-
-def connectors_of(resume: Checkpoint | None, beginning: Beginning | None = None) -> ConnectorState:
-    """What connectors have learned so far: nothing, or what is in a checkpoint."""
+def connectors_of(
+    resume: Checkpoint | None,
+    beginning: Beginning | None = None,
+    module_id: str = DEFAULT_MODULE,
+) -> ConnectorState:
+    """What a module's connectors have learned so far: nothing, or what is in a checkpoint."""
     if resume is not None:
-        return ConnectorState(connector_state(resume))
-    return ConnectorState({} if beginning is None else beginning.connectors)
+        return ConnectorState(connector_state(resume, module_id))
+    return ConnectorState({} if beginning is None else beginning.connectors.get(module_id, {}))
 
 
-def module_tree(module_id: str, state: Mapping[str, Tree]) -> dict[str, Tree]:
-    """A learner's state, which calls its module "default", as the tree of a checkpoint has it.
+def checkpoint_tree(
+    states: Mapping[str, Mapping[str, Tree]], connectors: Mapping[str, State]
+) -> dict[str, Tree]:
+    """The tree of a checkpoint.
+
+    A learner calls its module "default"; in the checkpoint it goes by its id. What its state has
+    beside that and pipelines, as a core of somebody's own may, is named "module:name" there, unless
+    the module is itself called "default".
+
+    Args:
+        states: by module id, what its learner saved.
+        connectors: by module id, what its connectors in EnvRunners have learned.
 
     Raises:
-        ValueError: no state is like that.
+        ValueError: no learner's state is like that.
     """
-    return _renamed(state, DEFAULT_MODULE, module_id)
+    tree: dict[str, Tree] = {}
+    pipelines: dict[str, Tree] = {}
+    for module_id, state in states.items():
+        for key, branch in state.items():
+            if key == PIPELINES and isinstance(branch, Mapping):
+                pipelines[module_id] = branch.get(DEFAULT_MODULE, {})
+                continue
+            name = _name_in_checkpoint(module_id, key)
+            if name in tree:
+                raise ValueError(f"the states of two modules have a branch {name!r}")
+            tree[name] = branch
+    if pipelines:
+        tree[PIPELINES] = pipelines
+    if learned := connector_branch(connectors):
+        tree[CONNECTORS] = learned
+    return tree
+
+
+def _name_in_checkpoint(module_id: str, key: str) -> str:
+    if key == DEFAULT_MODULE:
+        return module_id
+    return key if module_id == DEFAULT_MODULE else f"{module_id}:{key}"
 
 
 def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:
@@ -170,33 +240,36 @@ def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[trainin
     Raises:
         CheckpointError: the checkpoint has no such module.
     """
-    if module_id not in checkpoint.modules:
-        known = ", ".join(map(repr, checkpoint.modules))
-        where = checkpoint.path or Path("in memory")
-        raise CheckpointError(where, f"has no module {module_id!r}: there are {known}")
-    others = {CONNECTORS, *checkpoint.modules} - {module_id}
-    tree = {key: branch for key, branch in checkpoint.tree.items() if key not in others}
-    pipelines = tree.pop(PIPELINES, {})
-    if isinstance(pipelines, Mapping) and module_id in pipelines:
-        tree[PIPELINES] = {module_id: pipelines[module_id]}
-    state = _renamed(tree, module_id, DEFAULT_MODULE)
-    return restores(module_id, state, checkpoint.modules[module_id]["extra"])
+    checkpoint.module_id(module_id)
+    state: dict[str, Tree] = {}
+    for name, branch in checkpoint.tree.items():
+        key = _key_of_learner(name, module_id, checkpoint)
+        if key == PIPELINES and isinstance(branch, Mapping):
+            if module_id in branch:
+                state[key] = {DEFAULT_MODULE: branch[module_id]}
+        elif key is not None:
+            state[key] = branch
+    extra = checkpoint.modules.get(module_id, {}).get("extra", {})
+    return restores(module_id, state, extra)
 
 
-def _renamed(tree: Mapping[str, Tree], before: str, after: str) -> dict[str, Tree]:
-    """A state under another module id."""
-    renamed = {after if key == before else key: branch for key, branch in tree.items()}
-    pipelines = renamed.get(PIPELINES)
-    if isinstance(pipelines, Mapping):
-        renamed[PIPELINES] = {after if key == before else key: x for key, x in pipelines.items()}
-    return renamed
+def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | None:
+    """What a learner's state calls a branch of a checkpoint; None: the branch is not its."""
+    if name in (module_id, PIPELINES):
+        return DEFAULT_MODULE if name == module_id else name
+    if name == CONNECTORS or name in checkpoint.module_ids:
+        return None
+    owner, colon, key = name.partition(":")
+    if colon and owner in checkpoint.module_ids and owner != DEFAULT_MODULE:
+        return key if owner == module_id else None
+    return name if module_id == DEFAULT_MODULE else None
 
 
 def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
     """What a learner is told to have a module begin with weights of another run."""
     return restores(
         module_id,
-        beginning.weights,
+        {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
         last=training_pb2.Restore(weights=True, whole=beginning.whole, source="from_checkpoint"),
     )

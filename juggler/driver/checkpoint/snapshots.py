@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.checkpoint.restoring import counters_of, module_tree, with_connectors
+from juggler.driver.checkpoint.restoring import books_of, checkpoint_tree, counters_of
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.ledger import Counters
 from juggler.driver.record.checkpoints import adopt, write
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import RunClock
@@ -25,6 +27,7 @@ from juggler.runtime.checkpoints.checkpoint import (
 )
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 _STATE_LIMIT = 64 << 30  # bytes
@@ -53,11 +56,24 @@ class SnapshotWritten:
         return str(self.path.resolve()) if self.path else ""
 
 
+@dataclass(slots=True, eq=False)
+class _ModuleCut:
+    """The state of one module on its way from a learner, and the books of that moment."""
+
+    reader: FrameReader[training_pb2.StateHeader]
+    counters: Counters | None = None
+    connectors: State = field(default_factory=dict)
+    spaces: Spaces | None = None
+    header: training_pb2.StateHeader | None = None
+    state: Mapping[str, Tree] | None = None
+
+
 class SnapshotWriter:
-    """Gathers one snapshot at a time, and writes it in a thread.
+    """Gathers the states of all modules for one checkpoint at a time, and writes it in a thread.
 
     Attributes:
-        under_way: a snapshot was asked for and is not on the disk yet.
+        under_way: a snapshot was asked for, and it is not on the disk yet; or a learner still
+            sends a state for one that was abandoned.
         writing: all of it is here.
         newest: the newest checkpoint that this run wrote.
     """
@@ -70,7 +86,6 @@ class SnapshotWriter:
         clock: RunClock,
         newest: Path | None,
     ) -> None:
-        self.under_way = False
         self.newest = newest
         self.writing = False
         self._events = events
@@ -79,19 +94,25 @@ class SnapshotWriter:
         self._candidate = False  # the one that is under way is one
         self._config = config
         self._clock = clock
-        self._reader = state_reader()
-        self._counters: dict[str, Any] | None = None
-        self._connectors: State = {}
+        self._cuts: dict[str, _ModuleCut] = {}  # by module id
+        self._awaited: set[str] = set()  # modules whose learners have yet to send something
+        self._abandoned = False
+        self._counters: dict[str, Any] = {}
+
+    @property
+    def under_way(self) -> bool:
+        return self.writing or bool(self._awaited)
 
     def begin(self, candidate: bool = False) -> None:
-        """A snapshot has been asked for; that of a candidate is to lie aside."""
-        self.under_way = True
+        """A snapshot of every module has been asked for; that of a candidate is to lie aside."""
         self._candidate = candidate
-        self._counters = None
-        self._reader = state_reader()
+        self._abandoned = False
+        self._awaited = set(self._config.module_ids)
+        self._cuts = {module_id: _ModuleCut(state_reader()) for module_id in self._awaited}
 
     def take(
         self,
+        module_id: str,
         chunk: bytes,
         last: bool,
         core: DriverCore,
@@ -99,40 +120,90 @@ class SnapshotWriter:
         spaces: Spaces | None,
         connectors: State,
     ) -> None:
-        """The next chunk of the state; `last` where its sender says so.
+        """The next chunk of a module's state.
 
-        A learner's answers come in order: when the first chunk comes, the books have every update
-        that the state has, and no other. The books as they are then complete the cut.
+        A learner's answers come in order: when the first chunk comes, the module's books have every
+        update that the state has, and no other. The books as they are then complete the cut.
+
+        Args:
+            module_id: of the module.
+            chunk: of a frame.
+            last: its sender says that it is the last one.
+            core: has the books.
+            metrics: of the run.
+            spaces: of the agents that the module plays.
+            connectors: what the module's connectors have learned.
 
         Raises:
             ValueError: the learner sent something else.
         """
-        if self.writing:
+        if module_id not in self._awaited:
             raise ValueError("more of a state that was whole")
-        if self._counters is None:
-            self._counters = counters_of(core, metrics, self._clock.now())
-            self._connectors = connectors
-        frame = self._reader.feed(chunk)
+        if self._abandoned:  # of another module, whose learner still sends
+            self._awaited -= {module_id} if last else set()
+            return
+        cut = self._cuts[module_id]
+        if cut.counters is None:
+            cut.counters = core.module(module_id).ledger.counters()
+            cut.connectors, cut.spaces = connectors, spaces
+            books = [each.counters for each in self._cuts.values() if each.counters is not None]
+            # Those of the whole run are cut with the module that is the last to begin.
+            self._counters = counters_of(Counters.sum(books), core, metrics, self._clock.now())
+        frame = cut.reader.feed(chunk)
         if frame is None:
             if last:
-                self.abandon()
+                self.abandon(module_id)
                 raise ValueError("a state that ended in the middle")
             return
-        module_id = frame.header.module_id
-        version = frame.header.version.generation, frame.header.version.update
-        assert spaces is not None  # a learner is set up with them
         if not isinstance(frame.tree, dict):
             raise ValueError("a state must be a branch of modules, not an array")
-        checkpoint = Checkpoint(
-            version=version,
-            tree=with_connectors(module_tree(module_id, frame.tree), self._connectors),
-            modules={module_id: {"version": version, "extra": _extra(frame.header.extra)}},
-            counters=self._counters,
-            config=self._config.flat(),
-            spaces=spaces.to_json(),
-        )
+        if frame.header.module_id != module_id:
+            raise ValueError(f"the state of module {frame.header.module_id[:100]!r}")
+        _extra(frame.header.extra)
+        cut.header, cut.state = frame.header, frame.tree
+        self._awaited.remove(module_id)
+        if self._awaited:
+            return
+        checkpoint = self._whole()
+        self._cuts = {}
         self.writing = True
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
+
+    def _whole(self) -> Checkpoint:
+        """The checkpoint, of which everything is here.
+
+        Raises:
+            ValueError: the states do not go together.
+        """
+        modules: dict[str, Any] = {}
+        states: dict[str, Mapping[str, Tree]] = {}
+        for module_id, cut in self._cuts.items():
+            # A learner is set up with spaces, and all of this came with its state.
+            assert cut.header is not None
+            assert cut.state is not None
+            assert cut.counters is not None
+            assert cut.spaces is not None
+            version = cut.header.version.generation, cut.header.version.update
+            states[module_id] = cut.state
+            modules[module_id] = {
+                "version": version,
+                "extra": _extra(cut.header.extra),
+                "counters": books_of(cut.counters),
+                "spaces": cut.spaces.to_json(),
+            }
+        versions = [module["version"] for module in modules.values()]
+        only = next(iter(modules.values()))
+        return Checkpoint(
+            # Whatever module is set back, its generation grows: the sums order checkpoints.
+            version=(sum(generation for generation, _ in versions), sum(n for _, n in versions)),
+            tree=checkpoint_tree(
+                states, {module_id: cut.connectors for module_id, cut in self._cuts.items()}
+            ),
+            modules=modules,
+            counters=self._counters,
+            config=self._config.flat(),
+            spaces=only["spaces"] if len(modules) == 1 else {},
+        )
 
     def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint of this run that is whole, and what is wrong with newer ones."""
@@ -144,7 +215,7 @@ class SnapshotWriter:
             return None, [str(error)]
 
     def done(self, written: SnapshotWritten) -> None:
-        self.under_way = self.writing = False
+        self.writing = False
         if not written.candidate:
             self.newest = written.path or self.newest
 
@@ -162,9 +233,13 @@ class SnapshotWriter:
         if not (self.under_way and self._candidate):
             shutil.rmtree(self._aside, ignore_errors=True)
 
-    def abandon(self) -> None:
-        """Whoever was asked sends no more. What is whole is written all the same."""
-        self.under_way = self.writing
+    def abandon(self, module_id: str) -> None:
+        """Whoever was asked for this module's state sends no more of it. What is whole is written
+        all the same; else the states of other modules, of which more may come, are in vain."""
+        if module_id in self._awaited:
+            self._awaited.remove(module_id)
+            self._abandoned = True
+            self._cuts = {}
 
     def _write(self, checkpoint: Checkpoint) -> None:
         aside = self._candidate

@@ -87,9 +87,8 @@ class WorkerEvents:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
             learned, spaces = parts.connectors.merged, parts.registry.spaces
-            return parts.snapshots.take(
-                body.value, completed.last, parts.core, parts.metrics, spaces, learned
-            )
+            state = request.module_id, body.value, completed.last
+            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned)
         if not completed.last:
             raise ValueError("a reply before the last where there is one alone")
         match request:
@@ -130,7 +129,7 @@ class WorkerEvents:
                 failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
-                parts.snapshots.abandon()
+                parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)
         if worker in self._failed_once:

@@ -31,6 +31,7 @@ from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.nearest import nearest
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.permits import Permits
@@ -236,7 +237,7 @@ class LearnerWorker:
         setup = from_json(command.config, ModuleSetup)
         return build_learner(
             setup.learner,
-            self._module_factory or setup.module.module,
+            given_or_named(setup.module.module, self._module_factory, self._own_connectors),
             space_from_message(command.observation_space),
             space_from_message(command.action_space),
             setup.module.model,

@@ -30,7 +30,9 @@ CONNECTORS: Final = "connectors"  # the branch of a tree that is not a learner's
 #: The branch of a tree, and of a learner's state, with what learner pipelines hold by module id.
 PIPELINES: Final = "learner_pipelines"
 
-_OLD_MODULE: Final = "default"  # which a checkpoint of format 1 is of
+OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
+#: What newer checkpoints have by module.
+_BY_MODULE: Final = {"counters", "spaces"}
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
 #: The fields of checkpoint.json that a `Checkpoint` has, and their types.
@@ -55,12 +57,54 @@ class Checkpoint:
 
     version: tuple[int, int]  # (generation, update) of the run, which orders its checkpoints
     tree: Mapping[str, Tree]  # the learners' states by module id; pipelines and connectors
-    modules: dict[str, Any]  # by module id: the "version" of its weights, and its learner's "extra"
-    counters: dict[str, Any]  # the driver's
+    # By module id: the "version" of its weights, its learner's "extra", its "counters" in the
+    # driver's books, and the "spaces" of its agents. Older checkpoints lack the last two.
+    modules: dict[str, Any]
+    counters: dict[str, Any]  # the driver's, with the sums over all modules
     config: dict[str, Any]  # flat
-    spaces: dict[str, Any]
+    spaces: dict[str, Any]  # where there is one module, those of its agents
     path: Path | None = None  # where it was read from
     problems: tuple[str, ...] = ()  # of newer checkpoints that were skipped
+
+    @property
+    def module_ids(self) -> tuple[str, ...]:
+        """The modules that it has the states of."""
+        return tuple(self.modules) or (OLD_MODULE,)
+
+    def module_id(self, wanted: str | None = None) -> str:
+        """A module that it has; without `wanted` the only one.
+
+        Raises:
+            CheckpointError: there is none of this id, or there are several to choose from.
+        """
+        where, known = self.path or Path("in memory"), ", ".join(map(repr, self.module_ids))
+        if wanted is None and len(self.module_ids) > 1:
+            raise CheckpointError(where, f"has several modules, of which to name one: {known}")
+        if wanted is not None and wanted not in self.module_ids:
+            raise CheckpointError(where, f"has no module {wanted!r}: there are {known}")
+        return self.module_ids[0] if wanted is None else wanted
+
+    def version_of(self, module_id: str) -> tuple[int, int]:
+        """The (generation, update) of a module's weights."""
+        generation, update = self.modules.get(module_id, {}).get("version", self.version)
+        return generation, update
+
+    def counters_of(self, module_id: str) -> dict[str, Any]:
+        """The books of a module."""
+        counters: dict[str, Any] = self.modules.get(module_id, {}).get("counters", self.counters)
+        return counters
+
+    def spaces_of(self, module_id: str) -> dict[str, Any]:
+        """The spaces of the agents that a module plays: "observation" and "action"."""
+        spaces: dict[str, Any] = self.modules.get(module_id, {}).get("spaces", self.spaces)
+        return spaces
+
+    def config_of(self, module_id: str) -> dict[str, Any]:
+        """The configuration, with what its table `modules` says of this one in place of the rest.
+        This is all that acting needs; where a module has an algorithm of its own, `RunConfig.of`
+        knows what that one learns with."""
+        tables = self.config.get("modules", {})
+        return {**self.config, **tables.get(module_id, {})}
 
 
 def read(path: Path) -> Checkpoint:
@@ -158,7 +202,7 @@ def _read_record(path: Path) -> dict[str, Any]:
             raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 is another")
         if record["format"] == 1:
             of_module = {key: record[key] for key in ("version", "extra") if key in record}
-            record["modules"] = {_OLD_MODULE: of_module}
+            record["modules"] = {OLD_MODULE: of_module}
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"{RECORD_FILE} is truncated or corrupt: {error}") from error
     return record
@@ -184,7 +228,7 @@ def _is_module(value: object) -> bool:
     return (
         isinstance(value, dict)
         and _is_version(value.get("version"))
-        and isinstance(value.get("extra"), dict)
+        and all(isinstance(value.get(key), dict) for key in ("extra", *value.keys() & _BY_MODULE))
     )
 
 

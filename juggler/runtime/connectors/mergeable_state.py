@@ -9,7 +9,12 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping
 
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import (
+    CONNECTORS,
+    OLD_MODULE,
+    Checkpoint,
+    CheckpointError,
+)
 from juggler.runtime.connectors.moments import Moments, is_moments
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, Limits, encode_frame
@@ -33,6 +38,14 @@ def merge(one: State, other: State) -> State:
     return merged
 
 
+def connector_branch(states: Mapping[str, State]) -> State:
+    """The branch of a checkpoint's tree for what connectors have learned, by module id; {} where
+    they have learned nothing. The module of a run with only one, "default", has it to itself."""
+    if set(states) == {OLD_MODULE}:
+        return states[OLD_MODULE]
+    return {module_id: state for module_id, state in states.items() if state}
+
+
 def check(state: Tree) -> State:
     """A state from an untrusted source, with all of its moments checked.
 
@@ -45,14 +58,17 @@ def check(state: Tree) -> State:
     return state
 
 
-def connector_state(checkpoint: Checkpoint) -> State:
-    """What the connectors of EnvRunners had learned at the checkpoint; {} for nothing.
+def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> State:
+    """What a module's connectors in EnvRunners had learned at the checkpoint; {} for nothing.
 
     Raises:
         CheckpointError: the checkpoint's data are damaged.
     """
+    learned = checkpoint.tree.get(CONNECTORS, {})
+    if checkpoint.module_ids != (OLD_MODULE,) and isinstance(learned, Mapping):
+        learned = learned.get(module_id, {})
     try:
-        return check(checkpoint.tree.get(CONNECTORS, {}))
+        return check(learned)
     except ValueError as error:
         where = checkpoint.path or pathlib.Path("in memory")
         raise CheckpointError(where, f"its connectors are damaged: {error}") from error

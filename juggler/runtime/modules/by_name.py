@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from juggler.runtime.nearest import closest
@@ -56,6 +56,21 @@ def name_of(given: Any) -> str | None:
     if hasattr(given, "__qualname__"):
         return f"{given.__module__}:{given.__qualname__}"
     return f"{SCRIPT}{type(given).__qualname__}"
+
+
+def given_or_named(
+    name: str | None, factory: Callable[..., Any] | None, own: Mapping[str, type[Any]] | None
+) -> str | Callable[..., Any] | None:
+    """What builds a module: the class of a script that its name stands for, or else the name.
+
+    Args:
+        name: of the module in a configuration.
+        factory: what the run's own key `module` was given in Python.
+        own: other classes of the script, by the names that stand for them.
+    """
+    if name is None or name_of(factory) == name:
+        return factory
+    return (own or {}).get(name, name)
 
 
 def is_there(module: str) -> bool:

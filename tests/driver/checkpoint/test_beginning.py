@@ -36,7 +36,8 @@ def saved(tmp_path: Path) -> Path:
     checkpoints = tmp_path / "before" / "checkpoints"
     checkpoints.mkdir(parents=True)
     tree: dict[str, Any] = {"default": {"parameters": PARAMETERS, "buffers": {}}}
-    counters = counters_of(core_of(config, None), Metrics(), Times(0.0, 0.0))
+    core = core_of(config, None)
+    counters = counters_of(core.counters(), core, Metrics(), Times(0.0, 0.0))
     made = Checkpoint((1, 9), {**tree, "connectors": LEARNED}, {}, counters, config.flat(), {})
     write(checkpoints, made, 3)
     return tmp_path / "before"
@@ -60,7 +61,7 @@ def test_all_of_a_checkpoint_is_weights_and_what_connectors_have_learned(saved: 
     assert beginning is not None
     assert beginning.whole
     assert beginning.weights["default"].keys() == PARAMETERS.keys()
-    assert beginning.connectors.keys() == LEARNED.keys()
+    assert beginning.connectors["default"].keys() == LEARNED.keys()
     assert "update 9 in " in beginning.text
     assert beginning.warnings == ()
     assert beginning_of(RunConfig()) is None
@@ -71,13 +72,13 @@ def test_some_of_its_parameters_come_alone(saved: Path) -> None:
     assert beginning is not None
     assert not beginning.whole
     assert list(beginning.weights["default"]) == ["encoder.weight"]
-    assert beginning.connectors == {}
+    assert beginning.connectors == {"default": {}}
 
 
 def test_other_connectors_learn_anew_and_that_is_said(saved: Path) -> None:
     beginning = beginning_of(config(saved, connectors={}))
     assert beginning is not None
-    assert beginning.connectors == {}
+    assert beginning.connectors == {"default": {}}
     (warning,) = beginning.warnings
     assert "connectors.env_to_module is not the same" in warning
 

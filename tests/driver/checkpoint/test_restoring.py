@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from juggler.driver.checkpoint.restoring import module_tree, must_be_sound, restore_commands
+from juggler.driver.checkpoint.restoring import checkpoint_tree, must_be_sound, restore_commands
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 
@@ -69,23 +69,28 @@ def test_books_that_lack_something_are_refused(key: str) -> None:
         must_be_sound(_checkpoint(counters))
 
 
+_SHARED = ("connectors", "learner_pipelines")
+
+
 def _state(value: float) -> dict[str, Any]:
-    """As a learner saves it."""
+    """As a learner saves it, with a core that keeps something of its own."""
     unit = {"parameters": {"w": np.full(2, value)}}
-    return {"default": unit, "learner_pipelines": {"default": {"seen": np.full(1, value)}}}
+    pipelines = {"default": {"seen": np.full(1, value)}}
+    return {"default": unit, "clock": np.full(1, value), "learner_pipelines": pipelines}
 
 
 def test_each_module_of_a_checkpoint_goes_on_from_its_own_state() -> None:
-    tree: dict[str, Any] = {"connectors": {"filter": np.ones(1)}, "learner_pipelines": {}}
-    modules = {}
-    for module_id, value in (("default", 1.0), ("rival", 2.0)):
-        part: Any = module_tree(module_id, _state(value))
-        assert part.keys() == {module_id, "learner_pipelines"}
-        tree[module_id] = part[module_id]
-        tree["learner_pipelines"] |= part["learner_pipelines"]
-        modules[module_id] = {"version": [1, 7], "extra": {"updates": int(value)}}
+    values = {"default": 1.0, "rival": 2.0, "third": 3.0}
+    states = {module_id: _state(value) for module_id, value in values.items()}
+    tree = checkpoint_tree(states, {"default": {}, "rival": {"filter": {}}, "third": {}})
+    assert tree.keys() == {*values, "clock", "rival:clock", "third:clock", *_SHARED}
+    assert tree["connectors"] == {"rival": {"filter": {}}}
+    modules: dict[str, Any] = {
+        module_id: {"version": [1, 7], "extra": {"updates": int(value)}}
+        for module_id, value in values.items()
+    }
     checkpoint = Checkpoint((1, 7), tree, modules, {}, {}, {}, Path("here"))
-    for module_id, value in (("default", 1.0), ("rival", 2.0)):
+    for module_id, value in values.items():
         commands = list(restore_commands(module_id, checkpoint))
         assert {each.module_id for each in commands} == {module_id}
         assert commands[0].state_bytes > 0

@@ -59,7 +59,8 @@ class World:
     def take(self, chunks: list[bytes], whole: bool = True) -> None:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
-            self.writer.take(chunk, last, self.core, self.metrics, SPACES, self.connectors)
+            books = self.core, self.metrics, SPACES, self.connectors
+            self.writer.take("default", chunk, last, *books)
 
     def written(self) -> SnapshotWritten:
         """What the thread reports; the driver hears of it."""
@@ -101,7 +102,10 @@ def test_a_snapshot_becomes_a_checkpoint(world: World, tmp_path: Path) -> None:
     found = read(written.path)
     assert found.version == (1, 3)
     np.testing.assert_equal(found.tree["modules"], {"w": np.arange(200, dtype=np.float32) + 3})
-    assert found.modules == {"default": {"version": [1, 3], "extra": {"updates": 3}}}
+    (module,) = found.modules.values()
+    assert (module["version"], module["extra"]) == ([1, 3], {"updates": 3})
+    assert module["spaces"] == SPACES.to_json()
+    assert module["counters"]["sampled"] == found.counters["sampled"] == 0
     assert found.spaces == SPACES.to_json()
     assert RunConfig.from_flat(found.config) == CONFIG
 
@@ -193,7 +197,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Pa
 def test_a_snapshot_is_given_up_when_its_learner_goes(world: World, came: int) -> None:
     world.writer.begin()
     world.take(_chunks(size=200)[:came], whole=False)
-    world.writer.abandon()
+    world.writer.abandon("default")
     assert not world.writer.under_way
     world.writer.begin()
     world.take(_chunks(update=4, size=200))
@@ -205,14 +209,14 @@ def test_a_snapshot_is_given_up_when_its_learner_goes(world: World, came: int) -
 def test_a_snapshot_that_is_whole_is_written_though_its_learner_goes(world: World) -> None:
     world.writer.begin()
     world.take(_chunks())
-    world.writer.abandon()
+    world.writer.abandon("default")
     assert world.writer.under_way
     assert world.written().path is not None
     assert not world.writer.under_way
 
 
 def test_to_abandon_nothing_changes_nothing(world: World) -> None:
-    world.writer.abandon()
+    world.writer.abandon("default")
     assert not world.writer.under_way
     assert world.writer.newest is None
 
@@ -236,7 +240,7 @@ def test_what_is_no_state_is_refused_and_a_later_one_is_taken(world: World, what
     world.writer.begin()
     with pytest.raises(ValueError, match=r"\w"):
         world.take(_NO_STATES[what])
-    world.writer.abandon()
+    world.writer.abandon("default")
     assert not world.writer.under_way
     world.writer.begin()
     world.take(_chunks(update=4))

@@ -42,7 +42,7 @@ CALLS = {
 }  # fmt: skip
 #: A script's own classes go to local workers through the pipe that starts their processes.
 ALLOWED = {
-    ("driver/training.py", "import cloudpickle"),
+    ("driver/script_classes.py", "import cloudpickle"),
     ("driver/rehearsal.py", "import cloudpickle"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.config)"),

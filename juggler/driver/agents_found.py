@@ -1,0 +1,106 @@
+"""The agents that preflight found in an environment, and what they mean for a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from juggler.driver.agents_config import AgentsConfig, listed
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.wire.v1 import spaces_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGroup:
+    """Agents of an environment with equal spaces.
+
+    Attributes:
+        agents: their names; (): the environment has one agent, which has no name.
+        observation: space of their observations, before any connector; None: it has no message, as
+            where a connector replaces it.
+        action: space of their actions, likewise.
+    """
+
+    agents: tuple[str, ...]
+    observation: spaces_pb2.Space | None
+    action: spaces_pb2.Space | None
+
+
+def to_bytes(groups: Sequence[AgentGroup]) -> bytes:
+    """What the process of a rehearsal tells of an environment, as JSON."""
+    plain = [
+        {
+            "agents": group.agents,
+            "observation": group.observation and MessageToDict(group.observation),
+            "action": group.action and MessageToDict(group.action),
+        }
+        for group in groups
+    ]
+    return json.dumps(plain).encode()
+
+
+def from_bytes(told: bytes) -> tuple[AgentGroup, ...]:
+    """The groups that `to_bytes` was given."""
+    return tuple(
+        AgentGroup(
+            tuple(group["agents"]),
+            *(
+                group[side] if group[side] is None else ParseDict(group[side], spaces_pb2.Space())
+                for side in ("observation", "action")
+            ),
+        )
+        for group in json.loads(told)
+    )
+
+
+def with_agents(config: RunConfig, groups: Sequence[AgentGroup]) -> RunConfig:
+    """A configuration whose table `agents` names every agent of its environment.
+
+    Args:
+        config: may have patterns there, or nothing.
+        groups: of the environment; (): nobody here knows it.
+
+    Raises:
+        ConfigError: the tables `agents` and `modules` do not suit the environment, or need to know
+            it.
+    """
+    tables = config.agents
+    if not groups:
+        if tables.has_patterns:
+            key = "agents" if tables.agents else "modules"
+            raise ConfigError(
+                f"{key}: nothing here says which agents {config.env_runner.env} has, since it is "
+                "made on other hosts: name every agent in the table agents, without patterns"
+            )
+        return config
+    if not groups[0].agents:
+        return _with_one_agent(config)
+    played_by = tables.mapping([group.agents for group in groups])
+    modules = {}
+    for module_id, table in tables.modules.items():
+        modules[module_id] = dict(table)
+        if "algorithm" in table:
+            # Whoever acts reads this without the algorithm, which may bring a module of its own.
+            modules[module_id]["module"] = config.of(module_id).module.module or "none"
+    found = replace(config, agents=AgentsConfig(agents=played_by, modules=modules))
+    found.validate()
+    return found
+
+
+def _with_one_agent(config: RunConfig) -> RunConfig:
+    tables, env = config.agents, config.env_runner.env
+    if tables.agents:
+        raise ConfigError(
+            f"agents: the environment {env} has one agent, and not several to be mapped: leave "
+            "out the table agents"
+        )
+    if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
+        raise ConfigError(
+            f"modules: the environment {env} has one agent, which the module {DEFAULT_MODULE!r} "
+            f"plays: leave out {listed(others)}"
+        )
+    return config

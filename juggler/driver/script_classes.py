@@ -1,0 +1,104 @@
+"""Classes of a script or a notebook in a run's configuration, which cannot be imported by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.learner.algorithms.registry import give_algorithm
+from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.modules import by_name
+
+
+def must_be_given_again(
+    config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
+) -> None:
+    """Check that everything that cannot be imported by name has been passed.
+
+    Raises:
+        ConfigError: the run was trained on something of a script, which has not been passed again.
+    """
+    try:
+        by_name.must_be_given_again("env", config.env_runner.env, env)
+        for module_id in config.module_ids:
+            of_module = config.of(module_id)
+            algorithm, name = of_module.learner.algorithm, of_module.module.module
+            by_name.must_be_given_again("algorithm", algorithm, own.get(algorithm))
+            built_by = by_name.given_or_named(name, module if callable(module) else None, own)
+            by_name.must_be_given_again("module", name, built_by)
+            of_module.connectors.parsed().must_be_given_again(own)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
+    """Put names among the keys, and in the tables of modules, in place of classes: of connectors,
+    algorithms and the modules that these bring. Returns these classes by their names."""
+    own = own_connectors(keys)
+    algorithm = keys.get("algorithm")
+    if algorithm is not None and not isinstance(algorithm, str):
+        try:
+            keys["algorithm"] = give_algorithm(algorithm)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        own[keys["algorithm"]] = algorithm
+        if isinstance(brought := getattr(algorithm, "module", None), type):
+            own[str(by_name.name_of(brought))] = brought
+    tables = keys.get("modules")
+    if isinstance(tables, dict):
+        keys["modules"] = {module_id: _named_in(table, own) for module_id, table in tables.items()}
+    return own
+
+
+def _named_in(table: Any, own: dict[str, type[Any]]) -> Any:
+    """A module's table with names in place of classes, which go to `own`."""
+    if not isinstance(table, dict):
+        return table
+    table = dict(table)
+    own |= own_classes(table)
+    module = table.get("module")
+    if isinstance(module, type):
+        table["module"] = str(by_name.name_of(module))
+        own[table["module"]] = module
+    return table
+
+
+def give_names(
+    env: str | Callable[..., Any] | None,
+    module: str | Callable[..., Any] | None,
+    keys: dict[str, Any],
+) -> None:
+    """Put the names of these two among the keys, as config.toml has them."""
+    for key, value in (("env", env), ("module", module)):
+        if callable(value) or isinstance(value, str):
+            keys[key] = by_name.name_of(value)
+        elif value is not None:
+            raise ConfigError(
+                f"{key} must be a name or what makes one, such as a class: not {value!r}"
+            )
+
+
+def own_module(
+    config: RunConfig,
+    module: str | Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> str | Callable[..., Any] | None:
+    """What was given, else the class that an algorithm of a script brings, if the run has it."""
+    algorithm = own.get(config.learner.algorithm)
+    brought = getattr(algorithm, "module", None)
+    if module is None and by_name.name_of(brought) == config.module.module:
+        return brought
+    return module
+
+
+def pack(
+    env: str | Callable[..., Any] | None,
+    module: str | Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
+) -> bytes:
+    """What goes to local workers by itself, cloudpickled."""
+    factories = [value if callable(value) else None for value in (env, module)]
+    return cloudpickle.dumps((*factories, own)) if any(factories) or own else b""
