@@ -1,0 +1,145 @@
+"""Games of OpenSpiel (Lanctot et al., arXiv:1908.09453) as environments with several agents."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+#: The prefix of their names in `env`.
+SCHEME: Final = "openspiel:"
+
+
+class OpenSpielGame:
+    """A game with PettingZoo's AEC interface, in which players take turns.
+
+    Players are the agents "player_0", "player_1" and so on. The one on turn sees
+    {"observation": float32 [D], "action_mask": int8 [A]}: its information state where the game has
+    one as a tensor, else its observation, as a flat vector. Chance is drawn from the seed of
+    `reset`. In a game of simultaneous moves, players choose one after the other and do not see what
+    the others have chosen. Rewards are differences of OpenSpiel's returns; the end of a game is a
+    termination.
+
+    Args:
+        name: of the game, such as "kuhn_poker"; see `pyspiel.registered_names`.
+        parameters: of the game, such as players=3.
+
+    Raises:
+        ModuleNotFoundError: OpenSpiel is not installed.
+        ValueError: OpenSpiel has no such game, or the game has no tensor that players could see.
+    """
+
+    def __init__(self, name: str, **parameters: Any) -> None:
+        self._pyspiel: Any = importlib.import_module("pyspiel")
+        try:
+            game = self._pyspiel.load_game(name, parameters)
+        except self._pyspiel.SpielError as error:
+            raise ValueError(f"OpenSpiel cannot load the game {name!r}: {error}") from None
+        if game.get_type().dynamics == self._pyspiel.GameType.Dynamics.SIMULTANEOUS:
+            game = self._pyspiel.convert_to_turn_based(game)
+        kind = game.get_type()
+        self._informed = kind.provides_information_state_tensor
+        if not self._informed and not kind.provides_observation_tensor:
+            raise ValueError(f"OpenSpiel's game {name!r} has no tensor that players could see")
+        shape = (
+            game.information_state_tensor_shape()
+            if self._informed
+            else game.observation_tensor_shape()
+        )
+        self.game = game
+        self.metadata = {"name": name, "is_parallelizable": False}
+        self.render_mode = None
+        self.possible_agents = [f"player_{player}" for player in range(game.num_players())]
+        actions = game.num_distinct_actions()
+        self._size, self._action_space = int(np.prod(shape)), spaces.Discrete(actions)
+        self._observation_space = spaces.Dict(
+            observation=spaces.Box(-np.inf, np.inf, (self._size,), np.float32),
+            action_mask=spaces.Box(0, 1, (actions,), np.int8),
+        )
+        self._random = np.random.default_rng()
+        self.agents: list[str] = []
+        self.agent_selection = self.possible_agents[0]
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self._observation_space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self._action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        """Begin a game."""
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self._unseen = dict.fromkeys(self.agents, 0.0)  # rewards since their own last moves
+        self._returns = np.zeros(len(self.agents))
+        self._state = self.game.new_initial_state()
+        self._go_on()
+
+    def observe(self, agent: str) -> dict[str, NDArray[Any]]:
+        """What a player sees now; its mask is all zeros where it is not on turn."""
+        player = self.possible_agents.index(agent)
+        mask = np.zeros(self.game.num_distinct_actions(), np.int8)  # [A]
+        if not self._state.is_terminal() and self._state.current_player() == player:
+            mask[self._state.legal_actions()] = 1
+        see = (
+            self._state.information_state_tensor
+            if self._informed
+            else self._state.observation_tensor
+        )
+        return {"observation": np.array(see(player), np.float32), "action_mask": mask}
+
+    def last(
+        self, observe: bool = True
+    ) -> tuple[dict[str, NDArray[Any]] | None, float, bool, bool, dict[str, Any]]:
+        """What the selected agent gets, with its rewards since its own last move."""
+        agent = self.agent_selection
+        seen = self.observe(agent) if observe else None
+        ends = self.terminations[agent], self.truncations[agent]
+        return seen, self._unseen[agent], *ends, self.infos[agent]
+
+    def step(self, action: int | None) -> None:
+        """Make the selected agent's move; None for one whose game is over.
+
+        Raises:
+            ValueError: the move is not legal, or the game is over.
+        """
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            if action is not None:
+                raise ValueError(f"the game is over, and {agent} moves: {action}")
+            self.agents.remove(agent)
+            self.agent_selection = self.agents[0] if self.agents else agent
+            return
+        legal = self._state.legal_actions()
+        if action is None or action not in legal:
+            raise ValueError(f"{agent} moves {action}, and may move {legal}")
+        self._unseen[agent] = 0.0
+        self._state.apply_action(int(action))
+        self._go_on()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _go_on(self) -> None:
+        """Draw what chance decides, reward everybody, and find who is on turn."""
+        while self._state.is_chance_node():
+            outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
+            self._state.apply_action(int(self._random.choice(outcomes, p=chances)))
+        returns = np.array(self._state.returns())  # [players]
+        gained, self._returns = returns - self._returns, returns
+        for agent, reward in zip(self.possible_agents, gained.tolist(), strict=True):
+            self.rewards[agent] = reward
+            self._unseen[agent] += reward
+        if self._state.is_terminal():
+            self.terminations = dict.fromkeys(self.agents, True)
+            self.agent_selection = self.agents[0]
+        else:
+            self.agent_selection = self.possible_agents[self._state.current_player()]
