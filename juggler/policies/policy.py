@@ -18,6 +18,7 @@ from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
+from juggler.runtime.modules.distributions.categorical import Categorical
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
@@ -134,6 +135,34 @@ class Policy:
         sent = self.module_to_env(tree_map(np.copy, chosen))
         after = PolicyState(batch, memory, contexts, chosen) if self.remembers else None
         return (sent if batch is not None else self._only(sent)), after
+
+    def probabilities(self, observation: Any, *, mask: Any = None) -> NDArray[np.float32]:
+        """The probability of each action where the policy explores.
+
+        Args:
+            observation: a value of `observation_space`, or a batch, as for `act`.
+            mask: as for `act`.
+
+        Returns:
+            [A] for the A actions of a Discrete space, from its `start` on; [N, A] for a batch.
+
+        Raises:
+            ValueError: the policy remembers, its actions are not those of a Discrete space, or an
+                argument is invalid.
+        """
+        if self.remembers:
+            raise ValueError("the probabilities of a policy that remembers depend on its state")
+        observations, batch = self._observed(observation, mask)  # [N, ...]
+        seen = self.env_to_module(observations)  # [N, ...]
+        with torch.inference_mode():
+            outputs = self.module.forward_exploration({OBSERVATIONS: tree_map(torch.tensor, seen)})
+            distribution = None
+            if ACTION_DIST_INPUTS in outputs and ACTIONS not in outputs:
+                distribution = self.module.action_distribution()(outputs[ACTION_DIST_INPUTS])
+            if not isinstance(distribution, Categorical):
+                raise ValueError(f"{self!r} has no probabilities of single actions to tell")
+            probabilities: NDArray[np.float32] = distribution.log_probs.exp().numpy()  # [N, A]
+        return probabilities[0] if batch is None else probabilities
 
     def export_onnx(self, path: str | Path) -> Path:
         """Write the policy as an ONNX model, for programs without Python or PyTorch.

@@ -154,6 +154,29 @@ def test_masks_of_a_batch_come_as_vectors_give_them(explore: bool, tmp_path: Pat
     assert alone == actions[0]
 
 
+def test_probabilities_are_those_that_exploration_draws_from(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path, worlds.masked_in_info))
+    seen = np.array([0.3, -1, 2, 0.1], np.float32)  # [4]
+    legal = np.array([1, 0, 1], np.int8)  # [3]
+    told = policy.probabilities(seen, mask=legal)
+    assert (told.shape, told[1]) == ((3,), 0)
+    np.testing.assert_allclose(told.sum(), 1, rtol=1e-6)
+    many, masks = np.tile(seen, (8000, 1)), np.tile(legal, (8000, 1))  # [N, 4], [N, 3]
+    drawn, _ = policy.act(many, explore=True, mask=masks)
+    np.testing.assert_allclose(np.bincount(drawn - 2, minlength=3) / 8000, told, atol=0.03)
+    np.testing.assert_allclose(policy.probabilities(many, mask=masks), np.tile(told, (8000, 1)))
+
+
+def test_policies_without_probabilities_of_single_actions_say_so(tmp_path: Path) -> None:
+    policy = juggler.load_policy(worlds.written(tmp_path / "a", worlds.motors))
+    with pytest.raises(ValueError, match="has no probabilities of single actions"):
+        policy.probabilities(policy.observation_space.sample())
+    keys: dict[str, Any] = {"model": {"recurrent": "gru"}}
+    policy = juggler.load_policy(worlds.written(tmp_path / "b", worlds.plain, **keys))
+    with pytest.raises(ValueError, match="that remembers depend on its state"):
+        policy.probabilities(np.zeros(4, np.float32))
+
+
 # -- what is wrong ------------------------------------------------------------------------------
 
 
