@@ -1,0 +1,278 @@
+"""Whole episodes in which given players meet, and what came of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
+from juggler.policies.policy import Policy, PolicyState
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+class Player(Protocol):
+    """Who acts for an agent, in any number of environments."""
+
+    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
+        """Choose actions.
+
+        Args:
+            slots: [B] where, each in an episode of its own.
+            observations: [B, ...] what is seen there.
+            first: [B] it is the first action of an episode.
+
+        Returns:
+            The actions [B, ...], as a tree of the action space.
+        """
+
+
+class PolicyPlayer:
+    """Plays with a policy.
+
+    Args:
+        policy: as `juggler.load_policy` gives it.
+        explore: draw actions as in training, instead of taking the most likely ones. Against a
+            policy that never varies every match would be the same.
+    """
+
+    def __init__(self, policy: Policy, explore: bool = True) -> None:
+        self._policy, self._explore = policy, explore
+        self._states: dict[int, PolicyState | None] = {}
+
+    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
+        policy = self._policy
+        if not policy.remembers:
+            seen = from_tree(policy.observation_space, observations)
+            actions, _ = policy.act(seen, explore=self._explore)  # [B, ...]
+            return to_tree(policy.action_space, actions)
+        chosen = [self._one(slot, k, observations, first) for k, slot in enumerate(slots)]
+        stacked: Tree = tree_map(lambda *each: np.concatenate(each), *chosen)  # [B, ...]
+        return stacked
+
+    def _one(self, slot: int, k: int, observations: Tree, first: NDArray[np.bool_]) -> Tree:
+        policy = self._policy
+        state = None if first[k] else self._states.get(slot)
+        seen = from_tree(
+            policy.observation_space, tree_map(lambda leaf: leaf[k : k + 1], observations)
+        )
+        actions, self._states[slot] = policy.act(seen, state, self._explore)  # [1, ...]
+        return to_tree(policy.action_space, actions)
+
+
+class RandomPlayer:
+    """Draws every action uniformly among the legal ones.
+
+    Args:
+        action_space: of the agent.
+        seed: of the draws.
+    """
+
+    def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
+        self._space, self._random = action_space, np.random.default_rng(seed)
+        action_space.seed(seed)
+
+    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
+        masks = observations.get(ACTION_MASK) if isinstance(observations, Mapping) else None
+        if isinstance(self._space, spaces.Discrete) and isinstance(masks, np.ndarray):
+            draws = self._random.random(masks.shape)  # [B, A]
+            best = np.where(masks != 0, draws, -1.0).argmax(-1)  # [B]
+            actions: Tree = (best + self._space.start).astype(self._space.dtype)
+            return actions
+        actions = zeros(self._space, (len(slots),))  # [B, ...]
+        for k in range(len(slots)):
+            _write(actions, np.array([k]), to_tree(self._space, self._space.sample()))
+        return actions
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One episode.
+
+    Attributes:
+        returns: by agent that acted in it, its undiscounted return.
+        steps: by agent, how many actions it took.
+    """
+
+    returns: dict[str, float]
+    steps: dict[str, int]
+
+
+def play_matches(
+    envs: MultiAgentEnvs,
+    players: Mapping[str, Player],
+    episodes: int,
+    seed: int,
+    watch: Callable[[int], None] = lambda _: None,
+) -> list[Match]:
+    """Play the first episodes that begin, so that short ones are not counted more often.
+
+    Args:
+        envs: the environments, which nobody else steps.
+        players: by agent. Agents may share one.
+        episodes: how many to play.
+        seed: of the environments.
+        watch: called with the number of episodes that are over, after every step.
+
+    Returns:
+        The episodes, in the order in which they began.
+
+    Raises:
+        ValueError: an agent has no player.
+        EnvironmentFailed: an environment failed.
+    """
+    if missing := [agent for agent in envs.agents if agent not in players]:
+        raise ValueError(f"nobody plays {', '.join(missing)}: name a player for each agent")
+    table = _Table(envs, episodes)
+    turn = envs.reset(seed)
+    while True:
+        for group in turn.groups:
+            table.count(group)
+        for env in turn.over.tolist():
+            table.over(env)
+        for env in turn.began.tolist():
+            table.begin(env)
+        watch(table.done)
+        if table.done == episodes:
+            return table.matches()
+        actions = []
+        for group, among in zip(turn.groups, envs.groups, strict=True):
+            table.act(group)
+            actions.append(_actions(group, among.action_space, envs.agents, players))
+        turn = envs.step(actions)
+
+
+class _Table:
+    """The running episodes, and those that are over."""
+
+    def __init__(self, envs: MultiAgentEnvs, episodes: int) -> None:
+        self._agents, self._episodes = envs.agents, episodes
+        slots = envs.num_envs * len(envs.agents)
+        self._returns = np.zeros(slots)
+        self._steps = np.zeros(slots, np.intp)
+        self._begun = 0
+        self._numbers: dict[int, int] = {}  # by environment, of the episode that it plays
+        self._over: dict[int, Match] = {}
+
+    @property
+    def done(self) -> int:
+        return len(self._over)
+
+    def matches(self) -> list[Match]:
+        return [self._over[number] for number in sorted(self._over)]
+
+    def count(self, group: GroupTurn) -> None:
+        """Add what the last actions brought."""
+        self._returns[group.acting] += group.rewards
+        self._returns[group.ended] += group.last_rewards
+
+    def act(self, group: GroupTurn) -> None:
+        self._steps[group.acting] += 1
+
+    def over(self, env: int) -> None:
+        number = self._numbers.pop(env)
+        slots = range(env * len(self._agents), (env + 1) * len(self._agents))
+        took_part = [
+            (agent, slot)
+            for agent, slot in zip(self._agents, slots, strict=True)
+            if self._steps[slot]
+        ]
+        if number < self._episodes:
+            self._over[number] = Match(
+                {agent: float(self._returns[slot]) for agent, slot in took_part},
+                {agent: int(self._steps[slot]) for agent, slot in took_part},
+            )
+
+    def begin(self, env: int) -> None:
+        first = env * len(self._agents)
+        self._returns[first : first + len(self._agents)] = 0
+        self._steps[first : first + len(self._agents)] = 0
+        self._numbers[env] = self._begun
+        self._begun += 1
+
+
+def _actions(
+    group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, Player]
+) -> Any:
+    """The actions [B, ...] of all who act, as Gymnasium has them."""
+    chosen = zeros(space, (len(group.acting),))  # [B, ...]
+    seats: dict[int, tuple[Player, list[int]]] = {}
+    for k, slot in enumerate(group.acting.tolist()):
+        player = players[agents[slot % len(agents)]]
+        seats.setdefault(id(player), (player, []))[1].append(k)
+    for player, rows in seats.values():
+        at = np.array(rows)  # [P]
+        seen = tree_map(lambda leaf, at=at: leaf[at], group.observations)  # [P, ...]
+        acted = player.act(group.acting[at].tolist(), seen, group.first[at])
+        _write(chosen, at, acted)
+    return from_tree(space, chosen)
+
+
+def _write(tree: Tree, at: NDArray[np.intp], values: Tree) -> None:
+    """Put values [P, ...] into rows [P] of a tree [B, ...]."""
+    if isinstance(tree, Mapping):
+        for key, branch in tree.items():
+            _write(branch, at, values[key])
+    else:
+        tree[at] = values
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an agent got in many matches.
+
+    Attributes:
+        mean: of its returns.
+        error: the standard error of that mean.
+        wins: matches in which nobody else got as much.
+        draws: matches in which somebody else got as much, and nobody more.
+        losses: all others.
+    """
+
+    mean: float
+    error: float
+    wins: int
+    draws: int
+    losses: int
+
+    @property
+    def score(self) -> float:
+        """The share of wins, where a draw is half of one."""
+        return (self.wins + self.draws / 2) / (self.wins + self.draws + self.losses)
+
+    def interval(self) -> tuple[float, float]:
+        """The score's interval of 95 % (Wilson 1927)."""
+        count, share, z = self.wins + self.draws + self.losses, self.score, 1.959964
+        middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+        inner = share * (1 - share) / count + z * z / (4 * count * count)
+        half = z * math.sqrt(inner) / (1 + z * z / count)
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def records(matches: Sequence[Match]) -> dict[str, Record]:
+    """By agent, what it got in the matches in which it took part."""
+    found: dict[str, list[tuple[float, float]]] = {}  # its return, and the best of the others
+    for match in matches:
+        for agent, got in match.returns.items():
+            others = [other for name, other in match.returns.items() if name != agent]
+            found.setdefault(agent, []).append((got, max(others, default=-math.inf)))
+    return {agent: _record(np.array(pairs)) for agent, pairs in sorted(found.items())}
+
+
+def _record(pairs: NDArray[np.float64]) -> Record:
+    got, others = pairs[:, 0], pairs[:, 1]  # [M] both
+    error = float(got.std(ddof=1) / math.sqrt(len(got))) if len(got) > 1 else math.nan
+    return Record(
+        float(got.mean()),
+        error,
+        int((got > others).sum()),
+        int((got == others).sum()),
+        int((got < others).sum()),
+    )
