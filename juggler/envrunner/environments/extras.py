@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "envpool": "envpool",
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.mujoco": "mujoco",
+    "open_spiel": "openspiel",
     "pettingzoo": "pettingzoo",
 }
 

@@ -13,15 +13,22 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.environments.wrappers import wrapper_specs
 from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
-from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME, find_game, native
+from juggler.envrunner.multi_agent.pettingzoo_games import native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
 MultiAgentFactory = Callable[..., Any]
+
+#: What finds a game whose name begins so.
+_FINDERS: dict[str, Callable[[str], MultiAgentFactory]] = {
+    openspiel.SCHEME: openspiel.find_game,
+    pettingzoo_games.SCHEME: pettingzoo_games.find_game,
+}
 
 #: What the interfaces have as methods, by which a class is known for one of them.
 _SPACES = ("observation_space", "action_space", "reset", "step")
@@ -32,9 +39,9 @@ def has_several_agents(
 ) -> bool:
     """Tell whether the environments of a run have several agents.
 
-    They do if their name begins with "pettingzoo:", or if they come from a class with PettingZoo's
-    Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is asked for the class
-    after its "->". No environment is made.
+    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
+    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
+    asked for the class after its "->". No environment is made.
 
     Args:
         config: the environments.
@@ -45,7 +52,7 @@ def has_several_agents(
         EnvironmentFailed: importing its module failed.
     """
     if env_factory is None:
-        if config.env.startswith(SCHEME):
+        if config.env.startswith(tuple(_FINDERS)):
             return True
         if config.gateway or config.is_elsewhere or ":" not in config.env:
             return False
@@ -83,8 +90,9 @@ def make_multi_agent_envs(
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
-    if env_factory is None and config.env.startswith(SCHEME):
-        make, name = find_game(config.env), config.env.removeprefix(SCHEME)
+    scheme = next(filter(config.env.startswith, _FINDERS), "")
+    if env_factory is None and scheme:
+        make, name = _FINDERS[scheme](config.env), config.env.removeprefix(scheme)
     else:
         source = env_factory or find_environment(config.env)
         assert not isinstance(source, EnvSpec), "registered environments have one agent"

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
+from juggler.envrunner.environments.extras import check_extra
+from juggler.runtime.nearest import nearest
+
 #: The prefix of their names in `env`.
-SCHEME: Final = "openspiel:"
+SCHEME: Final = "open_spiel:"
+
+
+def find_game(name: str) -> Callable[..., OpenSpielGame]:
+    """Find what makes a game of OpenSpiel.
+
+    Args:
+        name: "open_spiel:GAME", such as "open_spiel:kuhn_poker".
+
+    Raises:
+        ValueError: OpenSpiel is not installed, or has no such game.
+    """
+    check_extra(name)
+    known = importlib.import_module("pyspiel").registered_names()
+    game = name.removeprefix(SCHEME)
+    if game not in known:
+        raise ValueError(f"env {name!r}: OpenSpiel has no such game{nearest(game, known)}")
+    return functools.partial(OpenSpielGame, game)
 
 
 class OpenSpielGame:
@@ -28,8 +50,7 @@ class OpenSpielGame:
         parameters: of the game, such as players=3.
 
     Raises:
-        ModuleNotFoundError: OpenSpiel is not installed.
-        ValueError: OpenSpiel has no such game, or the game has no tensor that players could see.
+        ValueError: OpenSpiel cannot load the game, or it has no tensor that players could see.
     """
 
     def __init__(self, name: str, **parameters: Any) -> None:

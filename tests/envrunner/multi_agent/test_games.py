@@ -8,8 +8,6 @@ import pytest
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.envrunner.multi_agent.openspiel import OpenSpielGame
 
-pyspiel = pytest.importorskip("pyspiel")
-
 
 def _played(game: OpenSpielGame, seed: int, moves: list[int]) -> dict[str, list[float]]:
     """By agent, what `last` told before each of its moves and at its end."""

@@ -1,0 +1,71 @@
+"""Matches between given players."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.policies.matches import Match, RandomPlayer, Record, play_matches, records
+from juggler.runtime.wire.trees import Tree
+
+MATRIX = "juggler.envrunner.multi_agent.matrix_game:MatrixGame"
+
+
+class Always:
+    """A player that always chooses the same action."""
+
+    def __init__(self, action: int) -> None:
+        self.action = action
+
+    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
+        return np.full(len(slots), self.action)
+
+
+def _envs(env: str, **kwargs: Any) -> MultiAgentEnvs:
+    return make_multi_agent_envs(EnvRunnerConfig(env=env, envs_per_runner=3, env_kwargs=kwargs))
+
+
+def test_matches_end_as_the_table_of_the_game_says() -> None:
+    envs = _envs(MATRIX)
+    matches = play_matches(envs, {"row": Always(1), "column": Always(0)}, 5, seed=0)
+    assert matches == [Match({"row": 1.0, "column": -1.0}, {"row": 1, "column": 1})] * 5
+    assert records(matches)["row"] == Record(1.0, 0.0, 5, 0, 0)
+    assert records(matches)["column"] == Record(-1.0, 0.0, 0, 0, 5)
+
+
+def test_a_player_in_a_game_of_turns_gets_what_the_cards_decide() -> None:
+    envs = _envs("open_spiel:kuhn_poker")
+    bets = {agent: Always(1) for agent in envs.agents}
+    matches = play_matches(envs, bets, 400, seed=1)
+    assert {tuple(match.returns.values()) for match in matches} == {(2.0, -2.0), (-2.0, 2.0)}
+    assert {tuple(match.steps.values()) for match in matches} == {(1, 1)}
+    won = records(matches)["player_0"]
+    assert won.draws == 0
+    assert abs(won.score - 0.5) < 0.08, "either card is the higher one equally often"
+
+
+def test_random_play_of_connect_four_is_legal_and_the_first_player_wins_more() -> None:
+    envs = _envs("open_spiel:connect_four")
+    players = {
+        agent: RandomPlayer(envs.groups[0].action_space, seed)
+        for seed, agent in enumerate(envs.agents)
+    }
+    matches = play_matches(envs, players, 300, seed=0)
+    first = records(matches)["player_0"]
+    # 55.6 % wins, 0.3 % draws and 44.1 % losses are known for random play.
+    assert 0.47 < first.score < 0.64
+    low, high = first.interval()
+    assert low < first.score < high < low + 0.13
+    assert all(abs(sum(match.returns.values())) == 0 for match in matches)
+
+
+def test_an_agent_without_a_player_is_named() -> None:
+    with pytest.raises(ValueError, match="nobody plays column: name a player for each agent"):
+        play_matches(_envs(MATRIX), {"row": Always(0)}, 1, seed=0)
