@@ -1,0 +1,142 @@
+"""Whole runs with several agents and several modules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tomllib
+from typing import Any
+
+import psutil
+from support.place import Place, assert_books_balance, eventually, metrics, summary
+
+MATRIX = "juggler.envrunner.multi_agent.matrix_game:MatrixGame"
+POLES = "juggler.envrunner.cartpoles:CartPoles"
+
+TWO_MODULES = f"""
+env = "{POLES}"
+env_kwargs = {{num_agents = 2}}
+num_env_runners = 2
+envs_per_runner = 4
+stop_return = 1001
+stop_steps = 60000
+devices = "fake:2"
+
+[agents]
+"*_0" = "left"
+"*_1" = "right"
+
+[modules.right]
+algorithm = "ppo"
+"""
+
+
+def _assert_every_module_balances(place: Place) -> None:
+    directory = place.path / "run"
+    assert_books_balance(directory)
+    for line in [*metrics(directory), summary(directory)]:
+        modules = line["by_module"].values()
+        for module in modules:
+            accounted = module["env_steps_trained"] + module["env_steps_in_flight"]
+            accounted += sum(module["env_steps_dropped"].values())
+            assert module["env_steps_sampled"] == accounted, line
+        for count in ("env_steps_sampled", "env_steps_trained", "env_steps_in_flight"):
+            assert line[count] == sum(module[count] for module in modules), line
+
+
+def test_agents_with_equal_spaces_share_a_module_that_learns_from_all_of_them(
+    place: Place,
+) -> None:
+    options = ["--env", POLES, "--env-kwargs", '{"num_agents": 4}', "--run-dir", "run"]
+    options += ["--stop-steps", 100_000, "--stop-return", 2001]
+    run = place.run("train", *options)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    lines = metrics(place.path / "run")
+    end = summary(place.path / "run")
+    assert end["env_steps_trained"] >= 100_000
+    assert "by_module" not in end, "there is one module alone"
+    assert end["episode_return_mean"] > 2 * lines[0]["episode_return_mean"]
+    place.assert_nothing_is_left()
+
+
+def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -> None:
+    place.write("two.toml", TWO_MODULES)
+    run = place.run("train", "two.toml", "--run-dir", "run")
+    assert run.status == 0, run.output
+    _assert_every_module_balances(place)
+    end = summary(place.path / "run")
+    assert set(end["by_module"]) == {"left", "right"}
+    for module in end["by_module"].values():
+        assert module["updates"] > 5
+        assert module["env_steps_trained"] > 15_000
+    config = tomllib.loads((place.path / "run" / "config.toml").read_text())
+    assert sorted(config["agents"].values()) == ["left", "right"]
+    again = place.run("train", "--resume", "run", "--stop-steps", 90_000)
+    assert again.status == 0, again.output
+    _assert_every_module_balances(place)
+    resumed = summary(place.path / "run")
+    for module_id, module in resumed["by_module"].items():
+        assert module["updates"] > end["by_module"][module_id]["updates"]
+    place.assert_nothing_is_left()
+
+
+def test_a_module_goes_on_while_the_learner_of_another_one_is_killed(place: Place) -> None:
+    place.write("two.toml", TWO_MODULES)
+    running = place.start("train", "two.toml", "--run-dir", "run", "--stop-steps", 10**9)
+
+    def modules() -> dict[str, Any] | None:
+        lines = metrics(place.path / "run") if (place.path / "run").exists() else []
+        return lines[-1].get("by_module") if lines else None
+
+    def both_have_updated() -> bool:
+        now = modules()
+        return bool(now) and all(module["updates"] > 3 for module in now.values())
+
+    eventually(both_have_updated, 60.0, "both modules make updates")
+    before = modules()
+    assert before is not None
+    (learner,) = before["right"]["learners"]
+    assert before["left"]["learners"] != [learner]
+    killed: psutil.Process = place.worker(learner.replace("-", " "))
+    os.kill(killed.pid, signal.SIGSTOP)  # it dies, and cannot come back for a while
+    killed.kill()
+
+    def left_goes_on() -> bool:
+        now = modules()
+        assert now is not None
+        return now["left"]["updates"] > before["left"]["updates"] + 20
+
+    def right_is_back() -> bool:
+        now = modules()
+        assert now is not None
+        return now["right"]["weights_version"] > before["right"]["weights_version"] and bool(
+            now["right"]["learners"]
+        )
+
+    eventually(left_goes_on, 30.0, "the other module goes on")
+    eventually(right_is_back, 60.0, "the module of the killed learner comes back")
+    running.process.send_signal(signal.SIGINT)
+    running.wait(60)
+    _assert_every_module_balances(place)
+    place.assert_nothing_is_left()
+
+
+def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
+    place: Place,
+) -> None:
+    place.write("two.toml", TWO_MODULES.replace('"*_1"', '"*_7"'))
+    run = place.run("train", "two.toml", "--run-dir", "run")
+    assert run.status == 2, run.output
+    assert "Traceback" not in run.output
+    assert "_1" in run.output.splitlines()[-1]
+    assert not (place.path / "run").exists()
+
+
+def test_a_game_of_one_choice_for_two_is_learned_towards_its_mixed_optimum(place: Place) -> None:
+    payoffs = '{"payoffs": [[3, -2], [-2, 1]]}'
+    options = ["--env", MATRIX, "--env-kwargs", payoffs, "--algorithm", "ppo"]
+    run = place.run("train", *options, "--run-dir", "run", "--stop-steps", 40_000)
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    assert abs(summary(place.path / "run")["episode_return_mean"]) < 1e-6, "it is a zero-sum game"
