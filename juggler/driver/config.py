@@ -111,11 +111,12 @@ class RunConfig:
                 "round acts with the weights that the last one made; set weights_interval = 1, or "
                 "synchronous = false"
             )
-        if self.env_runner.gateway and (self.agents.agents or self.agents.modules):
-            key = "agents" if self.agents.agents else "modules"
+        runner, tables = self.env_runner, self.agents
+        if (runner.gateway or runner.is_elsewhere) and (tables.agents or tables.modules):
+            key = "agents" if tables.agents else "modules"
+            where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
             raise ConfigError(
-                f"{key} with gateway = {self.env_runner.gateway!r}: simulators that dial in have "
-                f"one agent each; leave out the table {key}"
+                f"{key} with {where}: its environments have one agent; leave out the table {key}"
             )
         for module_id, table in self.agents.modules.items():
             self._check_keys(module_id, table)

@@ -87,6 +87,12 @@ def evaluate(
     for problem in found.problems:
         warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
     where = found.path or Path(checkpoint)
+    if found.config.get("agents"):
+        modules = ", ".join(map(repr, found.module_ids))
+        raise ConfigError(
+            f"{where}: this run has several agents, and their episodes cannot be evaluated yet: "
+            f"act with juggler.load_policy(checkpoint, module_id=...), of which there are {modules}"
+        )
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)

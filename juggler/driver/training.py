@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.agents_config import listed
-from juggler.driver.agents_found import AgentGroup, with_agents
+from juggler.driver.agents_found import AgentGroup, needs_environment, with_agents
 from juggler.driver.checkpoint.beginning import other_run
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
@@ -293,7 +293,7 @@ def _checked(
     its modules depend on which agents there are: then its environment has to be here too.
     """
     allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
-    if listen is not None and not config.agents.has_patterns:
+    if listen is not None and not needs_environment(config):
         yield ()
         return
     if not own_code:

@@ -50,6 +50,7 @@ class Recipe:
 def load_policy(
     checkpoint: str | Path,
     *,
+    module_id: str | None = None,
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -59,22 +60,30 @@ def load_policy(
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
             warning if it is not the newest.
+        module_id: which of the run's modules; None: the only one.
         module: the class that the run trained, if it cannot be imported by name.
-        connectors: the run's connectors again, if some of their classes cannot be imported by name.
+        connectors: the module's connectors again, if some of their classes cannot be imported by
+            name.
         seed: seed of exploration.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or it belongs to another module.
+        CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
+            where none is named.
         ValueError: a part of the run cannot be built here; says which one and what to do.
     """
     saved = read(Path(checkpoint))
     for problem in saved.problems:
         warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
+    if isinstance(module, str) and ":" not in module:
+        raise ValueError(
+            f"module = {module!r}: expected a class, as 'package.module:Class'; for the module of "
+            f"this id, pass module_id={module!r}"
+        )
+    module_id = saved.module_id(module_id)
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
-    config = {**saved.config, **keys}
-    names = [key.name for key in fields(ModuleConfig) if key.name in config]
-    named = ModuleConfig(**{name: config[name] for name in names})
+    config = {**saved.config_of(module_id), **keys}
+    named = module_config(config)
     if isinstance(module, str):
         named.module = module
     recipe = Recipe(
@@ -84,11 +93,20 @@ def load_policy(
         own,
     )
     observation_space, action_space = (
-        space_from_message(ParseDict(saved.spaces[key], spaces_pb2.Space()))
+        space_from_message(ParseDict(saved.spaces_of(module_id)[key], spaces_pb2.Space()))
         for key in ("observation", "action")
     )
-    parts = restore_parts(saved, recipe, observation_space, action_space)
+    parts = restore_parts(saved, recipe, observation_space, action_space, module_id)
     return Policy(*parts, observation_space, action_space, seed)
+
+
+def module_config(config: Mapping[str, Any]) -> ModuleConfig:
+    """What a module is built from, out of a flat configuration, where "none" may stand for None."""
+    known = {key.name for key in fields(ModuleConfig)}
+    keys: dict[str, Any] = {
+        key: None if config[key] == "none" else config[key] for key in known & config.keys()
+    }
+    return ModuleConfig(**keys)
 
 
 def restore_parts(
@@ -96,6 +114,7 @@ def restore_parts(
     recipe: Recipe,
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
+    module_id: str = DEFAULT_MODULE,
 ) -> tuple[RLModule, EnvToModule, ModuleToEnv]:
     """The module and the connectors of a run as they were at a checkpoint.
 
@@ -104,6 +123,7 @@ def restore_parts(
         recipe: what they are built from.
         observation_space: the environment's.
         action_space: the environment's.
+        module_id: of the module in the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint belongs to another module.
@@ -125,12 +145,12 @@ def restore_parts(
         check_specs=config.check_specs,
     )
     try:
-        state: Any = saved.tree[DEFAULT_MODULE]
+        state: Any = saved.tree[module_id]
         load_weights(weights_of(module), {**state["parameters"], **state["buffers"]})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(where, f"is another module's: {error}") from error
     try:
-        if learned := connector_state(saved):
+        if learned := connector_state(saved, module_id):
             env_to_module.set_state(learned)
     except ValueError as error:
         raise CheckpointError(where, str(error)) from error

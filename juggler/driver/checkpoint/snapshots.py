@@ -107,8 +107,10 @@ class SnapshotWriter:
         """A snapshot of every module has been asked for; that of a candidate is to lie aside."""
         self._candidate = candidate
         self._abandoned = False
-        self._awaited = set(self._config.module_ids)
-        self._cuts = {module_id: _ModuleCut(state_reader()) for module_id in self._awaited}
+        self._cuts = {
+            module_id: _ModuleCut(state_reader()) for module_id in self._config.module_ids
+        }
+        self._awaited = set(self._cuts)
 
     def take(
         self,

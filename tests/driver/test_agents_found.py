@@ -1,0 +1,164 @@
+"""What preflight finds in environments with several agents, and what is chosen for modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.tag_game import Tag
+
+from juggler.driver.agents_found import AgentGroup, from_bytes, to_bytes, with_agents
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.defaults import settled
+from juggler.driver.preflight import PreflightError, rehearse
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from juggler.runtime.wire.spaces import space_to_message
+
+TAG = "support.tag_game:Tag"
+MAPPING = {"adversary_0": "adversary", "adversary_1": "adversary", "runner_0": "runner"}
+GAME = Tag()
+GROUPS = tuple(
+    AgentGroup(
+        agents,
+        space_to_message(GAME.observation_space(agents[0])),
+        space_to_message(GAME.action_space(agents[0])),
+    )
+    for agents in (("adversary_0", "adversary_1"), ("runner_0",))
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forkserver() -> Iterator[None]:
+    share_forkserver()
+    yield
+    let_go_of_forkserver()
+
+
+def _config(**keys: Any) -> RunConfig:
+    return RunConfig.from_flat({"env": TAG, **keys})
+
+
+def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
+    told: list[str] = []
+    groups = rehearse(_config(), tell=told.append)
+    assert groups == GROUPS
+    built = [text for text in dict.fromkeys(told) if text.startswith("building")]
+    assert built == [
+        f"building module {name!r} and its learner" for name in ("adversary", "runner")
+    ]
+
+
+def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
+    groups = (*GROUPS, AgentGroup(("other",), None, None), AgentGroup((), None, None))
+    assert from_bytes(to_bytes(groups)) == groups
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"agents": {"*": "all"}}, "have different spaces, and both are mapped to module 'all'"),
+        ({"modules": {"hunter": {}}}, "no agent is mapped to module 'hunter'; there are 'adv"),
+        (
+            {"modules": {"runner": {"algorithm": "pqn"}}},
+            "module 'runner': QNetwork acts in Discrete spaces, and not in Box",
+        ),
+    ],
+)
+def test_what_does_not_suit_the_agents_is_told_with_the_module(
+    keys: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PreflightError) as failed:
+        rehearse(_config(**keys))
+    assert words in str(failed.value)
+
+
+def test_after_preflight_a_configuration_names_every_agent() -> None:
+    config = with_agents(_config(modules={"runner": {"algorithm": "ppo"}}), GROUPS)
+    assert config.played_by == MAPPING
+    assert config.module_ids == ("adversary", "runner")
+    assert config.of("runner").learner.algorithm == "ppo"
+    again = RunConfig.from_flat(config.flat())
+    assert again == config
+    assert with_agents(again, GROUPS) == config
+
+
+def test_those_who_act_find_the_module_of_each_algorithm_without_the_algorithm() -> None:
+    groups = (GROUPS[0], AgentGroup(("other",), GROUPS[0].observation, GROUPS[0].action))
+    tables = {"agents": {"a*": "a", "*": "b"}, "modules": {"b": {"algorithm": "impala"}}}
+    config = with_agents(_config(algorithm="pqn", **tables), groups)
+    acting = RunConfig.to_act(config.flat())
+    for module_id in ("a", "b"):
+        assert acting.of(module_id).module == config.of(module_id).module
+    assert acting.of("a").module != acting.of("b").module
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"agents": {"*": "default"}}, "agents: the environment CartPole-v1 has one agent"),
+        ({"modules": {"main": {}}}, "has one agent, which the module 'default' plays: leave out"),
+    ],
+)
+def test_tables_of_several_agents_suit_no_environment_with_one(
+    keys: dict[str, Any], words: str
+) -> None:
+    config = RunConfig.from_flat({"env": "CartPole-v1", **keys})
+    with pytest.raises(ConfigError, match=words):
+        with_agents(config, [AgentGroup((), None, None)])
+
+
+def test_the_only_module_of_one_agent_may_have_a_table() -> None:
+    config = RunConfig.from_flat({"modules": {"default": {"lr": 0.5}}})
+    assert with_agents(config, [AgentGroup((), None, None)]) is config
+    assert config.of("default").learner.lr == 0.5
+
+
+def test_where_environments_are_elsewhere_agents_are_to_be_named() -> None:
+    named = _config(agents=MAPPING)
+    assert with_agents(named, ()) is named
+    for keys in ({"agents": {"*": "all"}}, {"modules": {"runner": {}}}):
+        with pytest.raises(ConfigError, match="name every agent in the table agents"):
+            with_agents(_config(**keys), ())
+
+
+# -- what is chosen -------------------------------------------------------------------------------
+
+
+def _settled(**keys: Any) -> tuple[RunConfig, str]:
+    return settled(with_agents(_config(**keys), GROUPS), keys.keys(), GROUPS)
+
+
+def test_values_are_chosen_for_each_module_by_its_algorithm_and_its_spaces() -> None:
+    config, said = _settled(modules={"runner": {"algorithm": "appo"}})
+    adversary, runner = config.of("adversary"), config.of("runner")
+    alone = settled(RunConfig.from_flat({}), (), [AgentGroup((), *_spaces(0))])[0]
+    assert adversary.learner.grad_clip == alone.learner.grad_clip == 0.5
+    assert adversary.connectors == alone.connectors
+    assert runner.flat()["buffer_batches"] == 16, "for actions in a Box"
+    assert runner.learner.gamma == 0.95
+    assert adversary.learner.gamma == 0.99
+    first, second = said.splitlines()
+    assert first.startswith("chosen for impala in module 'adversary': envs_per_runner = 8, ")
+    assert second.startswith("chosen for appo in module 'runner': ")
+    assert "envs_per_runner" not in second, "all modules share it"
+    assert RunConfig.from_flat(config.flat()) == config
+
+
+def test_samples_grow_with_the_agents_that_a_module_plays() -> None:
+    keys = {"envs_per_runner": 16, "fragment_steps": 32}
+    config, _ = _settled(**keys)
+    sizes = [config.of(name).learner.batch_size for name in config.module_ids]
+    assert sizes == [2 * 16 * 32, 16 * 32]
+
+
+def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
+    config, _ = _settled(lr=0.125, modules={"runner": {"lambda_": 0.5, "reward_scale": 2.0}})
+    learners = {name: config.of(name).flat() for name in config.module_ids}
+    assert [learners[name]["lr"] for name in learners] == [0.125, 0.125]
+    assert [learners[name]["lambda_"] for name in learners] == [0.95, 0.5]
+    assert learners["runner"]["connectors"] == {}, "its rewards are scaled already"
+
+
+def _spaces(group: int) -> tuple[Any, Any]:
+    return GROUPS[group].observation, GROUPS[group].action

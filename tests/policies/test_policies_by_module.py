@@ -1,0 +1,76 @@
+"""Policies in checkpoints of several modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import worlds
+
+import juggler
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+
+FILTER = {"env_to_module": ["mean_std_filter"]}
+KEYS: dict[str, dict[str, Any]] = {
+    "red": {"model": {"hidden_sizes": [8]}},
+    "blue": {"model": {"hidden_sizes": [16]}, "connectors": FILTER, "distribution": "none"},
+}
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> tuple[Path, dict[str, Path]]:
+    """A checkpoint of two modules, and two of runs that trained one of them alone."""
+    env = {"red": worlds.plain, "blue": worlds.motors}
+    alone = {
+        name: worlds.written(tmp_path / name, env[name], **KEYS[name] | {"distribution": None})
+        for name in KEYS
+    }
+    saved = {name: read(path) for name, path in alone.items()}
+    tree: dict[str, Any] = {name: each.tree["default"] for name, each in saved.items()}
+    tree["connectors"] = {"blue": saved["blue"].tree["connectors"]}
+    modules = {
+        name: {"version": (1, 1), "extra": {}, "spaces": each.spaces}
+        for name, each in saved.items()
+    }
+    tables = {"agents": {"r": "red", "b": "blue"}, "modules": KEYS}
+    config = RunConfig.from_flat({"env": "nowhere:Game", **tables}).flat()
+    merged = replace(saved["red"], tree=tree, modules=modules, config=config, spaces={})
+    return write(tmp_path / "both" / "checkpoints", merged), alone
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_module_of_several_acts_as_if_it_were_the_only_one(
+    several: tuple[Path, dict[str, Path]], name: str
+) -> None:
+    together, alone = several
+    policy = juggler.load_policy(together, module_id=name)
+    expected = juggler.load_policy(alone[name])
+    assert policy.observation_space == expected.observation_space
+    assert policy.action_space == expected.action_space
+    seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    np.testing.assert_array_equal(policy.act(seen)[0], expected.act(seen)[0])
+
+
+def test_which_module_is_asked_where_there_are_several(
+    several: tuple[Path, dict[str, Path]],
+) -> None:
+    together, alone = several
+    with pytest.raises(CheckpointError, match="has several modules, of which to name one: 'red', "):
+        juggler.load_policy(together)
+    with pytest.raises(CheckpointError, match="has no module 'green': there are 'red', 'blue'"):
+        juggler.load_policy(together, module_id="green")
+    with pytest.raises(ValueError, match="for the module of this id, pass module_id='red'"):
+        juggler.load_policy(together, module="red")
+    juggler.load_policy(alone["red"], module_id="default")
+
+
+def test_a_run_with_several_agents_is_not_evaluated_and_the_error_says_what_to_do(
+    several: tuple[Path, dict[str, Path]],
+) -> None:
+    with pytest.raises(ConfigError, match=r"load_policy\(checkpoint, module_id=.* 'red', 'blue'"):
+        juggler.evaluate(several[0])

@@ -1,0 +1,65 @@
+"""A game of two kinds of agents, with PettingZoo's Parallel interface."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+
+class Tag:
+    """Two adversaries see three numbers and choose of two; a runner sees two and moves a motor."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "tag"}
+    possible_agents = ("adversary_0", "adversary_1", "runner_0")
+    length = 5
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self._steps = 0
+        self._random = np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return _SPACES[agent.partition("_")[0]][0]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return _SPACES[agent.partition("_")[0]][1]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self.agents, self._steps = list(self.possible_agents), 0
+        return self._observe(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        self._steps += 1
+        seen, before = self._observe(), self.agents
+        over = self._steps == self.length
+        self.agents = [] if over else self.agents
+        return (
+            seen,
+            dict.fromkeys(before, 1.0),
+            dict.fromkeys(before, over),
+            dict.fromkeys(before, False),
+            {agent: {} for agent in before},
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _observe(self) -> dict[str, Any]:
+        return {
+            agent: self._random.uniform(-1, 1, self.observation_space(agent).shape).astype(
+                np.float32
+            )
+            for agent in self.agents
+        }
+
+
+_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
+    "adversary": (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)),
+    "runner": (spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)),
+}
