@@ -112,7 +112,8 @@ class Bench:
             if isinstance(event, Joined):
                 worker = event.worker
                 self.workers[worker.worker_id] = worker
-                self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, LIVE_STEPS))
+                steps = {DEFAULT_MODULE: LIVE_STEPS}
+                self.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
         self.turn()
 
 

@@ -31,7 +31,7 @@ from juggler.runtime.episodes.version import Version
 @dataclass
 class FakeRunner:
     worker: WorkerKey
-    steps: int
+    steps: Mapping[str, int]  # by module: of each request, where all of them are live
     requests: deque[Request] = field(default_factory=deque)
 
 
@@ -79,10 +79,16 @@ class Processes:
             for each in learner.answers[-3:]
         ]
 
-    def sample(self, worker_id: str, live_steps: int, outcome: str) -> None:
-        """A runner does its next request. Outcome: failed, sent, or a reason to drop the batch."""
+    def sample(self, worker_id: str, share: float, outcome: str) -> None:
+        """A runner answers its next request.
+
+        Args:
+            share: of the request's steps that turn out to be live.
+            outcome: failed, sent, or a reason to drop the batch.
+        """
         runner = self.runners[worker_id]
         request = runner.requests.popleft()
+        live_steps = round(share * runner.steps[request.module_id])
         if outcome == "failed":
             failed = SampleFailed(request.batch_id, *runner.worker, request.module_id)
             self.pending.append(failed)

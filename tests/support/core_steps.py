@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count
 from typing import Any, TypeVar
 
+from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Command,
     Event,
@@ -17,30 +17,41 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.module_core import ModuleCore, ModuleStart
+from juggler.driver.core.ledger import Ledger
+from juggler.driver.core.module_core import ModuleStart
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 C = TypeVar("C")
 
 
-def module_core(
+class OneModule(DriverCore):
+    """The core of a run with one module, with what tests read of that module."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.modules[DEFAULT_MODULE].ledger
+
+    @property
+    def generation(self) -> int:
+        return self.modules[DEFAULT_MODULE].generation
+
+
+def one_module(
     settings: ModuleSettings, first_id: int = 1, generation: int = 0, update: int = 0
-) -> ModuleCore:
-    """One module's core, as a `DriverCore` makes it."""
-    start = ModuleStart(settings, generation, update)
-    return ModuleCore(DEFAULT_MODULE, start, count(first_id).__next__)
+) -> OneModule:
+    return OneModule({DEFAULT_MODULE: ModuleStart(settings, generation, update)}, first_id)
 
 
-def step(core: ModuleCore, event: Event) -> list[Command]:
+def step(core: DriverCore, event: Event) -> list[Command]:
     """What the driver's loop does for an event: all commands, in the order of the loop."""
-    return [*core.book(event), *core.issue_updates(), *core.requests()]
+    return [*core.book(event), *core.issue_updates(), *core.top_up()]
 
 
-def make(learners: int = 1, **settings: Any) -> ModuleCore:
+def make(learners: int = 1, **settings: Any) -> OneModule:
     """A core whose group has formed: learner-0, learner-1, … of incarnation "L"."""
     defaults: dict[str, Any] = {"batch_size": 100, "max_open_updates": 2, "num_learners": learners}
-    core = module_core(ModuleSettings(**{**defaults, **settings}))
+    core = one_module(ModuleSettings(**{**defaults, **settings}))
     for index in range(learners):
         step(core, LearnerJoined(f"learner-{index}", "L"))
     return core
@@ -50,10 +61,13 @@ def only(kind: type[C], commands: Iterable[Command]) -> list[C]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def join(
-    core: ModuleCore, index: int = 0, steps: int = 50, incarnation: str = "R"
-) -> list[Request]:
-    return only(Request, step(core, RunnerJoined(f"envrunner-{index}", incarnation, steps)))
+def joined(index: int = 0, steps: int = 50, incarnation: str = "R") -> RunnerJoined:
+    """A runner of the one module."""
+    return RunnerJoined(f"envrunner-{index}", incarnation, {DEFAULT_MODULE: steps})
+
+
+def join(core: OneModule, index: int = 0, steps: int = 50, incarnation: str = "R") -> list[Request]:
+    return only(Request, step(core, joined(index, steps, incarnation)))
 
 
 def receipt(request: Request, steps: int = 50, dropped: str = "") -> SampleReceived:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from juggler.driver.core.driver_core import DriverCore
@@ -160,7 +161,6 @@ class ModuleBooks:
                 assert learners[share.learner].batches.keys() >= set(share.batch_ids)
         if self.settings.synchronous:
             assert self.updates_in_flight() == 1
-            assert not any(self.unreported.values()), "not every request has ended"
             for share in update.shares:
                 order = [(worker_order(self.requests[i].runner), i) for i in share.batch_ids]
                 assert order == sorted(order)
@@ -217,6 +217,47 @@ class ModuleBooks:
         assert sorted(held) == sorted(ledger.held)
 
 
+class RoundBooks:
+    """What the world knows of rounds, over all modules."""
+
+    def __init__(self, books: Mapping[str, ModuleBooks]) -> None:
+        self._books = books
+
+    def check(self, requests: list[Request]) -> None:
+        """What the core asked for at once."""
+        for number, asked in groupby(requests, key=_round_of):
+            together = list(asked)
+            first = together[0]
+            assert number == first.batch_id, "a round came in pieces"
+            assert {(each.runner, each.incarnation) for each in together} == {
+                (first.runner, first.incarnation)
+            }
+            modules = {each.module_id for each in together}
+            assert len(modules) == len(together)
+            told = {each.requests_in_round for each in together}
+            assert told == ({len(together)} if first.round else {0})
+            self._check_modules(modules)
+
+    def _check_modules(self, modules: set[str]) -> None:
+        """A module is left out if it has no learners, has enough, or need not be waited for."""
+        for module_id, books in self._books.items():
+            excused = books.settings.synchronous or not books.settings.waited_for
+            assert module_id in modules or excused or not books.group
+
+    def check_open(self, most: int) -> None:
+        """No runner has more rounds that are not reported in full."""
+        rounds: dict[WorkerKey, set[int]] = {}
+        for books in self._books.values():
+            for worker, batch_ids in books.unreported.items():
+                numbers = {_round_of(books.requests[batch_id]) for batch_id in batch_ids}
+                rounds.setdefault(worker, set()).update(numbers)
+        assert all(len(numbers) <= most for numbers in rounds.values())
+
+
+def _round_of(request: Request) -> int:
+    return request.round or request.batch_id
+
+
 class World(Processes):
     """
     Args:
@@ -232,6 +273,7 @@ class World(Processes):
         self.books = {
             key: ModuleBooks(module, self.known) for key, module in self.core.modules.items()
         }
+        self.rounds = RoundBooks(self.books)
         self.delivered: list[Event] = []
         self._events_a_turn = events_a_turn
         self._events = 0  # since the last turn
@@ -241,8 +283,10 @@ class World(Processes):
 
     def start_runner(self, index: int, steps: int) -> None:
         worker = self._new_worker(f"envrunner-{index}")
-        self.runners[worker.worker_id] = FakeRunner(worker, steps)
-        self.deliver(RunnerJoined(worker.worker_id, worker.incarnation, steps))
+        # Fewer agents are played by the second module.
+        of_module = {key: max(1, steps // (1 + n)) for n, key in enumerate(self.settings)}
+        self.runners[worker.worker_id] = FakeRunner(worker, of_module)
+        self.deliver(RunnerJoined(worker.worker_id, worker.incarnation, of_module))
 
     def start_learner(self, index: int) -> None:
         """Of the module that learners of this index train."""
@@ -276,8 +320,11 @@ class World(Processes):
         for key, books in self.books.items():
             assert books.core.weights_version >= versions[key]
             books.check_reopened(before[key])
+        self.rounds.check([each for each in commands if isinstance(each, Request)])
         for command in commands:
             self._obey(command)
+        most = next(iter(self.settings.values())).requests_per_runner
+        self.rounds.check_open(most)
         for key, books in self.books.items():
             books.check_admission(commands)
             coming = Proceed(key) in self.pending
@@ -325,9 +372,15 @@ class World(Processes):
                 self._send(command.members, command)
             case IssueUpdate():
                 books.check_update(command, self.learners)
+                if books.settings.synchronous:
+                    assert not self._asked_for(), "not every request has ended"
                 self._send([share.learner for share in command.shares], command)
             case Discard():
                 self._send([command.learner], command)
+
+    def _asked_for(self) -> int:
+        """Requests that are under way, of any module."""
+        return sum(len(each) for books in self.books.values() for each in books.unreported.values())
 
     def _send(self, worker_ids: list[str] | tuple[str, ...], command: Command) -> None:
         for worker_id in worker_ids:
@@ -360,7 +413,7 @@ class World(Processes):
                 return
             for runner in self.runners.values():
                 while runner.requests:
-                    self.sample(runner.worker.worker_id, runner.steps, "sent")
+                    self.sample(runner.worker.worker_id, 1.0, "sent")
             for learner in self.learners.values():
                 while learner.commands:
                     self.work(learner.worker.worker_id, "trained")

@@ -1,57 +1,48 @@
-"""When a request may go out, to whom, and when an update: what sets the two modes apart."""
+"""When requests may go out, to whom, and when an update: what sets the two modes apart.
+
+An EnvRunner plays for all modules at once. So requests go out in rounds: one request for each
+module that takes part, all of them to the same EnvRunner, which plays once and answers each. A
+module takes part while its group has members. A round goes out only once every module in it has
+room: no request waits for another module's room, so modules cannot wait for each other in a circle.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import cycle
-from typing import Protocol
+from collections.abc import Mapping
+from itertools import count
+from typing import NamedTuple, Protocol
 
 from juggler.driver.core.group import Learner, worker_order
 from juggler.driver.core.ledger import Batch
-from juggler.driver.core.state import Runner, State
+from juggler.driver.core.runners import Runner, Runners
+from juggler.driver.core.state import State
+
+
+class Round(NamedTuple):
+    """Who shall sample, and by module id, for which learner."""
+
+    runner: Runner
+    learners: Mapping[str, Learner]
 
 
 class Admission(Protocol):
-    """Asked after every event, while the group has members: first for updates, then for requests.
+    """Asked after every event, first for the updates of each module, then for rounds.
 
-    `next_update` and `next_request` are asked again until they give None.
+    `next_update` and `next_round` are asked again until they give None.
     """
 
     def has_room(self, runner: Runner) -> None:
-        """A runner joined or one of its requests came to an end."""
+        """A runner joined, or one of its rounds began or came to an end."""
 
     def left(self, runner: Runner) -> None:
         """A runner is gone."""
 
-    def next_update(self) -> dict[str, list[Batch]] | None:
-        """Every member's share of an update, by rank."""
+    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+        """Every member's share of an update, by rank. Asked of modules whose group has members."""
 
-    def next_request(self) -> tuple[Runner, Learner] | None:
-        """Who shall sample a batch, and for which learner."""
-
-
-class Line:
-    """Runners that may get a request, each once, served in turn."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._runners: deque[Runner] = deque()
-
-    def join(self, runner: Runner) -> None:
-        """Go to the end of the line, unless its cap is used up or it stands in line already."""
-        cap = self._state.settings.requests_per_runner
-        if not runner.in_line and len(runner.requested) < cap:
-            runner.in_line = True
-            self._runners.append(runner)
-
-    def next(self) -> Runner | None:
-        while self._runners:
-            runner = self._runners.popleft()
-            runner.in_line = False
-            # Whoever left in the meantime still stands in the line.
-            if self._state.runners.get(runner.worker.worker_id) is runner:
-                return runner
-        return None
+    def next_round(self) -> Round | None:
+        """The next requests that may go out."""
 
 
 class Asynchronous:
@@ -61,103 +52,162 @@ class Asynchronous:
     than max_open_updates times as many are open for it, a further batch waits for
     max_open_updates - 1 updates at most. The bound is kept for each learner, not for their sum: a
     sum that is used up by the batches of one learner would leave another short of its share, and
-    the run would stand.
+    the run would stand. Once everything that was asked for is reported, each module either has room
+    or can make an update, whatever the others do.
+
+    Args:
+        modules: by module id, in the order in which a round asks for them.
+        runners: whom to ask.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._line = Line(state)
+    def __init__(self, modules: Mapping[str, State], runners: Runners) -> None:
+        self._modules = modules
+        self._runners = runners
 
     def has_room(self, runner: Runner) -> None:
-        self._line.join(runner)
+        self._runners.stand_in_line(runner)
 
     def left(self, runner: Runner) -> None:
         """Nothing to do: the line skips it."""
 
-    def next_update(self) -> dict[str, list[Batch]] | None:
-        settings, members = self._state.settings, self._state.group.members
-        if len(self._state.updates) >= settings.max_updates_in_flight:
+    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+        settings, members = module.settings, module.group.members
+        if len(module.updates) >= settings.max_updates_in_flight:
             return None
         share = settings.batch_size / len(members)
         if any(learner.held_steps < share for learner in members.values()):
             return None
         return {worker_id: _take(learner, share) for worker_id, learner in members.items()}
 
-    def next_request(self) -> tuple[Runner, Learner] | None:
-        settings, members = self._state.settings, self._state.group.members
-        learner = min(members.values(), key=_open_steps)
-        if learner.open_steps >= settings.max_open_updates * settings.batch_size / len(members):
-            return None
-        runner = self._line.next()
-        return None if runner is None else (runner, learner)
+    def next_round(self) -> Round | None:
+        learners: dict[str, Learner] = {}
+        for module_id, module in self._modules.items():
+            settings, members = module.settings, module.group.members
+            if not members:
+                continue
+            learner = min(members.values(), key=_open_steps)
+            most = settings.max_open_updates * settings.batch_size / len(members)
+            if learner.open_steps < most:
+                learners[module_id] = learner
+            elif settings.waited_for:
+                return None
+        runner = self._runners.next_in_line() if learners else None
+        return None if runner is None else Round(runner, learners)
 
 
 class Synchronous:
     """Sample, wait for all, update, wait. Nothing depends on who is faster.
 
-    A round asks the runners in order of their index, again and again, until all were asked once
-    and the requests add up to batch_size. When every request was reported or lost, one update
-    takes all batches, ordered by runner and then by request. If by then a learner has not got a
-    single step, its share of the round is asked for anew. Behind each update the core waits for
-    `Proceed`: the driver looks there whether the run is to stop, and takes checkpoints.
+    A turn asks the runners in order of their index, again and again, until all were asked once
+    and the requests add up to every module's batch_size; a module with enough is left out of the
+    rest. When every request was reported or lost, each module whose learners all have something
+    makes one update of all batches, ordered by runner and then by request. A module with too little
+    keeps what it has, and takes part in the next turn for those learners alone that have nothing.
+    Behind updates the core waits for `Proceed`: the driver looks there whether the run is to stop,
+    and takes checkpoints. If no module could make an update, the next turn begins at once.
+
+    Args:
+        modules: by module id, in the order in which a round asks for them.
+        runners: whom to ask.
+        num_runners: the first turn begins when so many have joined, and every module its group.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._line = Line(state)
-        # By runner: the learners of those requests of the round that have not gone out yet.
-        self._plan: dict[str, deque[Learner]] = {}
-        self._begun = False  # who joins when must not change the first rounds
+    def __init__(self, modules: Mapping[str, State], runners: Runners, num_runners: int) -> None:
+        self._modules = modules
+        self._runners = runners
+        self._num_runners = num_runners
+        # By runner: of those rounds of the turn that have not gone out yet, the learners by module.
+        self._plan: dict[str, deque[dict[str, Learner]]] = {}
+        self._begun = False  # who joins when must not change the first turns
 
     def has_room(self, runner: Runner) -> None:
         if runner.worker.worker_id in self._plan:
-            self._line.join(runner)
+            self._runners.stand_in_line(runner)
 
     def left(self, runner: Runner) -> None:
         self._plan.pop(runner.worker.worker_id, None)
 
-    def next_update(self) -> dict[str, list[Batch]] | None:
-        members = self._state.group.members
-        if self._under_way() or not all(learner.held_steps for learner in members.values()):
+    def next_update(self, module: State) -> dict[str, list[Batch]] | None:
+        members = module.group.members
+        if self._sampling() or module.updates or module.between_rounds:
+            return None
+        if not all(learner.held_steps for learner in members.values()):
             return None
         return {
             worker_id: sorted(_take_all(learner), key=_runner_and_sequence)
             for worker_id, learner in members.items()
         }
 
-    def next_request(self) -> tuple[Runner, Learner] | None:
-        self._begun = self._begun or len(self._state.runners) >= self._state.settings.num_runners
-        if self._begun and not self._under_way():
-            self._plan_round()
-        runner = self._line.next()
-        if runner is None:
-            return None
-        planned = self._plan[runner.worker.worker_id]
-        learner = planned.popleft()
-        if not planned:
-            del self._plan[runner.worker.worker_id]
-        members = self._state.group.members
-        if members.get(learner.worker.worker_id) is not learner:  # it is gone
-            learner = min(members.values(), key=_open_steps)
-        return runner, learner
+    def next_round(self) -> Round | None:
+        if not self._begun:
+            enough = len(self._runners) >= self._num_runners
+            self._begun = enough and all(each.has_begun for each in self._modules.values())
+        if self._begun and not self._sampling() and not self._updating():
+            self._plan_turn()
+        while (runner := self._runners.next_in_line()) is not None:
+            planned = self._plan[runner.worker.worker_id]
+            learners = self._still_there(planned.popleft())
+            if not planned:
+                del self._plan[runner.worker.worker_id]
+            if learners:
+                return Round(runner, learners)
+            self.has_room(runner)
+        return None
 
-    def _under_way(self) -> bool:
-        return bool(self._plan or self._state.ledger.requested or self._state.updates)
+    def _sampling(self) -> bool:
+        return bool(self._plan) or any(each.ledger.requested for each in self._modules.values())
 
-    def _plan_round(self) -> None:
-        state = self._state
-        members = state.group.members
-        runners = [state.runners[name] for name in sorted(state.runners, key=worker_order)]
-        planned = {learner: 0 for learner in members.values() if not learner.held_steps}
-        goal = state.settings.batch_size * len(planned) / len(members)
-        for requests, runner in enumerate(cycle(runners)):
-            if requests >= max(len(runners), len(planned)) and sum(planned.values()) >= goal:
+    def _updating(self) -> bool:
+        return any(each.updates or each.between_rounds for each in self._modules.values())
+
+    def _plan_turn(self) -> None:
+        runners = self._runners.in_order()
+        shares = [_Share(module_id, each) for module_id, each in self._modules.items()]
+        for asked in count() if runners else ():
+            runner = runners[asked % len(runners)]
+            learners = {
+                share.module_id: share.give(runner)
+                for share in shares
+                if share.is_short(asked, len(runners))
+            }
+            if not learners:
                 break
-            learner = min(planned, key=planned.__getitem__)
-            planned[learner] += runner.steps_per_request
-            self._plan.setdefault(runner.worker.worker_id, deque()).append(learner)
+            self._plan.setdefault(runner.worker.worker_id, deque()).append(learners)
         for runner in runners:
-            self._line.join(runner)
+            self.has_room(runner)
+
+    def _still_there(self, planned: Mapping[str, Learner]) -> dict[str, Learner]:
+        """With others in place of learners that are gone, without modules that have none left."""
+        learners: dict[str, Learner] = {}
+        for module_id, learner in planned.items():
+            members = self._modules[module_id].group.members
+            if members.get(learner.worker.worker_id) is learner:
+                learners[module_id] = learner
+            elif members:
+                learners[module_id] = min(members.values(), key=_open_steps)
+        return learners
+
+
+class _Share:
+    """What one module gets of a turn that is being planned."""
+
+    def __init__(self, module_id: str, module: State) -> None:
+        self.module_id = module_id
+        members = module.group.members.values()
+        self._planned = {learner: 0 for learner in members if not learner.held_steps}
+        self._goal = module.settings.batch_size * len(self._planned) / max(1, len(members))
+
+    def is_short(self, asked: int, runners: int) -> bool:
+        """Whether it takes part in one more round, behind so many."""
+        if not self._planned:
+            return False
+        return asked < max(runners, len(self._planned)) or sum(self._planned.values()) < self._goal
+
+    def give(self, runner: Runner) -> Learner:
+        """The learner that gets the runner's next batch."""
+        learner = min(self._planned, key=self._planned.__getitem__)
+        self._planned[learner] += runner.steps[self.module_id]
+        return learner
 
 
 def _open_steps(learner: Learner) -> int:

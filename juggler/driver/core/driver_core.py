@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain, zip_longest
+from collections.abc import Iterator, Mapping
 
 from juggler.driver.core import events
+from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.module_core import ModuleCore, ModuleStart
+from juggler.driver.core.runners import Runners
+from juggler.driver.core.state import ModuleSettings, State
 from juggler.runtime.episodes.version import Version
 
 
@@ -15,21 +18,36 @@ class DriverCore:
     """Keeps runners and learners busy, and the books of what they did, module by module.
 
     Every module has books, a group of learners and a staleness budget of its own. Runners are
-    shared: each may have `requests_per_runner` requests of every module.
+    shared: each plays for all modules at once, and is asked in rounds; see `admission`.
 
     Args:
-        modules: what each begins with, by module id.
+        modules: what each begins with, by module id; at least one.
         first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
 
     Attributes:
         modules: by module id.
         next_id: of the next batch or update.
+
+    Raises:
+        ValueError: the modules differ in what must be the same for all.
     """
 
     def __init__(self, modules: Mapping[str, ModuleStart], first_id: int = 1) -> None:
         self.next_id = first_id
+        shared = _shared_settings([start.settings for start in modules.values()])
+        self._runners = Runners(shared.requests_per_runner)
+        states = {module_id: start.state() for module_id, start in modules.items()}
+        self._admission = _admission(shared, states, self._runners)
+        self._stopping = False
         self.modules = {
-            module_id: ModuleCore(module_id, start, self._take_id)
+            module_id: ModuleCore(
+                module_id,
+                start,
+                states[module_id],
+                self._admission,
+                self._runners,
+                self._take_id,
+            )
             for module_id, start in modules.items()
         }
 
@@ -37,21 +55,37 @@ class DriverCore:
         """Book what happened. Returns what has to be sent because of it, in this order.
 
         Raises:
-            ValueError: it names a module that the run does not have.
+            ValueError: it names a module that the run does not have, or lacks one.
         """
-        concerned = list(self.modules.values())
-        if not isinstance(event, events.OfEveryModule):
-            concerned = [self.module(event.module_id)]
-        return [command for module in concerned for command in module.book(event)]
+        match event:
+            case events.RunnerJoined():
+                self._runner_joined(event)
+                return []
+            case events.RunnerLeft():
+                self._runner_left(WorkerKey(event.runner, event.incarnation), event.not_begun)
+                return []
+            case events.LearnerLeft() | events.StopRequested() | events.Finish():
+                self._stopping = self._stopping or not isinstance(event, events.LearnerLeft)
+                return [command for each in self.modules.values() for command in each.book(event)]
+            case _:
+                return self.module(event.module_id).book(event)
 
     def issue_updates(self) -> list[events.Command]:
         """Every update that learners can make now, and the groups that are to make them."""
         return [command for each in self.modules.values() for command in each.issue_updates()]
 
     def top_up(self) -> list[events.Request]:
-        """Requests wherever there is room for more steps; modules take turns."""
-        rounds = zip_longest(*(module.requests() for module in self.modules.values()))
-        return [request for request in chain.from_iterable(rounds) if request is not None]
+        """Requests wherever there is room for more steps."""
+        return list(self._requests())
+
+    def _requests(self) -> Iterator[events.Request]:
+        while not self._stopping and (asked := self._admission.next_round()) is not None:
+            runner, learners = asked
+            number, requests = self.next_id, len(learners)
+            runner.rounds[number] = requests
+            for module_id, learner in learners.items():
+                yield self.modules[module_id].request(runner, learner, number, requests)
+            self._admission.has_room(runner)
 
     def module(self, module_id: str) -> ModuleCore:
         """
@@ -72,8 +106,8 @@ class DriverCore:
 
     @property
     def between_rounds(self) -> bool:
-        """In synchronous mode: every module waits for `Proceed`."""
-        return all(module.between_rounds for module in self.modules.values())
+        """In synchronous mode: updates were made, all are finished, and `Proceed` is awaited."""
+        return self.idle and any(module.between_rounds for module in self.modules.values())
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -121,7 +155,7 @@ class DriverCore:
 
     @property
     def num_runners(self) -> int:
-        return max(module.num_runners for module in self.modules.values())
+        return len(self._runners)
 
     def counters(self) -> Counters:
         """The books of all modules together."""
@@ -131,3 +165,44 @@ class DriverCore:
         taken = self.next_id
         self.next_id += 1
         return taken
+
+    def _runner_joined(self, event: events.RunnerJoined) -> None:
+        if event.steps_per_request.keys() != self.modules.keys():
+            told, known = ", ".join(event.steps_per_request), ", ".join(self.modules)
+            raise ValueError(f"{event.runner} plays for {told[:100]}; the run's modules: {known}")
+        worker = WorkerKey(event.runner, event.incarnation)
+        if self._runners.knew(worker):
+            return
+        if (before := self._runners.named(event.runner)) is not None:  # it is gone
+            self._runner_left(before.worker)
+        self._admission.has_room(self._runners.join(worker, event.steps_per_request))
+
+    def _runner_left(self, worker: WorkerKey, not_begun: frozenset[int] = frozenset()) -> None:
+        if (runner := self._runners.leave(worker)) is not None:
+            self._admission.left(runner)
+            for module in self.modules.values():
+                module.lose_runner(worker, not_begun)
+
+
+def _shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
+    """
+    Raises:
+        ValueError: the modules differ in what must be the same for all.
+    """
+    first, *others = settings
+    for name in ("synchronous", "requests_per_runner", "num_runners"):
+        for other in others:
+            if getattr(other, name) != getattr(first, name):
+                raise ValueError(
+                    f"{name} is {getattr(first, name)} for one module and {getattr(other, name)} "
+                    "for another: must be the same for all modules"
+                )
+    return first
+
+
+def _admission(
+    settings: ModuleSettings, states: Mapping[str, State], runners: Runners
+) -> Admission:
+    if settings.synchronous:
+        return Synchronous(states, runners, settings.num_runners)
+    return Asynchronous(states, runners)

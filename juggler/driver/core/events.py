@@ -6,12 +6,15 @@ Terms
                  twice in a run.
     module       what one group of learners trains. Events and commands name theirs; those of a
                  whole worker or a whole run concern every module.
+    round        requests to one runner, one for each module that takes part, which it answers by
+                 playing once.
     share        what one learner gets of an update: some of the batches that it holds.
     live steps   environment steps that an action caused; the unit of all accounting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,14 +56,16 @@ class Share(NamedTuple):
 class RunnerJoined:
     runner: str
     incarnation: str
-    steps_per_request: int  # rows times steps of its batches: an upper bound of their live steps
+    # By module id, rows times steps of its batches: an upper bound of their live steps.
+    steps_per_request: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        if self.steps_per_request < 1:
-            raise ValueError(
-                f"{self.runner} says that its batches hold {self.steps_per_request} steps: "
-                "must be at least 1"
-            )
+        for module_id, steps in self.steps_per_request.items():
+            if steps < 1:
+                raise ValueError(
+                    f"{self.runner} says that its batches of module {module_id!r} hold {steps} "
+                    "steps: must be at least 1"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +217,15 @@ class Finish:
     """Close the books: whatever is open now will not be reported any more."""
 
 
-#: What happens to every module of a run at once.
-OfEveryModule = RunnerJoined | RunnerLeft | LearnerLeft | StopRequested | Finish
+#: What happens to the runners that modules share.
+OfRunner = RunnerJoined | RunnerLeft
 
-Event = (
-    OfEveryModule
-    | LearnerJoined
+#: What happens to every module of a run at once.
+OfEveryModule = LearnerLeft | StopRequested | Finish
+
+#: What happens to one module, which the event names.
+OfModule = (
+    LearnerJoined
     | BeginWithFewer
     | SampleReceived
     | SampleFailed
@@ -229,6 +237,8 @@ Event = (
     | PeersLost
     | Proceed
 )
+
+Event = OfRunner | OfEveryModule | OfModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +252,8 @@ class Request:
     generation: int
     at_least: Version
     module_id: str = DEFAULT_MODULE
+    round: int = 0  # requests of one round are answered by playing once; 0: it is alone in its own
+    requests_in_round: int = 0
 
 
 @dataclass(frozen=True, slots=True)

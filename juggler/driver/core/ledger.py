@@ -31,6 +31,7 @@ class Batch:
     runner: WorkerKey
     learner: WorkerKey  # the incarnation that the request was for
     steps: int  # the request's size until somebody reports the batch; then its live steps
+    round: int = 0  # of requests that were asked of the runner together
     awaited: set[WorkerKey] = field(default_factory=set)  # those who have yet to report it
 
     def __post_init__(self) -> None:

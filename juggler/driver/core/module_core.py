@@ -6,16 +6,17 @@ the caller to notice: a worker that is silent for too long has left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
 from juggler.driver.core import events
-from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
+from juggler.driver.core.admission import Admission
 from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.group import Group, Learner
 from juggler.driver.core.ledger import Batch, Counters, Ledger
-from juggler.driver.core.state import ModuleSettings, Runner, State
+from juggler.driver.core.runners import Runner, Runners
+from juggler.driver.core.state import ModuleSettings, State
 from juggler.runtime.episodes.version import Version
 
 
@@ -35,37 +36,50 @@ class ModuleStart:
     update: int = 0
     counters: Counters | None = None
 
+    def state(self) -> State:
+        """What the module's core and admission keep up from there."""
+        ledger = Ledger() if self.counters is None else Ledger.restore(self.counters)
+        return State(self.settings, Group(self.settings.num_learners, self.generation), ledger)
+
 
 class ModuleCore:
     """The books of one module: its batches, its updates and the group of learners that makes them.
 
-    It knows nothing of other modules, so nothing that happens to one module holds up another.
+    It knows nothing of other modules: they share runners, and what admission makes of them.
 
     Args:
         module_id: of the module; every command names it.
         start: what it begins with.
+        state: made from `start`; admission reads it.
+        admission: of all modules.
+        runners: of all modules.
         take_id: gives ids to batches and updates, none of them twice in a run.
 
     Attributes:
         settings: bound its requests and updates.
         ledger: what became of its steps.
         weights_version: the newest that a learner reported.
-        between_rounds: in synchronous mode, behind an update; `Proceed` ends it.
     """
 
-    def __init__(self, module_id: str, start: ModuleStart, take_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        module_id: str,
+        start: ModuleStart,
+        state: State,
+        admission: Admission,
+        runners: Runners,
+        take_id: Callable[[], int],
+    ) -> None:
         self.module_id = module_id
         self.settings = start.settings
         self.weights_version = Version(start.generation, start.update)
-        self.ledger = Ledger() if start.counters is None else Ledger.restore(start.counters)
-        self.between_rounds = False
+        self.ledger = state.ledger
         self._take_id = take_id
-        self._group = Group(self.settings.num_learners, start.generation)
-        self._state = State(self.settings, self._group, self.ledger)
-        self._admission: Admission = (
-            Synchronous(self._state) if self.settings.synchronous else Asynchronous(self._state)
-        )
-        self._gone: set[WorkerKey] = set()
+        self._group = state.group
+        self._state = state
+        self._admission = admission
+        self._runners = runners
+        self._gone: set[WorkerKey] = set()  # learners
         # In updates of learners that left, by id: one that comes back with its weights may tell.
         self._unanswered: dict[int, Batch] = {}
         self._stopping = False
@@ -78,6 +92,11 @@ class ModuleCore:
     def idle(self) -> bool:
         """No update is in flight."""
         return not self._state.updates
+
+    @property
+    def between_rounds(self) -> bool:
+        """In synchronous mode, behind an update; `Proceed` ends it."""
+        return self._state.between_rounds
 
     @property
     def updates_in_flight(self) -> int:
@@ -99,17 +118,13 @@ class ModuleCore:
         return self._group.missing
 
     @property
-    def num_runners(self) -> int:
-        return len(self._state.runners)
-
-    @property
     def held_steps(self) -> int:
         """Steps that wait at learners and are in no update yet."""
         return sum(batch.steps for batch in self.ledger.held.values())
 
     # What the caller does.
 
-    def book(self, event: events.Event) -> list[events.Command]:
+    def book(self, event: events.OfModule | events.OfEveryModule) -> list[events.Command]:
         """Book what happened. Returns what has to be sent because of it, in this order."""
         if self._finished:
             return []
@@ -123,16 +138,12 @@ class ModuleCore:
                 self._update_answered(event)
             case events.UpdateKept():
                 self._update_kept(event)
-            case events.RunnerJoined():
-                self._runner_joined(event)
-            case events.RunnerLeft():
-                self._left(WorkerKey(event.runner, event.incarnation), event.not_begun)
             case events.LearnerJoined():
                 self._learner_joined(WorkerKey(event.learner, event.incarnation))
             case events.BeginWithFewer():
                 self._group.begin_with_fewer()
             case events.LearnerLeft():
-                self._left(WorkerKey(event.learner, event.incarnation))
+                self._learner_left(WorkerKey(event.learner, event.incarnation))
             case events.PeersMet():
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
@@ -140,7 +151,7 @@ class ModuleCore:
             case events.PeersLost():
                 self._announce(self._group.renew(event.generation))
             case events.Proceed():
-                self.between_rounds = False
+                self._state.between_rounds = False
             case events.StopRequested():
                 self._stopping = True
             case events.Finish():
@@ -160,31 +171,18 @@ class ModuleCore:
         if self.idle:
             self._announce(self._group.admit())
         if self._group.members and not self._group.joiners and not self.between_rounds:
-            while (shares := self._admission.next_update()) is not None:
+            while (shares := self._admission.next_update(self._state)) is not None:
                 self._issue(shares)
         return self._commands
 
-    def requests(self) -> Iterator[events.Request]:
-        """Ask for samples, as long as there is room for more."""
-        while not self._stopping and self._group.members and not self.between_rounds:
-            if (grant := self._admission.next_request()) is None:
-                return
-            yield self._request(*grant)
-
-    def _announce(self, members: tuple[str, ...] | None) -> None:
-        """The group has other members, or the same under another generation; None: it has not."""
-        if members is not None:
-            formed = events.FormGroup(self._group.generation, members, self.module_id)
-            self._commands.append(formed)
-
-    # Batches.
-
-    def _request(self, runner: Runner, learner: Learner) -> events.Request:
-        batch = Batch(self._take_id(), runner.worker, learner.worker, runner.steps_per_request)
+    def request(
+        self, runner: Runner, learner: Learner, number: int, requests_in_round: int
+    ) -> events.Request:
+        """Ask for a batch, as one request of a round."""
+        steps = runner.steps[self.module_id]
+        batch = Batch(self._take_id(), runner.worker, learner.worker, steps, number)
         self.ledger.request(batch)
-        runner.requested[batch.batch_id] = batch
-        learner.open_steps += batch.steps
-        self._admission.has_room(runner)
+        learner.open_steps += steps
         return events.Request(
             runner=runner.worker.worker_id,
             incarnation=runner.worker.incarnation,
@@ -193,7 +191,28 @@ class ModuleCore:
             generation=self._group.generation,
             at_least=self._acceptable_weights(),
             module_id=self.module_id,
+            round=number if requests_in_round > 1 else 0,
+            requests_in_round=requests_in_round if requests_in_round > 1 else 0,
         )
+
+    def lose_runner(self, worker: WorkerKey, not_begun: frozenset[int]) -> None:
+        """Close what a runner that left was asked for; of `not_begun` it has made no step."""
+        owed = [batch for batch in self.ledger.requested.values() if batch.runner == worker]
+        for batch in owed:
+            self._open_for(batch, -batch.steps)
+            if batch.batch_id in not_begun:
+                self.ledger.cancel(batch)
+            else:
+                self.ledger.lose(batch)
+
+    def _announce(self, members: tuple[str, ...] | None) -> None:
+        """The group has other members, or the same under another generation; None: it has not."""
+        if members is not None:
+            self._state.has_begun = True
+            formed = events.FormGroup(self._group.generation, members, self.module_id)
+            self._commands.append(formed)
+
+    # Batches.
 
     def _acceptable_weights(self) -> Version:
         """The oldest that may act for a request that goes out now.
@@ -211,10 +230,11 @@ class ModuleCore:
 
     def _sample_ended(self, event: events.SampleReceived | events.SampleFailed) -> None:
         worker = WorkerKey(event.runner, event.incarnation)
-        runner = self._state.runners.get(event.runner)
-        if runner is None or runner.worker != worker:
+        if self._runners.find(worker) is None:
             return
-        batch = runner.requested.get(event.batch_id)
+        batch = self.ledger.requested.get(event.batch_id)
+        if batch is not None and batch.runner != worker:
+            batch = None
         if isinstance(event, events.SampleFailed):
             if batch is not None:
                 self._end_request(batch)
@@ -261,8 +281,7 @@ class ModuleCore:
     def _end_request(self, batch: Batch) -> None:
         """Nobody waits for this request any more."""
         self._open_for(batch, -batch.steps)
-        runner = self._state.runners.get(batch.runner.worker_id)
-        if runner is not None and runner.requested.pop(batch.batch_id, None) is not None:
+        if (runner := self._runners.request_ended(batch.runner, batch.round)) is not None:
             self._admission.has_room(runner)
 
     def _open_for(self, batch: Batch, steps: int) -> None:
@@ -324,54 +343,28 @@ class ModuleCore:
         share = shares.pop(learner)
         if not shares:
             del self._state.updates[update_id]
-            self.between_rounds = self._state.settings.synchronous
+            self._state.between_rounds = self.settings.synchronous
         return share
 
-    # Workers.
-
-    def _runner_joined(self, event: events.RunnerJoined) -> None:
-        worker = WorkerKey(event.runner, event.incarnation)
-        if self._is_new(worker, self._state.runners.get(event.runner)):
-            runner = Runner(worker, event.steps_per_request)
-            self._state.runners[event.runner] = runner
-            self._admission.has_room(runner)
+    # Learners.
 
     def _learner_joined(self, worker: WorkerKey) -> None:
-        if self._is_new(worker, self._group.named(worker.worker_id)):
-            self._group.join(worker)
-
-    def _is_new(self, worker: WorkerKey, current: Runner | Learner | None) -> bool:
-        """Whoever had the id of a new worker until now is gone."""
+        """Whoever had its id until now is gone."""
+        current = self._group.named(worker.worker_id)
         if worker in self._gone or (current is not None and current.worker == worker):
-            return False
+            return
         if current is not None:
-            self._left(current.worker)
-        return True
+            self._learner_left(current.worker)
+        self._group.join(worker)
 
-    def _left(self, worker: WorkerKey, not_begun: frozenset[int] = frozenset()) -> None:
+    def _learner_left(self, worker: WorkerKey) -> None:
         self._gone.add(worker)
-        runner = self._state.runners.get(worker.worker_id)
-        learner = self._group.find(worker)
-        if runner is not None and runner.worker == worker:
-            self._lose_runner(runner, not_begun)
-        elif learner is not None:
-            self._lose_learner(learner)
-
-    def _lose_runner(self, runner: Runner, not_begun: frozenset[int]) -> None:
-        del self._state.runners[runner.worker.worker_id]
-        self._admission.left(runner)
-        for batch in runner.requested.values():
-            self._open_for(batch, -batch.steps)
-            if batch.batch_id in not_begun:
-                self.ledger.cancel(batch)
-            else:
-                self.ledger.lose(batch)
-
-    def _lose_learner(self, learner: Learner) -> None:
+        if (learner := self._group.find(worker)) is None:
+            return
         for batch in learner.held:
             self.ledger.drop(batch, "learner_lost")
         for update_id in list(self._state.updates):
-            for batch in self._take_share(update_id, learner.worker.worker_id) or ():
+            for batch in self._take_share(update_id, worker.worker_id) or ():
                 self.ledger.drop(batch, "learner_lost")
                 self._unanswered[batch.batch_id] = batch
         self._announce(self._group.leave(learner))

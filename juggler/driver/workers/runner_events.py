@@ -33,7 +33,7 @@ class RunnerEvents:
         if worker.role == EVALUATOR:
             parts.confirmation.play()
         if worker.role == ENVRUNNER:
-            steps = sum(module.rows * module.steps for module in ready.modules)
+            steps = {module.module_id: module.rows * module.steps for module in ready.modules}
             parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
         return setups
 

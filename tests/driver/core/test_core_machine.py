@@ -42,6 +42,7 @@ class CoreMachine(RuleBasedStateMachine):
         interval=st.integers(1, 3),
         learners=st.integers(1, 3),
         modules=st.integers(1, 2),
+        waited_for=st.booleans(),
         events=st.integers(1, 3),
         steps=st.lists(st.integers(1, 16), min_size=1, max_size=3),
     )
@@ -54,6 +55,7 @@ class CoreMachine(RuleBasedStateMachine):
         interval: int,
         learners: int,
         modules: int,
+        waited_for: bool,
         events: int,
         steps: list[int],
     ) -> None:
@@ -67,7 +69,12 @@ class CoreMachine(RuleBasedStateMachine):
             synchronous=self.synchronous,
         )
         # The second module's updates come at another pace than the first one's.
-        other = replace(settings, batch_size=2 * batch_size, num_learners=1 + learners % 3)
+        other = replace(
+            settings,
+            batch_size=2 * batch_size,
+            num_learners=1 + learners % 3,
+            waited_for=waited_for,
+        )
         self.world = World(dict([("first", settings), ("second", other)][:modules]), events)
         for index, count in enumerate(steps):
             self.world.start_runner(index, count)
@@ -141,8 +148,7 @@ class CoreMachine(RuleBasedStateMachine):
         busy = [name for name, runner in self.world.runners.items() if runner.requests]
         if busy:
             worker_id = _pick(busy, which)
-            steps = round(share * self.world.runners[worker_id].steps)
-            self.world.sample(worker_id, steps, outcome)
+            self.world.sample(worker_id, share, outcome)
 
     @rule(which=_ANY, outcome=st.sampled_from(["stale", "nonfinite", "forgotten", "failed"]))
     def a_learner_works_with_trouble(self, which: int, outcome: str) -> None:
@@ -154,7 +160,7 @@ class CoreMachine(RuleBasedStateMachine):
     def everybody_works(self, share: float) -> None:
         for worker_id, runner in self.world.runners.items():
             while runner.requests:
-                self.world.sample(worker_id, round(share * runner.steps), "sent")
+                self.world.sample(worker_id, share, "sent")
         for worker_id, learner in self.world.learners.items():
             while learner.commands:
                 self.world.work(worker_id, "trained")
@@ -269,6 +275,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
         interval=random.randint(1, 3),
         learners=1 + seed % 3,
         modules=1 + seed % 2,
+        waited_for=random.random() < 0.5,
         events=random.randint(1, 3),
         steps=[random.randint(1, 16) for _ in range(random.randint(1, 3))],
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.core_steps import answer, join, make, module_core, only, receipt, step
+from support.core_steps import answer, join, make, one_module, only, receipt, step
 
 from juggler.driver.core.events import (
     Arrived,
@@ -29,7 +29,7 @@ from juggler.runtime.episodes.version import Version
 
 
 def test_nothing_is_requested_before_there_is_a_learner() -> None:
-    core = module_core(ModuleSettings(batch_size=100, max_open_updates=2))
+    core = one_module(ModuleSettings(batch_size=100, max_open_updates=2))
     assert join(core) == []
     commands = step(core, LearnerJoined("learner-0", "L"))
     assert commands[0] == FormGroup(1, ("learner-0",))
@@ -119,7 +119,7 @@ def test_a_runner_that_cannot_sample_gives_its_request_back() -> None:
 
 
 def test_ids_go_on_above_those_of_an_earlier_run() -> None:
-    core = module_core(
+    core = one_module(
         ModuleSettings(batch_size=100, max_open_updates=2), first_id=40, generation=7, update=9
     )
     step(core, LearnerJoined("learner-0", "L"))
@@ -265,4 +265,4 @@ def test_a_report_that_makes_no_sense_is_refused_before_it_gets_to_the_core() ->
     with pytest.raises(ValueError, match="-1 live steps"):
         Arrived("learner-0", "L", 1, -1)
     with pytest.raises(ValueError, match="must be at least 1"):
-        RunnerJoined("envrunner-0", "R", 0)
+        RunnerJoined("envrunner-0", "R", {"default": 0})

@@ -9,7 +9,7 @@ from itertools import count
 from random import Random
 
 import pytest
-from support.core_steps import module_core, step
+from support.core_steps import joined, one_module, step
 
 from juggler.driver.core.events import (
     Arrived,
@@ -18,7 +18,6 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     Request,
-    RunnerJoined,
     SampleReceived,
     UpdateFinished,
     UsedBatch,
@@ -48,7 +47,7 @@ class Simulation:
         jitter: float,
         seed: int,
     ) -> None:
-        self.core = module_core(settings)
+        self.core = one_module(settings)
         self.sample_seconds = sample_seconds
         self.update_seconds = update_seconds
         self.message_seconds = message_seconds
@@ -71,7 +70,7 @@ class Simulation:
         for index in range(runners):
             self._requests[f"envrunner-{index}"] = deque()
             self._acting[f"envrunner-{index}"] = 0
-            self._tell(RunnerJoined(f"envrunner-{index}", "R", STEPS))
+            self._tell(joined(index, STEPS))
 
     def run(self, updates: int) -> None:
         while self._made < updates:
@@ -185,10 +184,10 @@ def test_a_slow_learner_never_waits_for_batches() -> None:
 
 def book_receipts(runners: int, receipts: int) -> float:
     """CPU seconds for one receipt and the commands that follow, updates included."""
-    core = module_core(ModuleSettings(batch_size=64 * STEPS, max_open_updates=1 + runners // 16))
+    core = one_module(ModuleSettings(batch_size=64 * STEPS, max_open_updates=1 + runners // 16))
     pending: deque[Command] = deque(step(core, LearnerJoined("learner-0", "L")))
     for index in range(runners):
-        pending.extend(step(core, RunnerJoined(f"envrunner-{index}", "R", STEPS)))
+        pending.extend(step(core, joined(index, STEPS)))
     booked, started = 0, time.process_time()
     while booked < receipts:
         command = pending.popleft()

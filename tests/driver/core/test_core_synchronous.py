@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from support.core_steps import module_core, only, receipt, step
+from support.core_steps import OneModule, joined, one_module, only, receipt, step
 
 from juggler.driver.core.events import (
     Command,
@@ -13,22 +13,20 @@ from juggler.driver.core.events import (
     LearnerLeft,
     Proceed,
     Request,
-    RunnerJoined,
     RunnerLeft,
     Share,
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
 
 def start(
     runners: int, steps: int, batch_size: int = 100, learners: int = 1, cap: int = 4
-) -> tuple[ModuleCore, list[Request]]:
+) -> tuple[OneModule, list[Request]]:
     """A core and its first round."""
-    core = module_core(
+    core = one_module(
         ModuleSettings(
             batch_size=batch_size,
             max_open_updates=1,
@@ -38,18 +36,18 @@ def start(
         )
     )
     for index in range(runners):
-        step(core, RunnerJoined(f"envrunner-{index}", "R", steps))
+        step(core, joined(index, steps))
     commands: list[Command] = []
     for index in range(learners):
         commands += step(core, LearnerJoined(f"learner-{index}", "L"))
     return core, only(Request, commands)
 
 
-def deliver(core: ModuleCore, requests: list[Request], steps: int) -> list[Command]:
+def deliver(core: OneModule, requests: list[Request], steps: int) -> list[Command]:
     return [command for r in requests for command in step(core, receipt(r, steps))]
 
 
-def finish(core: ModuleCore, update: IssueUpdate, number: int) -> list[Command]:
+def finish(core: OneModule, update: IssueUpdate, number: int) -> list[Command]:
     commands: list[Command] = []
     for learner, batch_ids in update.shares:
         used = tuple(
@@ -117,7 +115,7 @@ def test_the_next_round_waits_for_the_update_and_asks_for_its_weights() -> None:
     core, requests = start(runners=2, steps=50)
     (update,) = deliver(core, requests, 50)
     assert isinstance(update, IssueUpdate)
-    assert step(core, RunnerJoined("envrunner-2", "R", 50)) == []
+    assert step(core, joined(2, 50)) == []
     finish(core, update, number=1)
     following = only(Request, step(core, Proceed()))
     assert [r.runner for r in following] == [f"envrunner-{i}" for i in range(3)]
@@ -133,7 +131,7 @@ def test_nothing_is_asked_for_between_two_rounds() -> None:
     assert finish(core, update, number=1) == []
     assert core.between_rounds
     assert step(core, RunnerLeft("envrunner-1", "R", "killed")) == []
-    assert step(core, RunnerJoined("envrunner-1", "R2", 50)) == []
+    assert step(core, joined(1, 50, "R2")) == []
     assert [type(command) for command in step(core, Proceed())] == [Request, Request]
     assert not core.between_rounds
 
@@ -156,7 +154,7 @@ def test_a_round_that_yields_nothing_is_followed_by_a_new_one() -> None:
 def test_a_round_that_lost_all_of_its_runners_goes_on_with_the_next_runner() -> None:
     core, _ = start(runners=1, steps=50)
     assert step(core, RunnerLeft("envrunner-0", "R", "killed")) == []
-    assert len(step(core, RunnerJoined("envrunner-0", "R2", 50))) == 2
+    assert len(step(core, joined(0, 50, "R2"))) == 2
 
 
 def test_a_learner_that_got_nothing_has_its_share_asked_for_anew() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.core_steps import answer, join, make, module_core, only, receipt, step
+from support.core_steps import OneModule, answer, join, make, one_module, only, receipt, step
 
 from juggler.driver.core.events import (
     Arrived,
@@ -22,7 +22,6 @@ from juggler.driver.core.events import (
     UpdateFailed,
     UpdateKept,
 )
-from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
@@ -58,7 +57,7 @@ def test_no_more_updates_are_in_flight_than_allowed() -> None:
     assert len(only(IssueUpdate, step(core, answer(updates[0], "learner-0", 1)))) == 1
 
 
-def two_updates_apart() -> tuple[ModuleCore, IssueUpdate]:
+def two_updates_apart() -> tuple[OneModule, IssueUpdate]:
     """Two learners, and an update that both have to answer."""
     core = make(learners=2, batch_size=100, max_open_updates=1)
     requests = join(core)
@@ -126,7 +125,7 @@ def test_the_share_of_a_failed_update_is_dropped_and_not_used_again() -> None:
 
 
 def test_the_first_group_forms_when_all_learners_are_there() -> None:
-    core = module_core(ModuleSettings(batch_size=100, max_open_updates=2, num_learners=3))
+    core = one_module(ModuleSettings(batch_size=100, max_open_updates=2, num_learners=3))
     assert step(core, LearnerJoined("learner-10", "L")) == []
     assert step(core, LearnerJoined("learner-2", "L")) == []
     assert step(core, LearnerLeft("learner-2", "L", "killed")) == []
@@ -136,7 +135,7 @@ def test_the_first_group_forms_when_all_learners_are_there() -> None:
 
 
 def test_those_that_are_there_begin_when_the_others_are_waited_for_no_longer() -> None:
-    core = module_core(ModuleSettings(batch_size=100, max_open_updates=2, num_learners=3))
+    core = one_module(ModuleSettings(batch_size=100, max_open_updates=2, num_learners=3))
     assert core.missing_learners == 3
     for name in ("learner-1", "learner-0"):
         assert step(core, LearnerJoined(name, "L")) == []

@@ -41,7 +41,8 @@ def step(core: DriverCore, event: Event) -> list[Command]:
 
 
 def join(core: DriverCore, steps: int = 50) -> list[Request]:
-    return only(Request, step(core, RunnerJoined("envrunner-0", "R", steps)))
+    plays = {"blue": steps, "red": steps}
+    return only(Request, step(core, RunnerJoined("envrunner-0", "R", plays)))
 
 
 def answer(request: Request, steps: int = 50) -> SampleReceived:

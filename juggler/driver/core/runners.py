@@ -1,0 +1,97 @@
+"""The EnvRunners of a run, which all modules share, and the line in which they wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from juggler.driver.core.events import WorkerKey
+from juggler.driver.core.group import worker_order
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    """
+    Attributes:
+        steps: by module id, the most live steps that one request can bring.
+        rounds: by round, how many of its requests nobody has reported; never 0.
+        in_line: it waits for its next round.
+    """
+
+    worker: WorkerKey
+    steps: Mapping[str, int]
+    rounds: dict[int, int] = field(default_factory=dict)
+    in_line: bool = False
+
+
+class Runners:
+    """Those that are here, and the line of those that may get another round, served in turn.
+
+    Args:
+        most_rounds: how many rounds one EnvRunner may have that are not reported in full.
+    """
+
+    def __init__(self, most_rounds: int) -> None:
+        self._most_rounds = most_rounds
+        self._here: dict[str, Runner] = {}  # by worker id
+        self._gone: set[WorkerKey] = set()
+        self._line: deque[Runner] = deque()
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def find(self, worker: WorkerKey) -> Runner | None:
+        """This very incarnation, if it is here."""
+        runner = self._here.get(worker.worker_id)
+        return runner if runner is not None and runner.worker == worker else None
+
+    def named(self, worker_id: str) -> Runner | None:
+        """Whoever has this id now."""
+        return self._here.get(worker_id)
+
+    def in_order(self) -> list[Runner]:
+        """All of them, in order of their index."""
+        return [self._here[worker_id] for worker_id in sorted(self._here, key=worker_order)]
+
+    def knew(self, worker: WorkerKey) -> bool:
+        """Whether this very incarnation is here, or was."""
+        return worker in self._gone or self.find(worker) is not None
+
+    def join(self, worker: WorkerKey, steps: Mapping[str, int]) -> Runner:
+        """Take in a new one."""
+        runner = self._here[worker.worker_id] = Runner(worker, steps)
+        return runner
+
+    def leave(self, worker: WorkerKey) -> Runner | None:
+        """Let go of one, whose incarnation cannot come again. None: it was not here."""
+        self._gone.add(worker)
+        runner = self.find(worker)
+        if runner is not None:
+            del self._here[worker.worker_id]
+        return runner
+
+    def stand_in_line(self, runner: Runner) -> None:
+        """Let it wait at the end of the line, unless it stands there or has enough rounds."""
+        if not runner.in_line and len(runner.rounds) < self._most_rounds:
+            runner.in_line = True
+            self._line.append(runner)
+
+    def next_in_line(self) -> Runner | None:
+        while self._line:
+            runner = self._line.popleft()
+            runner.in_line = False
+            if self.find(runner.worker) is runner:  # else it left while it stood in line
+                return runner
+        return None
+
+    def request_ended(self, worker: WorkerKey, number: int) -> Runner | None:
+        """A request of a round was reported or is lost. Returns the runner if that was the last."""
+        runner = self.find(worker)
+        if runner is None or number not in runner.rounds:
+            return None
+        runner.rounds[number] -= 1
+        if runner.rounds[number]:
+            return None
+        del runner.rounds[number]
+        return runner
