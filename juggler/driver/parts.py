@@ -42,7 +42,7 @@ class RunParts:
         local: the worker processes of this host.
         registry: who is here.
         commands: what workers are told.
-        connectors: what the connectors of EnvRunners have learned.
+        connectors: by module id, what the connectors of EnvRunners have learned.
         learners: by module id, the group that trains it.
         metrics: what receipts and updates said.
         snapshots: cuts of the state on their way to the disk.
@@ -50,7 +50,7 @@ class RunParts:
         evaluations: how well the newest weights play.
         confirmation: whether the run is solved.
         departures: workers that leave, and processes that end.
-        stale_runners: EnvRunners whose steps come too late.
+        stale_runners: by module id, EnvRunners whose steps come too late.
         updates_before: that the weights had when this process began.
     """
 
@@ -77,11 +77,19 @@ class RunParts:
         self.core = core_of(config, resume)
         self.updates_before = self.core.updates
         self.metrics = metrics_of(resume)
-        self.connectors = connectors_of(resume, beginning)
+        self.connectors = {
+            module_id: connectors_of(resume, beginning) for module_id in self.core.modules
+        }
         most_learners = config.driver.most_learners(dialled=not only_local)
         self.registry = WorkerRegistry(config, self.updates_before, most_learners)
         self.commands = CommandSender(hub, self.registry, self.connectors)
-        self.stale_runners = StaleRunners(config.staleness.drop_after)
+        several = len(self.core.modules) > 1
+        self.stale_runners = {
+            module_id: StaleRunners(
+                config.of(module_id).staleness.drop_after, module_id if several else ""
+            )
+            for module_id in self.core.modules
+        }
         self.learners = {
             module_id: Learners(config, core, self.registry, snapshots, progress, resume, beginning)
             for module_id, core in self.core.modules.items()

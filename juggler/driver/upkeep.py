@@ -117,7 +117,8 @@ class Upkeep:
             parts.progress.waiting(waits_for(parts), line["wall_time"])
         else:
             parts.progress.update(line)
-        for text in (*parts.stale_runners.look(), *self._endless.look(parts)):
+        stale = [text for each in parts.stale_runners.values() for text in each.look()]
+        for text in (*stale, *self._endless.look(parts)):
             parts.progress.message(text, "warning")
         return line
 
@@ -166,9 +167,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "wall_time": times.wall,
         "training_time": times.training,
         **_steps(counters),
-        "learner_steps": {
-            name: steps for each in parts.learners.values() for name, steps in each.steps.items()
-        },
+        "learner_steps": _learner_steps(parts),
         "updates": core.updates,
         "weights_version": list(core.weights_version),
         "num_env_runners": core.num_runners,
@@ -179,14 +178,38 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     }
     if len(core.modules) > 1:
         line["by_module"] = {
-            module_id: {
-                **_steps(module.ledger.counters()),
-                "weights_version": list(module.weights_version),
-                "learners": list(module.members),
-            }
-            for module_id, module in core.modules.items()
+            module_id: _module_line(parts, module_id) for module_id in core.modules
         }
     return line
+
+
+def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
+    """What is said of one of several modules.
+
+    Raises:
+        LedgerError: its books do not balance.
+    """
+    module = parts.core.modules[module_id]
+    counters = module.ledger.counters()
+    counters.check()
+    return {
+        **_steps(counters),
+        "updates": module.weights_version.update,
+        "weights_version": list(module.weights_version),
+        "learners": list(module.members),
+        **parts.metrics.of(module_id).line(),
+    }
+
+
+def _learner_steps(parts: RunParts) -> dict[str, dict[str, int]]:
+    """The learner processes' own counts, over the modules that each hosts."""
+    sums: dict[str, dict[str, int]] = {}
+    for learners in parts.learners.values():
+        for worker_id, counts in learners.steps.items():
+            of_worker = sums.setdefault(worker_id, {})
+            for what, steps in counts.items():
+                of_worker[what] = of_worker.get(what, 0) + steps
+    return sums
 
 
 def _steps(counters: Counters) -> dict[str, Any]:

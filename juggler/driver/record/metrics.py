@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
+from juggler.driver.record.module_metrics import ModuleMetrics, StalenessSince
 from juggler.driver.record.workers import WorkerRecords
 from juggler.runtime.actors.histogram import Histogram
 
@@ -16,22 +17,28 @@ _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
 
 @dataclass(slots=True)
 class Metrics:
-    """Accumulates between two metrics lines; knows nothing of the ledger, which keeps the steps."""
+    """What is gathered between two metrics lines, beside the steps, which the ledger counts.
+
+    Attributes:
+        returns: of the newest episodes. With several agents, an episode is one of an environment,
+            and its return the sum of all agents' returns.
+        lengths: their numbers of environment steps.
+        episodes: how many have ended.
+        by_module: what is told of each module beside, by module id.
+    """
 
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
     evaluation_return: float | None = None
     candidates: Candidates = field(default_factory=Candidates)
-    # By learner, by module id: of its newest updates, on samples of its own.
-    modules: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    # By learner and the module that it updated, by module id: of the newest such update.
+    modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
     workers: WorkerRecords = field(default_factory=WorkerRecords)
+    by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     # Since the last line.
-    _staleness_total: float = 0.0
-    _staleness_count: int = 0
-    _staleness_max: int = 0
-    _staleness_last: tuple[float | None, int | None] = (None, None)
+    _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
     _trained_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
     _counts_last: dict[str, float] = field(default_factory=dict)
     # When an episode ended last, as seen in lines.
@@ -44,23 +51,35 @@ class Metrics:
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)
 
-    def batch_consumed(self, staleness: int) -> None:
-        self.staleness.observe(staleness)
-        self._staleness_total += staleness
-        self._staleness_count += 1
-        self._staleness_max = max(self._staleness_max, staleness)
+    def agents_ended(
+        self, module_id: str, returns: Sequence[float], lengths: Sequence[int]
+    ) -> None:
+        """Episodes of the agents that this module plays: as many of one as of the other."""
+        self.of(module_id).agents_ended(returns, lengths)
 
-    def updated(self, worker_id: str, modules: Mapping[str, Mapping[str, float]]) -> None:
-        """What a learner says of its newest updates, of all its modules at a time."""
+    def of(self, module_id: str) -> ModuleMetrics:
+        return self.by_module.setdefault(module_id, ModuleMetrics())
+
+    def batch_consumed(self, module_id: str, staleness: int) -> None:
+        """An update of this module used a batch so many updates old."""
+        self.of(module_id).staleness.observe(staleness)
+        self.staleness.observe(staleness)
+        self._staleness_lately.observe(staleness)
+
+    def updated(
+        self, worker_id: str, module_id: str, modules: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """What a learner says of its newest updates of a module."""
         if modules:
-            self.modules[worker_id] = {key: dict(values) for key, values in modules.items()}
+            said = {key: dict(values) for key, values in modules.items()}
+            self.modules[worker_id, module_id] = said
 
     def evaluated(self, return_mean: float) -> None:
         """An evaluation of recent weights."""
         self.evaluation_return = return_mean
 
     def learner_left(self, worker_id: str) -> None:
-        self.modules.pop(worker_id, None)
+        self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
 
     def goes_on(self, wall_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
@@ -90,9 +109,6 @@ class Metrics:
 
     def line(self, wall_time: float, steps_trained: int) -> dict[str, Any]:
         """What happened since the last line; counters come from the ledger."""
-        if self._staleness_count:
-            mean = self._staleness_total / self._staleness_count
-            self._staleness_last = (mean, self._staleness_max)
         (time_before, trained_before), self._trained_last = (
             self._trained_last,
             (wall_time, steps_trained),
@@ -101,10 +117,8 @@ class Metrics:
             self._episodes_last, self._ended_last = self.episodes, self._trained_last
         seconds = max(wall_time - time_before, 1e-9)
         rate = (steps_trained - trained_before) / seconds
-        self._staleness_total, self._staleness_count, self._staleness_max = 0.0, 0, 0
         return {
-            "staleness_mean": self._staleness_last[0],
-            "staleness_max": self._staleness_last[1],
+            **self._staleness_lately.take(),
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
             "episode_return_age": wall_time - self._ended_last[0] if self.returns else None,

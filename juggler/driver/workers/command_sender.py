@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from google.protobuf.message import Message
 
 from juggler.driver.core import events
@@ -22,7 +24,7 @@ class CommandSender:
     Args:
         hub: carries them.
         registry: who is here.
-        connectors: what requests tell of what connectors have learned.
+        connectors: by module id, what requests tell of what connectors have learned.
 
     Attributes:
         pool: the commands that are in flight.
@@ -30,7 +32,9 @@ class CommandSender:
         update_seconds: from each update's issue to a learner's answer.
     """
 
-    def __init__(self, hub: Hub, registry: WorkerRegistry, connectors: ConnectorState) -> None:
+    def __init__(
+        self, hub: Hub, registry: WorkerRegistry, connectors: Mapping[str, ConnectorState]
+    ) -> None:
         self.receipt_seconds, self.update_seconds = Histogram(DURATIONS), Histogram(DURATIONS)
         latencies = {
             training_pb2.SampleRequest: self.receipt_seconds,
@@ -67,7 +71,8 @@ class CommandSender:
         """
         runners = self._registry.of_role(ENVRUNNER)
         self._anew = {worker: self._registry.seed(worker, update=update) for worker in runners}
-        self._connectors.announce()
+        for connectors in self._connectors.values():
+            connectors.announce()
 
     def carry_out(self, command: events.Command) -> None:
         """What the core wants."""
@@ -101,8 +106,10 @@ class CommandSender:
             learner=command.learner,
             generation=command.generation,
             at_least=command.at_least.message(),
-            connector_state=self._connectors.news_for(worker),
-            seed=self._anew.pop(worker, None),
+            connector_state=self._connectors[command.module_id].news_for(worker),
+            seed=self._anew.pop(worker, None),  # said once, in the first request of a round
+            round=command.round,
+            requests_in_round=command.requests_in_round,
             permit=self._registry.permits.of(command.batch_id, command.module_id),
         )
         self.send(worker, request)
@@ -113,7 +120,7 @@ class CommandSender:
             module_id=command.module_id,
             generation=command.generation,
             members=command.members,
-            meeting_point=self._registry.meeting_points[first],
+            meeting_point=self._registry.meeting_points[command.module_id][first],
         )
         for member in command.members:
             self.tell(member, group)

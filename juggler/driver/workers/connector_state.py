@@ -1,6 +1,8 @@
-"""What the connectors of all EnvRunners have learned together, and who has been told."""
+"""What one module's connectors have learned at all EnvRunners, and who has been told."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from juggler.driver.core.group import worker_order
 from juggler.runtime.actors.hub_events import Worker
@@ -71,6 +73,15 @@ class ConnectorState:
 
     def left(self, worker: Worker) -> None:
         self._told.pop(worker, None)
+
+
+def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
+    """What an evaluator is told: the state of the only module, or those of several by module id."""
+    if len(connectors) == 1:
+        (only,) = connectors.values()
+        return only.everything()
+    learned = {module_id: each.merged for module_id, each in connectors.items() if each.merged}
+    return to_bytes(learned) if learned else b""
 
 
 def _samples(state: Tree) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from juggler.driver.config import RunConfig
@@ -9,7 +10,7 @@ from juggler.driver.record.candidates import most_steps
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.connector_state import ConnectorState
+from juggler.driver.workers.connector_state import ConnectorState, everything
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
@@ -55,7 +56,7 @@ class Evaluations:
         self,
         config: RunConfig,
         evaluator: Evaluator,
-        connectors: ConnectorState,
+        connectors: Mapping[str, ConnectorState],
         metrics: Metrics,
         progress: Progress,
     ) -> None:
@@ -78,7 +79,7 @@ class Evaluations:
             update: that the weights have.
         """
         if not self.under_way:
-            learned = self._connectors.everything()
+            learned = everything(self._connectors)
             self._player = self._evaluator.ask(self._episodes, update, connector_state=learned)
 
     def left(self) -> None:

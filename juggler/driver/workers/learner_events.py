@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
@@ -20,16 +20,18 @@ class LearnerEvents:
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
 
-    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterable[Message]:
-        """What a learner is told before anything else: a process hosts the run's one module."""
-        (learners,) = self._parts.learners.values()
-        return learners.begin(worker, setup)
+    def first_commands(self, worker: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
+        """What a learner process is told before anything else: its setup, once, and then of each
+        module that it is to host."""
+        yield setup
+        for module_id in self._parts.registry.modules_of(worker):
+            yield from self._parts.learners[module_id].begin(worker, setup.seed)
 
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
-        """It has what its module begins with."""
+        """It has what one of its modules begins with."""
         parts, module_id = self._parts, ready.module_id
         parts.metrics.workers.ready(worker)
-        if refusal := parts.registry.why_no_member(ready):
+        if refusal := parts.registry.why_no_member(worker, ready):
             return parts.hub.dismiss(worker, refusal)
         for kept in parts.learners[module_id].ready(worker, ready):
             parts.happened(kept)
@@ -47,7 +49,7 @@ class LearnerEvents:
         parts, module_id = self._parts, message.module_id
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
-            parts.registry.must_fit_a_batch(arrival.live_steps)
+            parts.registry.must_fit_a_batch(module_id, arrival.live_steps)
             parts.happened(events.Arrived(*key, arrival.batch_id, arrival.live_steps, module_id))
 
     def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
@@ -55,26 +57,27 @@ class LearnerEvents:
         parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
         used = used_batches(done)
         for batch in used:
-            parts.registry.must_fit_a_batch(batch.live_steps)
+            parts.registry.must_fit_a_batch(module_id, batch.live_steps)
         version = Version.of(done.version)
-        parts.connectors.merge_waiting()
-        parts.stale_runners.answered(used, parts.core.modules[module_id].ledger.updating)
+        for connectors in parts.connectors.values():
+            connectors.merge_waiting()
+        parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
         key = worker_id, worker.incarnation
         parts.happened(events.UpdateFinished(done.update_id, *key, version, used, module_id))
         parts.local.of_use(worker_id)
         parts.learners[module_id].updated(worker_id, done)
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
-            parts.metrics.batch_consumed(batch.staleness)
+            parts.metrics.batch_consumed(module_id, batch.staleness)
         steps = sum(batch.live_steps for batch in trained)
         parts.metrics.workers.trained(worker_id, steps, version)
         parts.metrics.workers.spent(worker_id, done.seconds)
         metrics = {key: each.values for key, each in done.metrics.items()}
-        parts.metrics.updated(worker_id, metrics)
+        parts.metrics.updated(worker_id, module_id, metrics)
 
     def left(self, event: Left) -> None:
-        """It is gone, and with it what it held. What one has failed at, with nobody else there, the
-        next one would fail at too: that ends the run."""
+        """The batches that it held are lost. If it failed and no module has a learner left, the
+        next one would fail in the same way: that ends the run."""
         parts, worker = self._parts, event.worker
         parts.checkpointing.left(worker.worker_id)
         parts.metrics.learner_left(worker.worker_id)

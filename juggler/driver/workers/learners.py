@@ -1,4 +1,4 @@
-"""A run's learners: how they find each other, what they begin with, and their own books."""
+"""The learners of one module: how they meet, what they begin with, and their own books."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.replies import read_update_kept
-from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
@@ -28,7 +27,7 @@ _REGROUP_SECONDS = 1.0
 
 
 class Learners:
-    """What the driver knows of its learners beyond their batches, which are the core's.
+    """What the driver knows of one module's learners beyond their batches, which the core keeps.
 
     Attributes:
         steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
@@ -50,7 +49,8 @@ class Learners:
         self._given: dict[Worker, str] = {}  # to learners that are not ready yet, in words
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
-        self._several = config.driver.learners > 1  # are here, or have been
+        self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
+        self._of_module = f" of module {core.module_id}" if len(config.module_ids) > 1 else ""
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # for learners that the run is to begin with
         self._core = core
@@ -60,18 +60,22 @@ class Learners:
         self._resume = resume
         self._beginning = beginning
 
-    def begin(self, learner: Worker, setup: training_pb2.Setup) -> Iterator[Message]:
-        """What a learner is told first: its setup, its module, and the newest checkpoint.
+    def begin(self, learner: Worker, seed: int) -> Iterator[Message]:
+        """What a learner process is told of the module: its setup, and the newest checkpoint.
 
         Before there is a checkpoint it gets the weights that the run begins with, so that all
-        learners begin with the same. Those that have got further give it what they have when they
-        meet. Where nobody is left, it may have kept its own weights while it had lost this driver.
+        learners begin with the same weights. Members that have got further hand their state over
+        when they meet. If no member is left, the learner may have kept its own weights while it had
+        lost this driver.
+
+        Args:
+            learner: the process, which is set up.
+            seed: from its setup.
         """
-        module = self._registry.module_setup(self._core.module_id, setup.seed)
-        if self._registry.devices and not self._core.members:
+        module = self._registry.module_setup(self._core.module_id, seed)
+        if self._had_learner and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
             module.kept.CopyFrom(oldest.message())
-        yield setup
         yield module
         state = self._state_for(learner)
         if state is not None:
@@ -79,8 +83,13 @@ class Learners:
         elif self._beginning is not None:
             yield from begin_commands(module.module_id, self._beginning)
 
+    @property
+    def _had_learner(self) -> bool:
+        """A learner of this module has been ready."""
+        return bool(self._registry.meeting_points.get(self._core.module_id))
+
     def _state_for(self, learner: Worker) -> Checkpoint | None:
-        if not self._registry.devices:  # no learner was there before
+        if not self._had_learner:
             return self._resume
         state, problems = self._snapshots.newest_good()
         for problem in problems:
@@ -106,27 +115,31 @@ class Learners:
                 yield read_update_kept(self._core.module_id, learner.worker_id, done, self._newest)
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
-            text = f"{learner.worker_id} is back with its weights of update {ready.kept.update}"
+            weights = f"its weights{self._of_module} of update {ready.kept.update}"
+            text = f"{learner.worker_id} is back with {weights}"
             unheard = f", and with {trained} steps trained on that nobody had heard of"
             self._progress.message(text + (unheard if trained else ""), "info")
         elif given and not self._core.members and self._core.weights_version.update:
-            text = f"the learners' weights are lost: {learner.worker_id} goes on from {given}"
+            lost = f"the learners' weights{self._of_module} are lost"
+            text = f"{lost}: {learner.worker_id} goes on from {given}"
             self._progress.message(text, "warning")
 
     def to_begin_with_fewer(self) -> BeginWithFewer | None:
         """The run has waited for long enough for the learners that it was to begin with."""
         missing = self._core.missing_learners
-        if not missing or not self._registry.of_role(LEARNER):
+        if not missing or not self._registry.learners_of(self._core.module_id):
             self._waited_since = None
             return None
         now = time.monotonic()
         if self._waited_since is None:
             self._waited_since = now
-            text = f"waiting for {_counted(missing)}, for up to {self._patience:.0f} s"
+            late = _counted(missing) + self._of_module
+            text = f"waiting for {late}, for up to {self._patience:.0f} s"
             self._progress.message(text, "info")
         if now - self._waited_since < self._patience:
             return None
-        text = f"{_counted(missing)} did not come within {self._patience:.0f} s: the run begins "
+        late = _counted(missing) + self._of_module
+        text = f"{late} did not come within {self._patience:.0f} s: the run begins "
         self._progress.message(text + "without, and takes them when they come", "warning")
         return BeginWithFewer(self._core.module_id)
 
@@ -155,7 +168,9 @@ class Learners:
         if self._several:
             devices = self._registry.devices
             named = ", ".join(f"{name} on {devices[name]}" for name in self._core.members)
-            self._progress.message(f"learner group {formed.generation}: {named}", "info")
+            self._progress.message(
+                f"learner group {formed.generation}{self._of_module}: {named}", "info"
+            )
         return PeersMet(formed.generation, formed.update, self._core.module_id)
 
     def lost(self, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""Who is attached, who is ready, and what each of them has to be told first."""
+"""Who is attached, who is ready, and what each worker is told first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import RunConfig
+from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
@@ -17,7 +18,6 @@ from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.actors.setups import to_json
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
@@ -26,7 +26,7 @@ _LONGEST_SPACES = 1000  # bytes, for people
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """Of one environment, as the first EnvRunner found them."""
+    """What one module sees and does, as the first EnvRunner found it."""
 
     observation: spaces_pb2.Space
     action: spaces_pb2.Space
@@ -45,25 +45,40 @@ class Spaces:
 
 @dataclass(slots=True)
 class WorkerRegistry:
-    """Workers by id, from attaching to leaving."""
+    """Workers by id, from attaching to leaving.
+
+    Attributes:
+        config: of the run.
+        first_update: that the run begins with; above 0 where it is resumed.
+        most_learners: that may take part at once.
+        attached: all who are here.
+        ready: those of them who have been set up.
+        spaces: by module id; {}: no EnvRunner is ready yet.
+        had_runner: an EnvRunner was ready at some time.
+        meeting_points: by module id, of the learners that host the module or have hosted it, by
+            worker id.
+        devices: that learners compute on, by worker id.
+        permits: to send learners what was asked for.
+    """
 
     config: RunConfig
-    first_update: int = 0  # that the run begins with; above 0 where it is resumed
-    most_learners: int = 1  # that may take part at once
+    first_update: int = 0
+    most_learners: int = 1
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
-    spaces: Spaces | None = None
+    spaces: dict[str, Spaces] = field(default_factory=dict)
     had_runner: bool = False
-    meeting_points: dict[str, str] = field(default_factory=dict)  # of learners
-    devices: dict[str, str] = field(default_factory=dict)  # that learners compute on
-    permits: Permits = field(default_factory=Permits.new)  # to send learners what was asked for
+    meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
+    permits: Permits = field(default_factory=Permits.new)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
+    _most_steps: dict[str, int] = field(default_factory=dict)  # in a batch, by module id
 
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Who is to be set up now that this worker is here."""
         self.attached[worker.worker_id] = worker
-        if worker.role == LEARNER and self.spaces is None:
+        if worker.role == LEARNER and not self.spaces:
             self._waiting[worker.worker_id] = worker
             return []
         return [(worker, self._setup(worker))]
@@ -74,48 +89,52 @@ class WorkerRegistry:
         """Who is to be set up now that this EnvRunner or evaluator has told its spaces.
 
         Raises:
-            ValueError: its spaces are not those of the others, or its batches not as it was told.
+            ValueError: its modules or spaces are not those of the others, or its batches not as it
+                was told.
         """
-        rows, steps = self._batch_shape(worker.role)
-        if [module.module_id for module in message.modules] != [DEFAULT_MODULE]:
-            raise ValueError(f"it must act with the module {DEFAULT_MODULE!r} alone")
-        (module,) = message.modules
-        if (module.rows, module.steps) != (rows, steps):
-            raise ValueError(
-                f"batches of {module.rows} rows of {module.steps} steps: it was told to make "
-                f"them of {rows} rows (envs_per_runner) of {steps} steps (fragment_steps)"
-            )
-        spaces = Spaces(module.observation_space, module.action_space)
-        if self.spaces is not None and spaces != self.spaces:
-            raise ValueError(
-                f"{worker.worker_id} on {worker.host} has other spaces than the EnvRunners before "
-                f"it: {spaces}, not {self.spaces}. Do all hosts have the same version of the "
-                "environment?"
-            )
-        self.spaces = spaces
+        named = [module.module_id for module in message.modules]
+        if sorted(named) != sorted(self.config.module_ids):
+            told, meant = ", ".join(named)[:_LONGEST_SPACES], ", ".join(self.config.module_ids)
+            raise ValueError(f"it acts with the modules {told or '(none)'}: it must with {meant}")
+        for module in message.modules:
+            self._must_make_batches(worker.role, module)
+            self._must_have_the_same_spaces(worker, module)
+        for module in message.modules:
+            spaces = Spaces(module.observation_space, module.action_space)
+            self.spaces.setdefault(module.module_id, spaces)
+            if worker.role == ENVRUNNER:
+                before = self._most_steps.get(module.module_id, 0)
+                self._most_steps[module.module_id] = max(before, module.rows * module.steps)
         self.ready[worker.worker_id] = worker
         self.had_runner = self.had_runner or worker.role == ENVRUNNER
         waiting, self._waiting = self._waiting, {}
         return [(learner, self._setup(learner)) for learner in waiting.values()]
 
-    def must_fit_a_batch(self, live_steps: int) -> None:
+    def must_fit_a_batch(self, module_id: str, live_steps: int) -> None:
         """
         Raises:
-            ValueError: no batch has so many.
+            ValueError: no batch of the module has so many.
         """
-        rows, steps = self._batch_shape(ENVRUNNER)
-        if live_steps > rows * steps:
-            raise ValueError(f"{live_steps} steps in one batch of {rows} rows of {steps} steps")
+        most = self._most_steps.get(module_id, 0)
+        if live_steps > most:
+            raise ValueError(f"{live_steps} steps in one batch: at most {most}")
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
+        """It hosts a module."""
         self.ready[worker.worker_id] = worker
-        self.meeting_points[worker.worker_id] = message.meeting_point
+        points = self.meeting_points.setdefault(message.module_id, {})
+        points[worker.worker_id] = message.meeting_point
         self.devices[worker.worker_id] = message.description
 
-    def why_no_member(self, learner: training_pb2.ModuleReady) -> str:
-        """Why a learner that is ready cannot update with the others; "" where it can."""
-        others = [self.meeting_points[worker.worker_id] for worker in self.of_role(LEARNER)]
-        alone = self.config.driver.learners == 1 and not others
+    def why_no_member(self, worker: Worker, learner: training_pb2.ModuleReady) -> str:
+        """Why a learner that is ready cannot update with the others of its module; "": it can."""
+        module_id, points = learner.module_id, self.meeting_points.get(learner.module_id, {})
+        others = [
+            points[other.worker_id]
+            for other in self.learners_of(module_id)
+            if other.worker_id != worker.worker_id
+        ]
+        alone = self.processes_of(module_id) == 1 and not others
         if alone or all([learner.meeting_point, *others]):
             return ""
         return (
@@ -123,6 +142,21 @@ class WorkerRegistry:
             "hosts, with TLS too. Start each of them with --insecure if the network between them "
             "is private (the variable GLOO_SOCKET_IFNAME names its interface)"
         )
+
+    def modules_of(self, learner: Worker) -> list[str]:
+        """The modules that a learner process is to host."""
+        learners, module_ids = self.config.driver.learners, self.config.module_ids
+        return modules_of_process(learner.index, learners, module_ids)
+
+    def processes_of(self, module_id: str) -> int:
+        """How many learner processes the run begins with for this module."""
+        learners, module_ids = self.config.driver.learners, self.config.module_ids
+        return processes_of_module(module_id, learners, module_ids)
+
+    def learners_of(self, module_id: str) -> list[Worker]:
+        """The learners that are ready and host this module."""
+        hosts = self.meeting_points.get(module_id, {})
+        return [worker for worker in self.of_role(LEARNER) if worker.worker_id in hosts]
 
     def left(self, worker: Worker) -> None:
         for table in (self.attached, self.ready, self._waiting):
@@ -148,7 +182,7 @@ class WorkerRegistry:
                     incarnation=worker.incarnation,
                     addresses=worker.data_addresses,
                 )
-                for worker in self.of_role(LEARNER)
+                for worker in self.learners_of(module_id)
             ],
         )
 
@@ -169,10 +203,12 @@ class WorkerRegistry:
 
         Args:
             module_id: of the module.
-            seed: of its first parameters.
+            seed: of the learner process.
         """
-        assert self.spaces is not None  # learners wait for them
-        return add_module(self.config, module_id, self.spaces, seed)
+        if len(self.config.module_ids) > 1:  # equal networks must not begin with equal weights
+            seed = worker_seed(seed, module_id, index=0)
+        spaces = self.spaces[module_id]  # learners wait for them
+        return add_module(self.config.of(module_id), module_id, spaces, seed)
 
     def _setup(self, worker: Worker) -> training_pb2.Setup:
         self._lives[worker.worker_id] += 1
@@ -185,16 +221,49 @@ class WorkerRegistry:
             setup.permits_key = self.permits.key
         return setup
 
-    def _batch_shape(self, role: str) -> tuple[int, int]:
-        """Rows and steps of every batch."""
-        config = self.config.env_runner
-        rows = config.envs_per_runner
+    def _must_make_batches(self, role: str, module: training_pb2.Ready.Module) -> None:
+        """
+        Raises:
+            ValueError: it makes other batches of this module than it was told.
+        """
+        rows, steps = self._environments(role), self.config.env_runner.fragment_steps
+        several = bool(self.config.played_by)
+        most = rows * list(self.config.played_by.values()).count(module.module_id)
+        right = 1 <= module.rows <= most if several else module.rows == rows
+        if right and module.steps == steps:
+            return
+        agents = ", for each agent that the module plays," if several else ""
+        raise ValueError(
+            f"batches of {module.rows} rows of {module.steps} steps: it was told to make them of "
+            f"{rows} rows (envs_per_runner){agents} of {steps} steps (fragment_steps)"
+        )
+
+    def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
+        """
+        Raises:
+            ValueError: those before it have others.
+        """
+        spaces = Spaces(module.observation_space, module.action_space)
+        before = self.spaces.get(module.module_id, spaces)
+        if spaces == before:
+            return
+        several = len(self.config.module_ids) > 1
+        of_module = f" for module {module.module_id!r}" if several else ""
+        raise ValueError(
+            f"{worker.worker_id} on {worker.host} has other spaces{of_module} than the EnvRunners "
+            f"before it: {spaces}, not {before}. Do all hosts have the same version of the "
+            "environment?"
+        )
+
+    def _environments(self, role: str) -> int:
+        """How many a worker steps."""
+        rows = self.config.env_runner.envs_per_runner
         if role == EVALUATOR:
             most = self.config.driver.evaluation_episodes
             if self.config.driver.confirms:
                 most = max(most, CONFIRMING_EPISODES)
             rows = min(rows, most)
-        return rows, config.fragment_steps
+        return rows
 
     def _config_for(self, worker: Worker) -> str:
         """As JSON."""
@@ -207,20 +276,24 @@ class WorkerRegistry:
                 may_meet=self.most_learners > 1,
             )
             return to_json(of_learner)
-        rows, _ = self._batch_shape(role)
-        learner = config.learner
-        acting = ActingSetup(
-            module=config.module,
-            connectors=config.connectors.connectors,
-            algorithm=learner.algorithm,
-            off_policy=find_algorithm(learner.algorithm).off_policy,
-            row_age=config.staleness.row_age,
-        )
         setup = EnvRunnerSetup(
-            env_runner=replace(config.env_runner, envs_per_runner=rows),
-            modules={DEFAULT_MODULE: acting},
+            env_runner=replace(config.env_runner, envs_per_runner=self._environments(role)),
+            modules={each: _acting_setup(config.of(each)) for each in config.module_ids},
+            agents=config.played_by,
         )
         return to_json(setup)
+
+
+def _acting_setup(config: RunConfig) -> ActingSetup:
+    """Of one module, from the configuration as that module has it."""
+    learner = config.learner
+    return ActingSetup(
+        module=config.module,
+        connectors=config.connectors.connectors,
+        algorithm=learner.algorithm,
+        off_policy=find_algorithm(learner.algorithm).off_policy,
+        row_age=config.staleness.row_age,
+    )
 
 
 def add_module(
@@ -229,7 +302,7 @@ def add_module(
     """The command that has a learner process host a module.
 
     Args:
-        config: says what the module is and how it is trained.
+        config: as this module has it: what it is and how it is trained.
         module_id: of the module.
         spaces: of what its batches hold.
         seed: of its first parameters.

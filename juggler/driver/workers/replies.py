@@ -85,6 +85,8 @@ def _about_module(answer: M, asked: str) -> M:
 
 def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
     ready = unpack(body, training_pb2.Ready(), MAX_MESSAGE_BYTES)
+    if len(ready.modules) > _MOST_MODULES:
+        raise ValueError(f"{len(ready.modules)} modules: at most {_MOST_MODULES}")
     for module in ready.modules:
         check_limits(module.observation_space)
         check_limits(module.action_space)
@@ -117,6 +119,7 @@ def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> trai
         raise ValueError(f"a receipt for a batch of {learner}, not of {request.learner}")
     most_episodes = receipt.live_steps + _MORE_EPISODES
     _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
+    _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
     receipt.explanation = one_line(receipt.explanation, _LONGEST_NOTE)

@@ -39,13 +39,14 @@ class RunnerEvents:
 
     def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """A batch is with its learner, or is lost."""
-        parts = self._parts
-        parts.registry.must_fit_a_batch(receipt.live_steps)
+        parts, module_id = self._parts, receipt.module_id
+        parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
         version = Version.of(receipt.version)
         # Before the core asks for more: requests tell what connectors have learned.
-        parts.connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
+        connectors = parts.connectors[module_id]
+        connectors.take(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
-            parts.connectors.merge_waiting()
+            connectors.merge_waiting()
         parts.happened(
             events.SampleReceived(
                 receipt.batch_id,
@@ -56,13 +57,13 @@ class RunnerEvents:
                 version,
                 receipt.dropped,
                 receipt.stale_steps,
-                receipt.module_id,
+                module_id,
             )
         )
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
-        parts.stale_runners.brought(worker.worker_id, receipt.stale_steps)
+        parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":
@@ -81,7 +82,16 @@ class RunnerEvents:
         if self._parts.end.reached and not self._synchronous:
             return  # the summary says what the run had reached when it was stopped
         for receipt in receipts:
-            self._parts.metrics.episodes_ended(receipt.episode_returns, receipt.episode_lengths)
+            self._count(receipt)
+
+    def _count(self, receipt: training_pb2.Receipt) -> None:
+        """With several agents, an episode of the run is one of an environment, and its return the
+        sum of all agents' returns."""
+        metrics, ended = self._parts.metrics, (receipt.episode_returns, receipt.episode_lengths)
+        if not self._parts.config.played_by:
+            return metrics.episodes_ended(*ended)
+        metrics.agents_ended(receipt.module_id, *ended)
+        metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
 
     def left(self, event: Left, not_begun: frozenset[int]) -> None:
         """
@@ -90,7 +100,8 @@ class RunnerEvents:
             not_begun: batches that it was asked for and made no step of.
         """
         parts, worker = self._parts, event.worker
-        parts.stale_runners.left(worker.worker_id)
+        for stale_runners in parts.stale_runners.values():
+            stale_runners.left(worker.worker_id)
         key = worker.worker_id, worker.incarnation
         parts.happened(events.RunnerLeft(*key, event.reason, not_begun))
         if parts.departures.hopeless(event):

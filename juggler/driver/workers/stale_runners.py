@@ -29,11 +29,13 @@ class StaleRunners:
     """Whom to tell people of, because much of what it samples is dropped as stale.
 
     Args:
-        max_staleness: of the run.
+        max_staleness: of the module.
+        module_id: names the module to people; "": the run has no other.
     """
 
-    def __init__(self, max_staleness: int) -> None:
+    def __init__(self, max_staleness: int, module_id: str = "") -> None:
         self._max_staleness = max_staleness
+        self._of_module = f" for module {module_id}" if module_id else ""
         self._lately: dict[str, _Lately] = {}  # by worker id
 
     def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, Batch]) -> None:
@@ -75,7 +77,9 @@ class StaleRunners:
         return texts
 
     def _text(self, worker_id: str, share: float) -> str:
-        dropped = f"{share:.0%} of what {worker_id} sampled lately was dropped as stale"
+        dropped = (
+            f"{share:.0%} of what {worker_id} sampled lately{self._of_module} was dropped as stale"
+        )
         if share < _MUCH:
             return f"{dropped}: it is fast enough again"
         return (

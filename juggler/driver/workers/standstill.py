@@ -79,9 +79,11 @@ class Standstill:
         parts = [registry.describe(), *self._by_silent_runner().values()]
         if core.missing_learners:
             parts.append(f"waits for learners: {core.missing_learners} more")
-        if core.members:
-            size = self._config.learner.batch_size
-            parts.append(f"an update takes {size} steps, {core.held_steps} are there")
+        for module_id, module in core.modules.items():
+            if module.members:
+                of_module = f" of module {module_id}" if len(core.modules) > 1 else ""
+                size, held = module.settings.batch_size, module.held_steps
+                parts.append(f"an update{of_module} takes {size} steps, {held} are there")
         if self._parts.confirmation.under_way and self._config.driver.synchronous:
             parts.append("the next round waits until it is known whether the run is solved")
         if self._parts.departures.last_failure:
@@ -104,7 +106,8 @@ class EndlessEpisodes:
         """For people: the hint, if it is due now."""
         metrics = parts.metrics
         environments = parts.core.num_runners * self._config.envs_per_runner
-        steps = metrics.steps_without_an_end // max(1, environments)  # of each
+        agents = environments * max(1, len(parts.config.played_by))  # whose steps are counted
+        steps = metrics.steps_without_an_end // max(1, agents)  # of each
         if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
             return []
         self._told = True
@@ -139,5 +142,7 @@ def waits_for(parts: RunParts) -> str:
         return "the learner builds its module"
     if not core.members:
         return "the learners publish their first weights"
-    size = config.learner.batch_size
-    return f"{min(core.held_steps, size)} of {size} steps are here for the first update"
+    # The module that has the largest part of what it needs makes the first update.
+    module = max(core.modules.values(), key=lambda each: each.held_steps / each.settings.batch_size)
+    size = module.settings.batch_size
+    return f"{min(module.held_steps, size)} of {size} steps are here for the first update"

@@ -86,8 +86,10 @@ class WorkerEvents:
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
-            learned, spaces = parts.connectors.merged, parts.registry.spaces
-            state = request.module_id, body.value, completed.last
+            module_id = request.module_id
+            spaces = parts.registry.spaces.get(module_id)
+            learned = parts.connectors[module_id].merged
+            state = module_id, body.value, completed.last
             return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned)
         if not completed.last:
             raise ValueError("a reply before the last where there is one alone")
@@ -150,7 +152,8 @@ class WorkerEvents:
         parts, worker = self._parts, event.worker
         parts.metrics.workers.left(event)
         parts.registry.left(worker)
-        parts.connectors.left(worker)
+        for connectors in parts.connectors.values():
+            connectors.left(worker)
         self._failed_once.discard(worker)
         self._let_go.discard(worker)
         self._rates.pop(worker, None)

@@ -76,8 +76,8 @@ def test_a_learner_waits_for_the_spaces_of_the_first_runner(first: str) -> None:
     ((told, setup),) = registry.runner_ready(runner, _ready())
     assert told is learner
     assert setup.permits_key == registry.permits.key
-    module = registry.module_setup("main", seed=7)
-    assert (module.module_id, module.seed) == ("main", 7)
+    module = registry.module_setup("default", seed=7)
+    assert (module.module_id, module.seed) == ("default", 7)
     assert space_from_message(module.observation_space) == VECTOR
     assert space_from_message(module.action_space) == TWO
 
@@ -144,8 +144,7 @@ def test_a_runner_with_other_spaces_is_refused(role: str, other: training_pb2.Re
     assert "same version of the environment?" in said
     assert "\n" not in said
     assert stranger not in registry.ready.values()
-    assert registry.spaces is not None
-    assert space_from_message(registry.spaces.observation) == VECTOR
+    assert space_from_message(registry.spaces["default"].observation) == VECTOR
 
 
 # -- seeds ----------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ def test_runners_are_told_where_the_ready_learners_are() -> None:
     for learner in learners:
         _set_up(registry, learner)
     assert list(registry.learners_message("default", 3).learners) == []
-    registry.learner_ready(learners[1], training_pb2.ModuleReady())
+    registry.learner_ready(learners[1], training_pb2.ModuleReady(module_id="default"))
     message = registry.learners_message("default", 3)
     (told,) = message.learners
     assert (message.module_id, message.generation) == ("default", 3)
@@ -267,7 +266,7 @@ def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:
     runner = _with_runner(registry)
     assert not registry.complete()
     assert registry.describe() == ("envrunners: 1 attached, 1 ready; learners: 1 attached, 0 ready")
-    registry.learner_ready(learner, training_pb2.ModuleReady())
+    registry.learner_ready(learner, training_pb2.ModuleReady(module_id="default"))
     assert registry.complete()
     registry.left(runner)
     assert not registry.complete()
@@ -279,7 +278,7 @@ def test_an_evaluator_alone_is_no_runner_to_train_with() -> None:
     evaluator = _worker("evaluator")
     _set_up(registry, evaluator)
     registry.runner_ready(evaluator, _ready())
-    registry.learner_ready(_worker("learner"), training_pb2.ModuleReady())
+    registry.learner_ready(_worker("learner"), training_pb2.ModuleReady(module_id="default"))
     assert not registry.complete()
     assert not registry.had_runner
     _with_runner(registry)

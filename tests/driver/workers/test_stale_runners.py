@@ -102,6 +102,6 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
         world.reply(world.learner, command_id, done)
-    (text,) = world.parts.stale_runners.look()
+    (text,) = world.parts.stale_runners["default"].look()
     assert text.startswith("100% of what envrunner-0")
     assert world.core.ledger.dropped["stale"] == 10 * ROWS * STEPS

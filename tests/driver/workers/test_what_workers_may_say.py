@@ -213,9 +213,9 @@ def test_of_an_answer_that_holds_what_it_must_not_nothing_is_booked(
 def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: WorkersWorld) -> None:
     metrics = world.parts.metrics
     for number in range(3):
-        metrics.updated("learner-0", {f"module-{number}": {"loss": 1.0}})
-        metrics.updated("learner-0", {})
-    assert list(metrics.modules["learner-0"]) == ["module-2"]
+        metrics.updated("learner-0", "default", {f"module-{number}": {"loss": 1.0}})
+        metrics.updated("learner-0", "default", {})
+    assert list(metrics.modules["learner-0", "default"]) == ["module-2"]
 
 
 def _learner_ready(world: WorkersWorld, **said: Any) -> Worker:

@@ -53,7 +53,7 @@ def test_a_report_that_is_no_message_is_blamed_on_the_learner(world: WorkersWorl
     [
         ({"batch_id": 1000}, "a receipt for batch 1000, not 1"),
         ({"live_steps": 2**63}, "9223372036854775808 steps in one batch"),
-        ({"live_steps": ROWS * STEPS + 1}, "21 steps in one batch of 2 rows of 10 steps"),
+        ({"live_steps": ROWS * STEPS + 1}, "21 steps in one batch: at most 20"),
         ({"stale_steps": 2**63}, "9223372036854775808 steps too old for a batch"),
         ({"episode_returns": [1.0, 2.0]}, "another number of returns than of lengths"),
         ({"dropped": "boredom"}, "'boredom'"),
@@ -84,7 +84,7 @@ def test_whose_batches_are_not_as_it_was_told_is_not_taken(
         f"sent what cannot be understood: batches of {rows} rows of {steps} steps: it was told to "
         f"make them of {ROWS} rows (envs_per_runner) of {STEPS} steps (fragment_steps)"
     )
-    assert world.core.num_runners == 1
+    assert world.parts.core.num_runners == 1
     world.leave(worker)
     assert world.core.ledger.lost_unreported == 0, "nothing was ever asked of it"
 
@@ -93,7 +93,7 @@ def test_a_learner_that_got_more_than_a_batch_holds_is_let_go(world: WorkersWorl
     _, request = world.asked(world.runner, training_pb2.SampleRequest)[0]
     arrival = training_pb2.Arrival(batch_id=request.batch_id, live_steps=ROWS * STEPS + 1)
     world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
-    assert "21 steps in one batch of 2 rows of 10 steps" in world.why_dismissed(world.learner)
+    assert "21 steps in one batch: at most 20" in world.why_dismissed(world.learner)
     assert world.core.ledger.sampled == 0
 
 

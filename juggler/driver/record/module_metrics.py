@@ -1,0 +1,65 @@
+"""What a run tells of one of its modules, beside the steps, which the ledger counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from juggler.driver.record.candidates import RETURN_WINDOW
+
+
+class StalenessSince:
+    """Mean and maximum since they were asked for last; of nothing they stay what they were."""
+
+    def __init__(self) -> None:
+        self._total, self._count, self._most = 0, 0, 0
+        self._last: tuple[float | None, int | None] = (None, None)
+
+    def observe(self, staleness: int) -> None:
+        self._total += staleness
+        self._count += 1
+        self._most = max(self._most, staleness)
+
+    def take(self) -> dict[str, float | None]:
+        """For a line of metrics."""
+        if self._count:
+            self._last = (self._total / self._count, self._most)
+            self._total, self._count, self._most = 0, 0, 0
+        return {"staleness_mean": self._last[0], "staleness_max": self._last[1]}
+
+
+@dataclass(slots=True)
+class ModuleMetrics:
+    """
+    Attributes:
+        returns: of the newest episodes of the agents that the module plays, one for each agent.
+        lengths: how many steps these agents made in them.
+        episodes: how many have ended.
+        staleness: of the batches that updates have used.
+    """
+
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    episodes: int = 0
+    staleness: StalenessSince = field(default_factory=StalenessSince)
+
+    def agents_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """As many of one as of the other."""
+        self.returns.extend(returns[-RETURN_WINDOW:])
+        self.lengths.extend(lengths[-RETURN_WINDOW:])
+        self.episodes += len(returns)
+
+    def line(self) -> dict[str, Any]:
+        """What happened since the last line."""
+        return {
+            **self.staleness.take(),
+            "episodes": self.episodes,
+            "episode_return_mean": _mean(self.returns),
+            "episode_length_mean": _mean(self.lengths),
+        }
+
+
+def _mean(values: deque[float] | deque[int]) -> float | None:
+    return sum(values) / len(values) if values else None
