@@ -38,8 +38,7 @@ class FakeRunner:
 @dataclass
 class FakeLearner:
     worker: WorkerKey
-    version: Version
-    module_id: str  # that it trains
+    versions: dict[str, Version]  # of the modules that it trains
     batches: dict[int, int] = field(default_factory=dict)  # batch id -> live steps
     commands: deque[Command] = field(default_factory=deque)
     answers: list[UpdateFinished] = field(default_factory=list)
@@ -75,7 +74,7 @@ class Processes:
         learner = self.learners[worker_id]
         self.kill(worker_id, survivors)
         self.pending += [
-            UpdateKept(worker_id, each.version, each.used, learner.module_id)
+            UpdateKept(worker_id, each.version, each.used, each.module_id)
             for each in learner.answers[-3:]
         ]
 
@@ -121,21 +120,22 @@ class Processes:
         """
         learner = self.learners[worker_id]
         command = learner.commands.popleft()
+        module_id = command.module_id
         if isinstance(command, Discard):
             for batch_id in command.batch_ids:
                 learner.batches.pop(batch_id, None)
         elif isinstance(command, FormGroup):
             newest = max(
-                other.version.update
+                other.versions[module_id].update
                 for other in self.learners.values()
-                if other.module_id == learner.module_id
+                if module_id in other.versions
             )
-            learner.version = Version(command.generation, newest)
-            self.publish(learner.module_id, learner.version)
+            learner.versions[module_id] = Version(command.generation, newest)
+            self.publish(module_id, learner.versions[module_id])
         elif isinstance(command, IssueUpdate):
             if outcome == "failed":
                 event: Event = UpdateFailed(
-                    command.update_id, *learner.worker, "a peer is gone", learner.module_id
+                    command.update_id, *learner.worker, "a peer is gone", module_id
                 )
             else:
                 event = self._update(learner, command, outcome)
@@ -149,12 +149,12 @@ class Processes:
             del used[0]
         elif outcome != "trained":
             used[0] = used[0]._replace(dropped=outcome)
-        learner.version = learner.version._replace(update=learner.version.update + 1)
-        if learner.version.update % self.settings[learner.module_id].weights_interval == 0:
-            self.publish(learner.module_id, learner.version)
-        return UpdateFinished(
-            command.update_id, *learner.worker, learner.version, tuple(used), learner.module_id
-        )
+        module_id = command.module_id
+        before = learner.versions[module_id]
+        version = learner.versions[module_id] = before._replace(update=before.update + 1)
+        if version.update % self.settings[module_id].weights_interval == 0:
+            self.publish(module_id, version)
+        return UpdateFinished(command.update_id, *learner.worker, version, tuple(used), module_id)
 
     def publish(self, module_id: str, version: Version) -> None:
         self.published[module_id] = max(self.published[module_id], version)

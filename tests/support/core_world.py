@@ -39,7 +39,7 @@ from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 from support.core_fakes import FakeLearner, FakeRunner, Processes
 
-#: Learners 0 to 3 train the first module, 4 to 7 the second.
+#: Learners 0 to 3 train the first module, 4 to 7 the second, and those above all modules.
 LEARNERS_OF_A_MODULE = 4
 
 
@@ -289,11 +289,14 @@ class World(Processes):
         self.deliver(RunnerJoined(worker.worker_id, worker.incarnation, of_module))
 
     def start_learner(self, index: int) -> None:
-        """Of the module that learners of this index train."""
-        module_id = list(self.settings)[index // LEARNERS_OF_A_MODULE]
+        """Of the modules that learners of this index train."""
+        first = index // LEARNERS_OF_A_MODULE
+        modules = list(self.settings)[first : first + 1] or list(self.settings)
         worker = self._new_worker(f"learner-{index}")
-        self.learners[worker.worker_id] = FakeLearner(worker, Version(0, 0), module_id)
-        self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+        versions = dict.fromkeys(modules, Version(0, 0))
+        self.learners[worker.worker_id] = FakeLearner(worker, versions)
+        for module_id in modules:
+            self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
 
     def _new_worker(self, worker_id: str) -> WorkerKey:
         self._incarnations += 1
@@ -385,7 +388,7 @@ class World(Processes):
     def _send(self, worker_ids: list[str] | tuple[str, ...], command: Command) -> None:
         for worker_id in worker_ids:
             if worker_id in self.learners:
-                assert self.learners[worker_id].module_id == command.module_id
+                assert command.module_id in self.learners[worker_id].versions
                 self.learners[worker_id].commands.append(command)
 
     def check(self) -> None:

@@ -38,6 +38,8 @@ class DriverCore:
         self._runners = Runners(shared.requests_per_runner)
         states = {module_id: start.state() for module_id, start in modules.items()}
         self._admission = _admission(shared, states, self._runners)
+        self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
+        self._gone: set[WorkerKey] = set()  # learners
         self._stopping = False
         self.modules = {
             module_id: ModuleCore(
@@ -64,9 +66,14 @@ class DriverCore:
             case events.RunnerLeft():
                 self._runner_left(WorkerKey(event.runner, event.incarnation), event.not_begun)
                 return []
-            case events.LearnerLeft() | events.StopRequested() | events.Finish():
-                self._stopping = self._stopping or not isinstance(event, events.LearnerLeft)
-                return [command for each in self.modules.values() for command in each.book(event)]
+            case events.LearnerJoined():
+                return self._learner_joined(event)
+            case events.LearnerLeft():
+                self._gone.add(WorkerKey(event.learner, event.incarnation))
+                return self._book_everywhere(event)
+            case events.StopRequested() | events.Finish():
+                self._stopping = True
+                return self._book_everywhere(event)
             case _:
                 return self.module(event.module_id).book(event)
 
@@ -176,6 +183,20 @@ class DriverCore:
         if (before := self._runners.named(event.runner)) is not None:  # it is gone
             self._runner_left(before.worker)
         self._admission.has_room(self._runners.join(worker, event.steps_per_request))
+
+    def _learner_joined(self, event: events.LearnerJoined) -> list[events.Command]:
+        module, worker = self.module(event.module_id), WorkerKey(event.learner, event.incarnation)
+        if worker in self._gone:
+            return []
+        before = self._learners.get(event.learner, worker)
+        self._learners[event.learner] = worker
+        commands: list[events.Command] = []
+        if before != worker:  # it is gone, with all the modules that it had
+            commands += self.book(events.LearnerLeft(*before, "replaced"))
+        return commands + module.book(event)
+
+    def _book_everywhere(self, event: events.OfEveryModule) -> list[events.Command]:
+        return [command for each in self.modules.values() for command in each.book(event)]
 
     def _runner_left(self, worker: WorkerKey, not_begun: frozenset[int] = frozenset()) -> None:
         if (runner := self._runners.leave(worker)) is not None:

@@ -60,8 +60,9 @@ class Group:
         return learner if learner is not None and learner.worker == worker else None
 
     def join(self, worker: WorkerKey) -> None:
-        """Let it wait; `admit` lets it in."""
-        self.joiners[worker.worker_id] = Learner(worker)
+        """Let it wait, unless it is here; `admit` lets it in. Nobody else has its id."""
+        if self.find(worker) is None:
+            self.joiners[worker.worker_id] = Learner(worker)
 
     def admit(self) -> tuple[str, ...] | None:
         """The members by rank, with all who wait behind those there are. None: not now."""

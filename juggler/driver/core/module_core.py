@@ -79,7 +79,6 @@ class ModuleCore:
         self._state = state
         self._admission = admission
         self._runners = runners
-        self._gone: set[WorkerKey] = set()  # learners
         # In updates of learners that left, by id: one that comes back with its weights may tell.
         self._unanswered: dict[int, Batch] = {}
         self._stopping = False
@@ -139,7 +138,7 @@ class ModuleCore:
             case events.UpdateKept():
                 self._update_kept(event)
             case events.LearnerJoined():
-                self._learner_joined(WorkerKey(event.learner, event.incarnation))
+                self._group.join(WorkerKey(event.learner, event.incarnation))
             case events.BeginWithFewer():
                 self._group.begin_with_fewer()
             case events.LearnerLeft():
@@ -348,17 +347,7 @@ class ModuleCore:
 
     # Learners.
 
-    def _learner_joined(self, worker: WorkerKey) -> None:
-        """Whoever had its id until now is gone."""
-        current = self._group.named(worker.worker_id)
-        if worker in self._gone or (current is not None and current.worker == worker):
-            return
-        if current is not None:
-            self._learner_left(current.worker)
-        self._group.join(worker)
-
     def _learner_left(self, worker: WorkerKey) -> None:
-        self._gone.add(worker)
         if (learner := self._group.find(worker)) is None:
             return
         for batch in learner.held:
