@@ -78,7 +78,8 @@ class RunParts:
         self.updates_before = self.core.updates
         self.metrics = metrics_of(resume)
         self.connectors = {
-            module_id: connectors_of(resume, beginning) for module_id in self.core.modules
+            module_id: connectors_of(resume, beginning, module_id)
+            for module_id in self.core.modules
         }
         most_learners = config.driver.most_learners(dialled=not only_local)
         self.registry = WorkerRegistry(config, self.updates_before, most_learners)

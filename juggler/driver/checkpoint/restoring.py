@@ -18,6 +18,7 @@ from juggler.driver.core.events import DROP_REASONS
 from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.module_core import ModuleStart
 from juggler.driver.core.state import ModuleSettings
+from juggler.driver.learner_group.placement import processes_of_module
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import Times
@@ -162,9 +163,10 @@ def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> M
         weights_interval=of_module.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
-        num_learners=config.driver.learners,
+        num_learners=processes_of_module(module_id, config.driver.learners, config.module_ids),
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
+        waited_for=config.waits_for(module_id),
     )
     if resume is None:
         return ModuleStart(settings)
