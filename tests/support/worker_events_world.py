@@ -62,10 +62,11 @@ class _Told(SilentProgress):
 
 
 class WorkersWorld:
-    """The parts of a run with one EnvRunner and one learner that are ready.
+    """The parts of a run with one EnvRunner and its learners, which are ready.
 
     Attributes:
-        core: of the module that is trained.
+        core: of the first module that is trained.
+        learner: the first one.
         told: has what people were told.
     """
 
@@ -99,11 +100,13 @@ class WorkersWorld:
         self.worker_events = WorkerEvents(self.parts)
         nothing = cast(Any, None)  # is due on intervals, and nobody watches
         self._loop = Loop(self.parts, self.worker_events, Mailbox(), nothing, nothing)
-        self.core = self.parts.core.modules[DEFAULT_MODULE]
+        self.core = next(iter(self.parts.core.modules.values()))
         self.runner = self.join("envrunner")
         self.get_ready(self.runner)
-        self.learner = self.join("learner")
-        self.get_ready(self.learner)
+        self.learners = [self.join("learner", n) for n in range(config.driver.learners)]
+        self.learner = self.learners[0]
+        for learner in self.learners:
+            self.get_ready(learner)
 
     def hear(self, event: HubEvent) -> None:
         """As the loop does, of one event at a time."""
@@ -133,11 +136,15 @@ class WorkersWorld:
 
     def get_ready(self, worker: Worker) -> None:
         if worker.role == "learner":
-            ((command_id, module),) = self.asked(worker, training_pb2.AddModule)
-            ready = training_pb2.ModuleReady(module_id=module.module_id)
-            return self.reply(worker, command_id, ready)
+            for command_id, module in self.asked(worker, training_pb2.AddModule):
+                ready = training_pb2.ModuleReady(module_id=module.module_id)
+                self.reply(worker, command_id, ready)
+            return
         (setup,) = self.asked(worker, training_pb2.Setup)
-        ready = ready_message(observation_space=SPACE, action_space=SPACE, rows=ROWS, steps=STEPS)
+        shape = {"rows": ROWS, "steps": STEPS}
+        ready = ready_message(
+            *self.parts.core.modules, observation_space=SPACE, action_space=SPACE, **shape
+        )
         self.reply(worker, setup[0], ready)
 
     def asked(self, worker: Worker, kind: type[Message]) -> list[tuple[int, Any]]:

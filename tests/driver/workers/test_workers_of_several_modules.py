@@ -1,0 +1,240 @@
+"""What workers are told, and what they say, in a run of several agents and modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ready import ready_message
+from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
+
+from juggler.driver.upkeep import metrics_line
+from juggler.driver.workers.connector_state import everything
+from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.runtime.actors.setups import from_json
+from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.v1 import training_pb2
+
+AGENTS = {"left": "blue", "right": "red"}
+BOTH = ["blue", "red"]
+
+
+def world_of_two(directory: Path, **keys: Any) -> WorkersWorld:
+    """A run of two modules. Rounds of the first one alone are over."""
+    world = WorkersWorld(directory, **{"agents": AGENTS, **keys})
+    for index, (_, request) in enumerate(all_requests(world)):
+        if not request.round:
+            answer(world, index, live_steps=0)
+    return world
+
+
+def all_requests(world: WorkersWorld) -> list[tuple[int, training_pb2.SampleRequest]]:
+    return world.asked(world.runner, training_pb2.SampleRequest)
+
+
+def indices(world: WorkersWorld) -> list[int]:
+    """Of the requests of rounds with both modules."""
+    return [index for index, (_, each) in enumerate(all_requests(world)) if each.round]
+
+
+def answer(world: WorkersWorld, index: int, **said: Any) -> None:
+    """The runner answers one of the requests that it has got."""
+    command_id, request = all_requests(world)[index]
+    receipt = training_pb2.Receipt(
+        module_id=request.module_id,
+        batch_id=request.batch_id,
+        learner=request.learner,
+        **{"live_steps": ROWS * STEPS, **said},
+    )
+    world.reply(world.runner, command_id, receipt)
+
+
+def updates_at(world: WorkersWorld, learner: int) -> list[tuple[int, training_pb2.Update]]:
+    return world.asked(world.learners[learner], training_pb2.Update)
+
+
+def finish(world: WorkersWorld, learner: int, number: int) -> None:
+    """A learner has made its update of this number."""
+    command_id, update = updates_at(world, learner)[number - 1]
+    done = training_pb2.UpdateDone(
+        module_id=update.module_id,
+        update_id=update.update_id,
+        version=training_pb2.WeightsVersion(generation=update.generation, update=number),
+        steps_trained=ROWS * STEPS,
+    )
+    for batch_id in update.batch_ids:
+        done.batches.add(batch_id=batch_id, live_steps=ROWS * STEPS)
+    world.reply(world.learners[learner], command_id, done)
+
+
+def test_an_envrunner_is_told_of_every_module_and_who_plays_which_agent(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, modules={"red": {"algorithm": "ppo"}})
+    ((_, setup),) = world.asked(world.runner, training_pb2.Setup)
+    told = from_json(setup.config, EnvRunnerSetup)
+    assert told.agents == AGENTS
+    assert {name: each.algorithm for name, each in told.modules.items()} == {
+        "blue": "impala",
+        "red": "ppo",
+    }
+
+
+def test_a_learner_process_is_set_up_once_and_then_told_of_each_module(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    ((_, _),) = world.asked(world.learner, training_pb2.Setup)
+    modules = [module for _, module in world.asked(world.learner, training_pb2.AddModule)]
+    assert [module.module_id for module in modules] == BOTH
+    assert modules[0].seed != modules[1].seed, "equal networks would begin with equal weights"
+    groups = world.asked(world.learner, training_pb2.Group)
+    assert [(group.module_id, list(group.members)) for _, group in groups] == [
+        ("blue", ["learner-0"]),
+        ("red", ["learner-0"]),
+    ]
+
+
+def test_processes_that_are_enough_host_a_module_each(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, num_learners=3, devices="cpu")
+    hosted = [
+        [module.module_id for _, module in world.asked(learner, training_pb2.AddModule)]
+        for learner in world.learners
+    ]
+    assert hosted == [["blue"], ["red"], ["blue"]]
+    settings = {key: each.settings for key, each in world.parts.core.modules.items()}
+    assert (settings["blue"].num_learners, settings["red"].num_learners) == (2, 1)
+
+
+@pytest.mark.parametrize("named", [["blue"], ["blue", "red", "red"], ["blue", "green"], []])
+def test_an_envrunner_that_acts_with_other_modules_is_let_go(
+    tmp_path: Path, named: list[str]
+) -> None:
+    world = world_of_two(tmp_path)
+    stranger = world.join("envrunner", 1)
+    ((command_id, _),) = world.asked(stranger, training_pb2.Setup)
+    shape = {"rows": ROWS, "steps": STEPS}
+    ready = ready_message(*named, observation_space=SPACE, action_space=SPACE, **shape)
+    if not named:
+        ready = training_pb2.Ready()
+    world.reply(stranger, command_id, ready)
+    assert "it must with blue, red" in world.why_dismissed(stranger)
+
+
+def test_a_module_may_not_have_more_rows_than_its_agents_have(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    stranger = world.join("envrunner", 1)
+    ((command_id, _),) = world.asked(stranger, training_pb2.Setup)
+    shape = {"rows": ROWS + 1, "steps": STEPS}
+    ready = ready_message(*BOTH, observation_space=SPACE, action_space=SPACE, **shape)
+    world.reply(stranger, command_id, ready)
+    assert "for each agent that the module plays" in world.why_dismissed(stranger)
+
+
+def test_the_requests_of_a_round_name_it_and_follow_each_other(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    requests = [all_requests(world)[index][1] for index in indices(world)]
+    assert [request.module_id for request in requests] == BOTH * 2
+    first, second = requests[0].batch_id, requests[2].batch_id
+    assert [request.round for request in requests] == [first, first, second, second]
+    assert {request.requests_in_round for request in requests} == {2}
+    assert len({request.permit for request in requests}) == len(requests)
+
+
+def test_a_round_of_one_module_is_not_named(tmp_path: Path) -> None:
+    world = WorkersWorld(tmp_path)
+    assert {(each.round, each.requests_in_round) for _, each in all_requests(world)} == {(0, 0)}
+
+
+def test_the_runs_return_is_that_of_environments_and_modules_have_their_agents(
+    tmp_path: Path,
+) -> None:
+    world = world_of_two(tmp_path)
+    blue, red, *_ = indices(world)
+    ended = {"env_returns": [7], "env_lengths": [9]}
+    answer(world, blue, episode_returns=[3.0], episode_lengths=[5], **ended)
+    answer(world, red, episode_returns=[4.0, 6.0], episode_lengths=[4, 4])
+    line = metrics_line(world.parts)
+    assert (line["episodes"], line["episode_return_mean"], line["episode_length_mean"]) == (1, 7, 9)
+    means = {key: each["episode_return_mean"] for key, each in line["by_module"].items()}
+    assert means == {"blue": 3.0, "red": 5.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"env_returns": [float("nan")], "env_lengths": [1]},
+        {"env_returns": [1.0]},
+        {"env_returns": [1.0] * 100_000, "env_lengths": [1] * 100_000},
+    ],
+    ids=["not finite", "no length", "too many"],
+)
+def test_an_envrunner_whose_returns_cannot_be_is_let_go(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    world = world_of_two(tmp_path)
+    answer(world, indices(world)[0], **said)
+    assert "cannot be understood" in world.why_dismissed(world.runner)
+    assert world.parts.metrics.episodes == 0
+
+
+def test_a_line_of_metrics_has_the_books_of_each_module(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, num_learners=2, devices="cpu")
+    first = indices(world)
+    answer(world, first[0])
+    answer(world, first[1], live_steps=5)
+    finish(world, 0, number=1)
+    line = metrics_line(world.parts)
+    blue, red = (line["by_module"][name] for name in BOTH)
+    for books in (line, blue, red):
+        assert (
+            books["env_steps_sampled"]
+            == books["env_steps_trained"]
+            + sum(books["env_steps_dropped"].values())
+            + books["env_steps_in_flight"]
+        )
+    assert (blue["env_steps_trained"], blue["updates"], blue["staleness_max"]) == (20, 1, 0)
+    assert (red["env_steps_in_flight"], red["updates"], red["staleness_max"]) == (5, 0, None)
+    assert line["env_steps_sampled"] == 25
+    assert (blue["learners"], red["learners"]) == (["learner-0"], ["learner-1"])
+    assert line["learner_steps"]["learner-0"]["trained"] == 20
+
+
+def test_a_module_that_has_lost_its_learner_holds_up_no_other(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, num_learners=2, devices="cpu")
+    world.leave(world.learners[1])
+    assert not world.parts.end.reached
+    for index in indices(world):
+        answer(world, index)
+    newest = all_requests(world)[-1][1]
+    assert (newest.module_id, newest.round) == ("blue", 0)
+    for number in (1, 2):
+        finish(world, 0, number)
+    assert world.parts.core.modules["blue"].weights_version.update == 2
+    # It is back: rounds are of both again.
+    world.get_ready(world.join("learner", 1))
+    before = len(all_requests(world))
+    for index in range(before - 2, before):
+        answer(world, index)
+    assert [request.module_id for _, request in all_requests(world)[before:]][:2] == BOTH
+
+
+def test_what_connectors_learn_is_told_to_their_own_module_alone(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    first = indices(world)
+    learned = to_bytes({"filter": Moments.of(np.array([[1.0], [3.0]])).to_tree()})
+    answer(world, first[0], connector_delta=learned)
+    answer(world, first[1])
+    told = {request.module_id: request.connector_state for _, request in all_requests(world)[-2:]}
+    assert from_bytes(told["blue"])["filter"]["count"] == 2
+    assert told["red"] == b""
+    assert everything(world.parts.connectors) == to_bytes({"blue": from_bytes(learned)})
+
+
+def test_a_runner_that_begins_anew_is_told_so_once_in_a_round(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    before = len(all_requests(world))
+    world.parts.commands.begin_anew(update=3)
+    for index in indices(world):
+        answer(world, index, live_steps=0)
+    seeds = [request.HasField("seed") for _, request in all_requests(world)[before:]]
+    assert seeds == [True, False, False, False]
