@@ -25,8 +25,8 @@ from commands import machine, table
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport

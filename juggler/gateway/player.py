@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.places import put, take
 from juggler.gateway.environments import Environments
-from juggler.gateway.gathered_policy import GatheredPolicy
-from juggler.gateway.places import put, take
 from juggler.gateway.publisher import Publisher
 from juggler.gateway.recorder import Recorder
 from juggler.gateway.recordings import Reader

@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from juggler.gateway.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

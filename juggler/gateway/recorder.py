@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.places import put, take
 from juggler.gateway.environments import STALL_SECONDS, Environments
-from juggler.gateway.gathered_policy import GatheredPolicy
-from juggler.gateway.places import put, take
 from juggler.gateway.recordings import Recording, steps_of
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree

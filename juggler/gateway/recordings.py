@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.gateway.places import take
+from juggler.envrunner.paced.places import take
 from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks

@@ -17,11 +17,11 @@ from juggler.envrunner.envrunner_worker import (
     step_back,
 )
 from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy, policy_in
 from juggler.envrunner.program import Door, EnvRunnerProgram
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.gateway import transport
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.gathered_policy import GatheredPolicy, policy_in
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.runtime.actors.attachment import Attachment, Command, Detached

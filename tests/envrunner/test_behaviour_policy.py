@@ -11,8 +11,8 @@ from support.scripted_environments import NativeScripted
 from support.scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.sampler import Sampler
-from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector

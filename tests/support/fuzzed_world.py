@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway import environments, gateway_server, recorder, sessions, step_batches
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.gathered_policy import GatheredPolicy
 from juggler.gateway.player import Player
 from juggler.gateway.publisher import Publisher
 from juggler.gateway.session_manager import GatewaySettings

@@ -1,4 +1,4 @@
-"""Trees of arrays with a place for each environment or row, which grow."""
+"""Growing trees of arrays with a place for each agent or row."""
 
 from __future__ import annotations
 

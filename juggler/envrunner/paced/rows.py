@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.gateway.places import Places, grown, put, room_for, take
+from juggler.envrunner.paced.places import Places, grown, put, room_for, take
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -20,7 +20,7 @@ _FIRST_ROWS = 32
 
 
 class Rows:
-    """Memory for rows, each of one environment at a time.
+    """Memory for rows, each filled by one agent at a time.
 
     Columns are [P, T, ...], and are written directly as rows fill up.
 
@@ -51,11 +51,11 @@ class Rows:
             "generations": np.zeros(shape, np.uint64),
             "updates": np.zeros(shape, np.uint64),
             "lengths": np.zeros(_FIRST_ROWS, np.intp),  # steps of a complete row
+            "places": np.zeros(_FIRST_ROWS, np.intp),  # of the agent, where it acts here
             "last_observations": zeros(observation_space, (_FIRST_ROWS,)),
             "states": {},
-            "recorded": np.zeros(
-                _FIRST_ROWS, np.bool_
-            ),  # its log-probabilities came with its steps
+            # Its log-probabilities came with its steps.
+            "recorded": np.zeros(_FIRST_ROWS, np.bool_),
             "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
@@ -133,8 +133,9 @@ class Rows:
     def move_step(self, row: int, step: int, states: dict[str, Tree]) -> int:
         """A new row that begins with a step of another row, and with states [1, ...]."""
         (new,) = self.begin(states, 1).tolist()
+        self.columns["places"][new] = self.columns["places"][row]
         for name, column in self.columns.items():
-            if name not in ("lengths", "last_observations", "states", "recorded"):
+            if name not in ("lengths", "places", "last_observations", "states", "recorded"):
                 put(column, (new, 0), take(column, (row, step)))
         self.columns["terminated"][new] = self.columns["truncated"][new] = False
         return int(new)

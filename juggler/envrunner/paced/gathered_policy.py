@@ -14,7 +14,7 @@ from torch import Tensor
 
 from juggler.envrunner.behaviour_policy import require_log_probabilities
 from juggler.envrunner.environments.seeding import noise_seed
-from juggler.gateway.places import grown, put, room_for, take
+from juggler.envrunner.paced.places import grown, put, room_for, take
 from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
