@@ -16,26 +16,35 @@ class NonFinite(Exception):
     """A batch holds NaN or infinity in a live step.
 
     Attributes:
-        environment: its index, which is the row of the batch.
-        step: of the fragment.
+        environment: its index, which is the row of the batch; with several agents, the
+            environment of the agent.
+        step: of the fragment, or of the row.
         column: of the batch, such as "rewards" or, in a Dict, "observations/camera". It is
             "action_logp" if the policy is broken, although all observations are finite.
         live_steps: of the batch, all of which are lost.
         why: the reason, if known; else "".
+        agent: its name, where environments have several; else "".
         traceback: always "", since the message names the place.
     """
 
     traceback = ""
 
     def __init__(
-        self, environment: int, step: int, column: str, live_steps: int, why: str = ""
+        self,
+        environment: int,
+        step: int,
+        column: str,
+        live_steps: int,
+        why: str = "",
+        agent: str = "",
     ) -> None:
-        super().__init__(environment, step, column, live_steps, why)
+        super().__init__(environment, step, column, live_steps, why, agent)
         self.environment = environment
         self.step = step
         self.column = column
         self.live_steps = live_steps
         self.why = why
+        self.agent = agent
 
     def __str__(self) -> str:
         reason = (
@@ -43,9 +52,11 @@ class NonFinite(Exception):
             if self.column == "action_logp"
             else "the environment must give finite numbers"
         )
+        whose = f"agent {self.agent!r} in " if self.agent else ""
         return (
-            f"{self.column} of environment {self.environment} at step {self.step} of a fragment "
-            f"are not finite: {reason}" + (f" ({self.why})" if self.why else "")
+            f"{self.column} of {whose}environment {self.environment} at step {self.step} of a "
+            f"{'row' if self.agent else 'fragment'} are not finite: {reason}"
+            + (f" ({self.why})" if self.why else "")
         )
 
 

@@ -98,15 +98,6 @@ class Environments(PacedSlots):
             self.counts["episodes"] += len(steps.terminated) + len(steps.truncated)
         self.observe(slots, observations)
 
-    def pause(self, places: list[int]) -> None:
-        """Complete the rows of environments in which no episode goes on."""
-        for place in places:
-            row, step = int(self.of["row"][place]), int(self.of["step"][place])
-            if row >= 0:
-                after = take(self.rows.columns["observations"], (row, step))
-                self.rows.finish(row, step, after)
-                self.of["row"][place] = -1
-
     def act(
         self, places: NDArray[np.intp], recording: NDArray[np.bool_], observations: Tree
     ) -> Any:

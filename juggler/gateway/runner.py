@@ -18,6 +18,7 @@ from juggler.envrunner.envrunner_worker import (
 )
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy, policy_in
+from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.program import Door, EnvRunnerProgram
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.gateway import transport
@@ -32,7 +33,6 @@ from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact, attach_and_run
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import calls
 from juggler.runtime.wire.spaces import space_to_message
@@ -223,7 +223,7 @@ class GatewayRunner(EnvRunner):
         batch, ended, delta = player.batch(self._rows)
         receipt = self._receipt_for(request)
         receipt.live_steps = batch.live_steps
-        receipt.version.CopyFrom(_oldest(batch).message())
+        receipt.version.CopyFrom(oldest_version(batch).message())
         receipt.episode_returns.extend(episode[0] for episode in ended)
         receipt.episode_lengths.extend(episode[1] for episode in ended)
         receipt.stale_steps = player.recorder.take_stale()
@@ -259,9 +259,3 @@ def _why_not_logged(told: ActingSetup) -> str:
         "from nothing that another policy did: train with impala or appo, whose V-trace makes up "
         "for the difference, or act with this run's policy"
     )
-
-
-def _oldest(batch: EpisodeBatch) -> Version:
-    """The oldest weights that acted."""
-    generations, updates = batch.segment_generations, batch.segment_updates
-    return Version(*min(zip(generations.tolist(), updates.tolist(), strict=True)))

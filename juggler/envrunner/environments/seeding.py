@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-_NOISE, _ENVIRONMENTS, _PROCESS = 0, 1, 2
+_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES = 0, 1, 2, 3
 
 
 def seed_process(seed: int) -> None:
@@ -23,6 +23,12 @@ def noise_seed(seed: int) -> int:
     """Return the seed of the noise that a policy samples actions with."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE,))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def module_seeds(seed: int, count: int) -> list[int]:
+    """Return a different seed for the noise of each module of an EnvRunner."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_MODULES,))
+    return [int(each) >> 1 for each in sequence.generate_state(count, np.uint64)]
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The policy that acts for whoever asks at the moment."""
+"""A policy that acts for any of its agents, each at its own pace."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from juggler.runtime.modules.columns import (
 )
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import (
+    Forward,
+    best_actions,
     initial_states,
     load_weights,
     one_step,
@@ -39,14 +41,14 @@ from juggler.runtime.wire.trees import Tree
 
 
 class GatheredPolicy:
-    """A module that acts in any B of S environments at a time, with a state for each of them.
+    """A module that acts for any B of S agents at a time, and keeps a state for each of them.
 
-    S is 1 until `grow` is called.
+    Each agent has a place. S is 1 until `grow` is called.
 
     Args:
         module: as of `BehaviourPolicy`.
         connectors: those with contexts add what came before.
-        module_to_env: turns chosen actions into those that simulators get.
+        module_to_env: turns chosen actions into those that environments get.
         seed: of the noise.
 
     Attributes:
@@ -112,7 +114,7 @@ class GatheredPolicy:
         self._generator.manual_seed(noise_seed(seed))
 
     def grow(self, capacity: int) -> None:
-        """Make room for more environments."""
+        """Make room for more agents."""
         self._states, self._before = grown(self._states, capacity), grown(self._before, capacity)
         self._contexts.grow(capacity)
 
@@ -127,37 +129,53 @@ class GatheredPolicy:
     def act(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
     ) -> tuple[Any, Any, NDArray[np.float32]]:
-        """Choose the actions of some environments.
+        """Choose the actions of some agents.
 
         Args:
             observations: a tree of arrays [B, ...], as batches hold them.
-            places: [B] of the environments, none of them twice.
+            places: [B] of the agents, none of them twice.
             first: [B] which observations are the first of an episode.
 
         Returns:
-            The actions for simulators, as Gymnasium has them; the chosen actions, a tree [B, ...];
-            and the inputs [B, D] of their distribution. Nothing else uses their memory.
+            The actions for environments, as Gymnasium has them; the chosen actions, a tree
+            [B, ...]; and the inputs [B, D] of their distribution. Nothing else uses their memory.
         """
         seen = self._contexts.see(observations, places, first)
         with torch.inference_mode():
-            tensors = tree_map(torch.from_numpy, seen)  # [B, ...]
-            if self._remembers:
-                outputs = self._step_on(tensors, places, first)
-            else:
-                outputs = self._module.forward_exploration({OBSERVATIONS: tensors})
+            outputs = self._run(self._module.forward_exploration, seen, places, first)
             inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
             if self._draws:
                 noise = self._distribution.draw_noise((len(places),), self._generator)  # [B, M]
                 actions = self._distribution(inputs).sample(noise)  # [B, ...]
             else:
                 actions = outputs[ACTIONS]  # [B, ...]
-        chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
-        self._contexts.chose(chosen, places)
-        sent = self._module_to_env(tree_map(np.copy, chosen))
+        sent, chosen = self._sent(actions, places)
         return sent, chosen, inputs.float().numpy()
 
+    def act_deterministically(
+        self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
+    ) -> Any:
+        """Choose the best actions, without exploration -> the actions for environments.
+
+        Args:
+            observations: as in `act`.
+            places: as in `act`.
+            first: as in `act`.
+        """
+        seen = self._contexts.see(observations, places, first)
+        with torch.inference_mode():
+            outputs = self._run(self._module.forward_inference, seen, places, first)
+            actions = best_actions(self._module, outputs)  # [B, ...]
+        return self._sent(actions, places)[0]
+
+    def _sent(self, actions: Any, places: NDArray[np.intp]) -> tuple[Any, Any]:
+        """Actions for environments, and the chosen ones, as arrays [B, ...]."""
+        chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
+        self._contexts.chose(chosen, places)
+        return self._module_to_env(tree_map(np.copy, chosen)), chosen
+
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
-        """Take the rewards [B] of the last actions of some environments."""
+        """Take the rewards [B] of the last actions of some agents."""
         self._contexts.rewarded(places, rewards)
 
     def follow(
@@ -171,7 +189,7 @@ class GatheredPolicy:
         """Follow steps that somebody else took -> the states before them, as `states_before`.
 
         Args:
-            place: of the environment.
+            place: of the agent.
             observations: [L, ...] before each step, as batches hold them.
             actions: [L, ...] chosen there.
             rewards: [L]
@@ -202,7 +220,7 @@ class GatheredPolicy:
         return states
 
     def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:
-        """The states of environments [B] before their last step, as in `EpisodeBatch.states`."""
+        """The states of agents [B] before their last step, as in `EpisodeBatch.states`."""
         states: dict[str, Tree] = {}
         if self._remembers:
             states[MODULE_STATE] = take(self._before, places)
@@ -218,16 +236,20 @@ class GatheredPolicy:
             return logp.float().contiguous().numpy()
 
     def why_not_finite(self, inputs: NDArray[np.float32]) -> str:
-        """For people: what is wrong with inputs [D]; "": nothing by itself."""
+        """Explain why the log-probability of inputs [D] is not finite; "" if unknown."""
         return self._distribution.why_not_finite(torch.from_numpy(inputs))
 
-    def _step_on(
-        self, tensors: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
+    def _run(
+        self, forward: Forward, seen: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
     ) -> dict[str, Any]:
+        """Run one step of the module on arrays [B, ...], with the agents' states if it has any."""
+        tensors = tree_map(torch.from_numpy, seen)  # [B, ...]
+        if not self._remembers:
+            return forward({OBSERVATIONS: tensors})
         states = tree_map(lambda kept: torch.from_numpy(kept[places]), self._states)  # [B, ...]
         states = restarted(states, self._initial, torch.from_numpy(first))  # [B, ...]
         put(self._before, places, tree_map(Tensor.numpy, states))
-        outputs, after = one_step(self._module.forward_exploration, tensors, states)
+        outputs, after = one_step(forward, tensors, states)
         put(self._states, places, tree_map(Tensor.numpy, after))
         return outputs
 
@@ -251,7 +273,7 @@ def policy_in(frame: FrameType | None) -> str:
 
 
 class _Contexts:
-    """The contexts of connectors for S environments, each at its own pace.
+    """The contexts of connectors for S agents, each at its own pace.
 
     Memory is taken when the first of them acts: shapes are not known before.
     """

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.paced.places import Places, grown, put, room_for, take
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -187,6 +188,12 @@ class Rows:
         for k, observation in enumerate(observations):
             put(stacked, k, observation)
         return stacked
+
+
+def oldest_version(batch: EpisodeBatch) -> Version:
+    """The oldest weights that acted in a batch."""
+    generations, updates = batch.segment_generations, batch.segment_updates
+    return Version(*min(zip(generations.tolist(), updates.tolist(), strict=True)))
 
 
 def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:

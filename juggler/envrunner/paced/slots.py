@@ -194,6 +194,21 @@ class PacedSlots:
 
     # -- rows that are handed in short ------------------------------------------------------------
 
+    def use(self, version: Version) -> None:
+        """Stamp steps with newer weights from now on, and hand in rows that are too old by now."""
+        self._newest = version
+        self.hand_in(self._is_old(self.of["row"]))
+
+    def pause(self, places: list[int]) -> None:
+        """Complete the rows of places that have been observed, and whose next step is not
+        recorded."""
+        for place in places:
+            row, step = int(self.of["row"][place]), int(self.of["step"][place])
+            if row >= 0:
+                after = take(self.rows.columns["observations"], (row, step))
+                self.rows.finish(row, step, after)
+                self.of["row"][place] = -1
+
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """[B] which of rows [B] began with weights that are too old by now."""
         begun = self.rows.columns["updates"][rows, 0]  # [B]

@@ -1,0 +1,84 @@
+"""Which agents each module plays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a module plays.
+
+    Attributes:
+        module_id: the module.
+        agents: their names, in the order of `MultiAgentEnvs.agents`.
+        group: the place of their group in `MultiAgentEnvs.groups`.
+        spaces: that group.
+    """
+
+    module_id: str
+    agents: tuple[str, ...]
+    group: int
+    spaces: AgentGroup
+
+    @property
+    def is_whole_group(self) -> bool:
+        """Whether the module plays every agent of its group."""
+        return self.agents == self.spaces.agents
+
+
+def cast(
+    envs: MultiAgentEnvs, played_by: Mapping[str, str], modules: Collection[str]
+) -> dict[str, Role]:
+    """The role of each module.
+
+    Args:
+        envs: have the agents.
+        played_by: by agent, the id of the module that plays it.
+        modules: the ids of all modules.
+
+    Raises:
+        ValueError: an agent has no module, a module has no agent, or agents of one module have
+            different spaces.
+    """
+    if homeless := [agent for agent in envs.agents if agent not in played_by]:
+        raise ValueError(
+            f"no module plays {_listed(homeless)}: name one for each agent of the environment"
+        )
+    if absent := [agent for agent in played_by if agent not in envs.agents]:
+        raise ValueError(
+            f"the environment has no {_listed(absent)}: its agents are {', '.join(envs.agents)}"
+        )
+    if unknown := sorted(set(played_by.values()) - set(modules)):
+        raise ValueError(f"agents are played by {', '.join(unknown)}, and no module has that id")
+    return {module_id: _role(envs, played_by, module_id) for module_id in modules}
+
+
+def _role(envs: MultiAgentEnvs, played_by: Mapping[str, str], module_id: str) -> Role:
+    agents = tuple(agent for agent in envs.agents if played_by[agent] == module_id)
+    if not agents:
+        raise ValueError(f"the module {module_id!r} plays no agent: give it one, or remove it")
+    within = [
+        (number, group)
+        for number, group in enumerate(envs.groups)
+        if not set(agents).isdisjoint(group.agents)
+    ]
+    if len(within) > 1:
+        told = "; ".join(
+            f"{', '.join(agent for agent in group.agents if agent in agents)}: observations "
+            f"{group.observation_space}, actions {group.action_space}"
+            for _, group in within
+        )
+        raise ValueError(
+            f"the module {module_id!r} plays agents with different spaces ({told}): give each "
+            "kind of agent a module of its own"
+        )
+    ((number, group),) = within
+    return Role(module_id, agents, number, group)
+
+
+def _listed(agents: Collection[str]) -> str:
+    return ("agent " if len(agents) == 1 else "agents ") + ", ".join(agents)

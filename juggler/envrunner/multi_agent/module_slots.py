@@ -1,0 +1,247 @@
+"""The slots that one module plays: their observations, actions, rows and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.multi_agent.casting import Role
+from juggler.envrunner.multi_agent.turns import GroupTurn
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.places import put, take
+from juggler.envrunner.paced.rows import oldest_version
+from juggler.envrunner.paced.slots import PacedSlots
+from juggler.envrunner.rounds import Recorded
+from juggler.runtime.connectors.connector import NotFinite
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.mergeable_state import State, merge
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import from_tree, to_tree, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+class ModuleSlots:
+    """Acts with one module in N environments, and records its steps where it is told to.
+
+    A slot is one agent in one environment, as in `GroupTurn`. Those of this module have places
+    0..P-1 here, in ascending order.
+
+    Args:
+        role: the agents of the module.
+        num_envs: N.
+        agents: all agents of an environment, A of them.
+        policy: the module.
+        connectors: between the environments and the module.
+        steps: T, of a row.
+        row_age: see `PacedSlots`. 0: a row ends with its round.
+
+    Attributes:
+        role: as given.
+        policy: as given.
+        connectors: as given.
+        most_rows: the most that a batch may have: one for each slot.
+        acting: [B] places of the agents that act next.
+        where: [B] their indices among the agents of their group that act next.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        num_envs: int,
+        agents: tuple[str, ...],
+        policy: GatheredPolicy,
+        connectors: EnvToModule,
+        steps: int,
+        row_age: int,
+    ) -> None:
+        self.role, self.policy, self.connectors = role, policy, connectors
+        self._agents = agents
+        within = np.array([agents.index(agent) for agent in role.agents], np.intp)  # [agents]
+        slots = np.arange(num_envs)[:, None] * len(agents) + within  # [N, agents]
+        self._slots: NDArray[np.intp] = slots.ravel()  # [P] by place
+        self.most_rows = len(self._slots)
+        self._place_of = np.full(num_envs * len(agents), -1, np.intp)  # [N A] by slot
+        self._place_of[self._slots] = np.arange(self.most_rows)
+        self._paced = PacedSlots(connectors.observation_space, policy, steps, row_age)
+        self._paced.seat(self.most_rows)
+        self._row_age = row_age
+        spaces = role.spaces
+        self._legal = LegalActions.of(
+            connectors.observation_space, spaces.action_space, "an episode"
+        )
+        self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
+        self._delta: State = {}
+        self._not_finite: NonFinite | None = None
+        self.acting = self.where = np.zeros(0, np.intp)
+        self._version = Version(0, 0)
+
+    def forget(self) -> None:
+        """Drop all rows and running episodes."""
+        self._paced.forget()
+        self.connectors.forget()
+        self._delta, self._not_finite = {}, None
+
+    def begin(self, version: Version) -> None:
+        """Begin a round with weights of this version: rows that are too old by now are ended."""
+        self._version = version
+        self._paced.use(version)
+
+    def take(self, turn: GroupTurn, recorded: bool) -> None:
+        """Take what the last step led to, and who acts next.
+
+        Args:
+            turn: of the module's group.
+            recorded: connectors learn from what the agents see.
+        """
+        paced = self._paced
+        if len(turn.ended):
+            places, mine = self._mine(turn.ended)
+            if len(places):
+                lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
+                paced.take_rewards(places, turn.last_rewards[mine])
+                terminated = turn.terminated[mine].tolist()
+                for at, (place, over) in enumerate(zip(places.tolist(), terminated, strict=True)):
+                    paced.end(place, None if over else take(lasts, at))
+                paced.observe(places, lasts)
+        self.acting, self.where = self._mine(turn.acting)
+        if not len(self.acting):
+            return
+        self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
+        acted = ~turn.first[self.where]  # [B]
+        if acted.any():
+            paced.take_rewards(self.acting[acted], turn.rewards[self.where][acted])
+        paced.observe(self.acting, self._seen)
+
+    def act(self, recorded: bool) -> Any:
+        """Let the module act -> actions for the environments, in the order of `acting`."""
+        if self._legal is not None:
+            self._check_masks(self._legal, self._seen[ACTION_MASK])
+        if not recorded:
+            self._paced.pause(self.acting.tolist())  # a row has no gaps
+        recording = np.full(len(self.acting), recorded)  # [B]
+        return self._paced.act(self.acting, recording, self._seen)
+
+    def act_deterministically(self, turn: GroupTurn) -> Any:
+        """Let the module act without exploration -> actions in the order of `acting`.
+
+        Takes the place of `take` and `act`, and records nothing.
+        """
+        self.acting, self.where = self._mine(turn.acting)
+        if not len(self.acting):
+            return None
+        seen = self.connectors(take(turn.observations, self.where))  # [B, ...]
+        if self._legal is not None:
+            self._check_masks(self._legal, seen[ACTION_MASK])
+        first = turn.first[self.where]  # [B]
+        if not first.all():
+            rewards = turn.rewards[self.where][~first].astype(np.float32)
+            self.policy.rewarded(self.acting[~first], rewards)
+        return self.policy.act_deterministically(seen, self.acting, first)
+
+    def result(self) -> Recorded | NonFinite:
+        """What was recorded until the end of this round: the batch of the oldest complete rows."""
+        paced, rows = self._paced, self._paced.rows
+        if not self._row_age:
+            paced.hand_in(np.ones(len(paced.of["row"]), np.bool_))
+        stale = self._drop_stale()
+        ended, paced.ended = paced.ended, []
+        returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
+        if self._not_finite is not None:
+            return self._not_finite
+        taken = rows.complete[: self.most_rows]
+        if not taken:
+            return Recorded(None, self._version, returns, lengths, stale_steps=stale)
+        batch = rows.batch(len(taken), self.policy.log_probabilities)
+        try:
+            check_finite(batch)
+        except NonFinite as error:
+            row = taken[error.environment]
+            why = ""
+            if error.column == "action_logp":
+                why = self.policy.why_not_finite(rows.columns["inputs"][row, error.step])
+            place = int(rows.columns["places"][row])
+            return self._lost(place, error.step, error.column, batch.live_steps, why)
+        delta, self._delta = self._delta, {}
+        return Recorded(batch, oldest_version(batch), returns, lengths, delta, stale)
+
+    def skip(self) -> None:
+        """Forget the returns of a round that was not recorded."""
+        self._paced.ended.clear()
+
+    def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The places of those of the slots that are of this module, and their indices."""
+        places = self._place_of[slots]
+        if self.role.is_whole_group:
+            return places, np.arange(len(places))
+        mine = np.flatnonzero(places >= 0)
+        return places[mine], mine
+
+    def _stored(self, shown: Tree, recorded: bool) -> Any:
+        """Observations [B, ...] as batches hold them."""
+        if not recorded:
+            return self.connectors(shown)
+        stored = self.connectors.watch(shown)
+        if self.connectors.rewrites:
+            try:
+                delta = self.connectors.take_delta(np.ones((len(self.acting), 1), np.bool_))
+                self._delta = merge(self._delta, delta) if self._delta else delta
+            except NotFinite as error:
+                # A connector that clips may have hidden the number from `check_finite`.
+                place = int(self.acting[error.row])
+                step = int(self._paced.of["step"][place])
+                self._not_finite = self._lost(place, step, "observations", 0)
+        return stored
+
+    def _drop_stale(self) -> int:
+        """Free complete rows that are too old for a batch -> all steps dropped since last time."""
+        columns, rows = self._paced.rows.columns, self._paced.rows
+        # A row that is full in time waits for at most as long again.
+        oldest = self._version.update - 2 * self._row_age
+        for row in [row for row in rows.complete if int(columns["updates"][row, 0]) < oldest]:
+            self._paced.counts["steps_stale"] += int(columns["lengths"][row])
+            rows.complete.remove(row)
+            rows.give_back(row)
+        return self._paced.counts.pop("steps_stale", 0)
+
+    def _lost(
+        self, place: int, step: int, column: str, live_steps: int, why: str = ""
+    ) -> NonFinite:
+        slot = int(self._slots[place])
+        environment, agent = slot // len(self._agents), self._agents[slot % len(self._agents)]
+        return NonFinite(environment, step, column, live_steps, why, agent)
+
+    def _check_masks(self, legal: LegalActions, masks: Any) -> None:
+        """
+        Raises:
+            EnvironmentFailed: a mask has no legal action, or other numbers than 0 and 1.
+        """
+        for _, has_one in legal.has_legal_action(masks):
+            if not has_one.all():
+                reason = "its action mask has no legal action where it is to act"
+                raise EnvironmentFailed(self._named(int(has_one.argmin())), "step", reason)
+        if found := find_non_binary(masks):
+            (at, *_), what = found
+            raise EnvironmentFailed(self._named(at), "step", what)
+
+    def _named(self, at: int) -> str:
+        """For people: an agent that acts next."""
+        slot = int(self._slots[self.acting[at]])
+        agent = self._agents[slot % len(self._agents)]
+        return f"agent {agent!r} of environment {slot // len(self._agents)}"
+
+
+def merged_actions(turn: GroupTurn, space: Any, parts: list[tuple[ModuleSlots, Any]]) -> Any:
+    """The actions [B, ...] of a group, in the order of `acting`, from those of its modules."""
+    parts = [(slots, sent) for slots, sent in parts if len(slots.acting)]
+    if len(parts) == 1:
+        return parts[0][1]
+    merged = zeros(space, (len(turn.acting),))  # [B, ...]
+    for slots, sent in parts:
+        put(merged, slots.where, to_tree(space, sent))
+    return from_tree(space, merged)

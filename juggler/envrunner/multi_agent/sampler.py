@@ -1,0 +1,108 @@
+"""Samples rounds from environments in which several agents act, with one or more modules."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from juggler.envrunner.environments.seeding import module_seeds
+from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
+from juggler.envrunner.rounds import Recorded, Round
+from juggler.runtime.episodes.version import Version
+
+
+class MultiAgentSampler:
+    """Steps N environments, in which every module acts for its agents, and records their steps.
+
+    Each agent fills rows of T steps at its own pace. Rows and episodes go on from one round to the
+    next.
+
+    Args:
+        envs: N environments.
+        modules: what acts, by module id; together they play all agents.
+        steps: environment steps of a round.
+        seed: of the environments and of the policies' noise.
+
+    Raises:
+        EnvironmentFailed: here, in `reset` or in `sample`.
+    """
+
+    def __init__(
+        self, envs: MultiAgentEnvs, modules: Mapping[str, ModuleSlots], steps: int, seed: int
+    ) -> None:
+        self._envs, self._modules, self._steps = envs, dict(modules), steps
+        self._turn: Turn | None = None
+        self._taken = False  # the last turn is known to the modules
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Start as a new sampler with this seed would; running episodes and rows are dropped."""
+        seeds = module_seeds(seed, len(self._modules))
+        for slots, own in zip(self._modules.values(), seeds, strict=True):
+            slots.policy.seed(own)
+            slots.forget()
+        self._turn, self._taken = self._envs.reset(seed), False
+
+    def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+        """Play one round.
+
+        Args:
+            recorded: ids of the modules whose steps are recorded.
+            versions: of the weights of each module.
+
+        Raises:
+            EnvironmentFailed: an environment failed.
+            RuntimeError: the last round failed or lost steps, and `reset` has not been called
+                since.
+        """
+        started = time.perf_counter()
+        turn, self._turn = self._turn, None
+        if turn is None:
+            raise RuntimeError("the last round failed half-way: call reset first")
+        seconds: dict[str, float] = defaultdict(float)
+        env_returns: list[float] = []
+        env_lengths: list[int] = []
+        for module_id, slots in self._modules.items():
+            slots.begin(versions[module_id])
+        if not self._taken:
+            self._take(turn, recorded)
+            self._taken = True
+        for _ in range(self._steps):
+            before = time.perf_counter()
+            actions = self._act(turn, recorded)
+            between = time.perf_counter()
+            turn = self._envs.step(actions)
+            seconds["inference"] += between - before
+            seconds["environment"] += time.perf_counter() - between
+            self._take(turn, recorded)
+            env_returns += turn.env_returns.tolist()
+            env_lengths += turn.env_lengths.tolist()
+        finishing = time.perf_counter()
+        results: dict[str, Recorded | NonFinite] = {}
+        for module_id, slots in self._modules.items():
+            if module_id in recorded:
+                results[module_id] = slots.result()
+            else:
+                slots.skip()
+        if not any(isinstance(result, NonFinite) for result in results.values()):
+            self._turn = turn
+        seconds["frames"] = time.perf_counter() - finishing
+        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
+        return Round(results, seconds, env_returns, env_lengths)
+
+    def _take(self, turn: Turn, recorded: Collection[str]) -> None:
+        for module_id, slots in self._modules.items():
+            slots.take(turn.groups[slots.role.group], module_id in recorded)
+
+    def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
+        """The actions of all agents that act next, by group."""
+        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
+        for module_id, slots in self._modules.items():
+            if len(slots.acting):
+                parts[slots.role.group].append((slots, slots.act(module_id in recorded)))
+        groups = zip(turn.groups, self._envs.groups, parts, strict=True)
+        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]

@@ -1,0 +1,52 @@
+"""What an EnvRunner has recorded when it has played a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from juggler.envrunner.finiteness import NonFinite
+from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one module did in a round.
+
+    Attributes:
+        batch: of its rows; None: no row is complete.
+        version: the oldest weights that acted in the batch; without a batch, those that acted.
+        episode_returns: undiscounted returns of the episodes that ended in this round, with their
+            steps in earlier rounds.
+        episode_lengths: their numbers of steps.
+        connector_delta: what connectors have learned since the last batch; {}: nothing.
+        stale_steps: steps that were dropped because they are too old for a batch.
+    """
+
+    batch: EpisodeBatch | None
+    version: Version
+    episode_returns: list[float]
+    episode_lengths: list[int]
+    connector_delta: State = field(default_factory=dict)
+    stale_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of fragment_steps steps of each environment.
+
+    Attributes:
+        modules: by id of each module that was to be recorded, what it did; or why that is lost.
+        seconds: time spent in "environment", in "inference", in "frames" (making batches), and in
+            "connectors" (everything else).
+        env_returns: with several agents, of the environments' episodes that ended, the sum of all
+            agents' returns.
+        env_lengths: their numbers of environment steps.
+    """
+
+    modules: Mapping[str, Recorded | NonFinite]
+    seconds: Mapping[str, float]
+    env_returns: list[float] = field(default_factory=list)
+    env_lengths: list[int] = field(default_factory=list)

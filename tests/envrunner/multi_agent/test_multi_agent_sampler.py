@@ -1,0 +1,249 @@
+"""Batches of several agents hold exactly what each of them saw, did and got."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.paced_sampling import Collected, Remembering, by_slot, sampler_of
+from support.scripted_agents import FOUR, THREE, LoggedEpisode, ScriptedAgents, at_random, in_turn
+
+from juggler.learner.core.returns import gae, next_values, vtrace
+
+AGENTS = ("red", "green", "blue")
+GAMMA, LAMBDA = 0.9, 0.8
+SEEDS = range(4)
+
+
+def random_world(seed: int, num_envs: int = 3) -> ScriptedAgents:
+    spaces = {"red": THREE, "green": THREE, "blue": FOUR}
+    return ScriptedAgents(num_envs, spaces, at_random(AGENTS, seed))
+
+
+TWO_MODULES = {"red": "reds", "green": "reds", "blue": "blues"}
+THREE_MODULES = {"red": "reds", "green": "greens", "blue": "blues"}
+
+
+def slots_of(envs: ScriptedAgents, played_by: dict[str, str], module: str) -> list[int]:
+    count = len(envs.agents)
+    every = range(envs.num_envs * count)
+    return [slot for slot in every if played_by[envs.agents[slot % count]] == module]
+
+
+def check_steps(
+    envs: ScriptedAgents, slots: list[int], found: dict[tuple[int, int], list[tuple[Any, ...]]]
+) -> int:
+    """Every step found is what happened -> how many there are."""
+    count = 0
+    for (slot, number), steps in found.items():
+        assert slot in slots
+        episode = envs.log[slot][number]
+        rewards = episode.rewards()
+        for step, action, reward, terminated, truncated, after in steps:
+            assert action == episode.actions[step]
+            assert reward == pytest.approx(rewards[step], abs=1e-6)
+            last = episode.end != "" and step == len(episode.actions) - 1
+            assert terminated == (last and episode.end != "truncated")
+            assert truncated == (last and episode.end == "truncated")
+            if not terminated:
+                np.testing.assert_array_equal(after, episode.observations[step + 1])
+        count += len(steps)
+    return count
+
+
+def numbers(steps: list[tuple[Any, ...]]) -> list[int]:
+    return [step[0] for step in steps]
+
+
+@pytest.mark.parametrize("played_by", [TWO_MODULES, THREE_MODULES])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_step_of_a_recorded_module_is_in_one_batch_in_order(
+    seed: int, played_by: dict[str, str]
+) -> None:
+    envs = random_world(seed)
+    collected = Collected(sampler_of(envs, played_by, steps=5))
+    modules = list(dict.fromkeys(played_by.values()))
+    for _ in range(40):
+        collected.play(*modules)
+    for module in modules:
+        slots = slots_of(envs, played_by, module)
+        found = by_slot(collected.batches[module])
+        count = check_steps(envs, slots, found)
+        for (slot, number), steps in found.items():
+            assert numbers(steps) == list(range(len(steps))), "lost, twice, or out of order"
+            complete = len(steps) == len(envs.log[slot][number].actions)
+            assert complete or (slot, number) == max(key for key in found if key[0] == slot)
+        # Nothing is lost: at most one row of each slot is under way.
+        made = sum(len(e.actions) for slot in slots for e in envs.log[slot])
+        assert 0 <= made - count <= 5 * len(slots)
+        ended = [e for slot in slots for e in envs.log[slot] if e.end]
+        expected = sorted((sum(e.rewards()), len(e.actions)) for e in ended)
+        assert sorted(collected.ended[module]) == expected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_module_left_out_of_a_round_leaves_no_gap_within_a_row(seed: int) -> None:
+    envs = random_world(seed)
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=4))
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        collected.play(*(module for module in ("reds", "blues") if rng.random() < 0.6))
+    for module in ("reds", "blues"):
+        slots = slots_of(envs, TWO_MODULES, module)
+        found = by_slot(collected.batches[module])
+        assert check_steps(envs, slots, found) > 100
+        for steps in found.values():
+            assert numbers(steps) == sorted(set(numbers(steps)))
+        for batch in collected.batches[module]:
+            for row in range(batch.rows):
+                live = batch.live[row]
+                assert live[: live.sum()].all(), "dead steps are at the end of a row"
+                seen = np.asarray(batch.observations)[row, : live.sum(), :3]
+                ends = (batch.terminated | batch.truncated)[row]
+                for t in range(1, int(live.sum())):
+                    follows = seen[t - 1] + [0, 0, 1]
+                    if ends[t - 1]:
+                        follows = np.array([seen[t - 1][0], seen[t - 1][1] + 1, 0])
+                    np.testing.assert_array_equal(seen[t], follows)
+
+
+@pytest.mark.parametrize("row_age", [0, 1])
+def test_steps_that_are_too_old_for_a_batch_are_counted(row_age: int) -> None:
+    envs = random_world(5)
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=4, row_age=row_age))
+    for update in range(30):
+        collected.play("reds", "blues", update=4 * update)
+    for module in ("reds", "blues"):
+        slots = slots_of(envs, TWO_MODULES, module)
+        count = check_steps(envs, slots, by_slot(collected.batches[module]))
+        made = sum(len(e.actions) for slot in slots for e in envs.log[slot])
+        assert collected.stale[module] > 0
+        assert 0 <= made - count - collected.stale[module] <= 4 * len(slots)
+
+
+def test_with_a_row_age_of_zero_every_batch_is_of_the_weights_of_its_round() -> None:
+    envs = random_world(6)
+    sampler = sampler_of(envs, TWO_MODULES, steps=4, row_age=0)
+    collected = Collected(sampler)
+    for update in range(20):
+        for result in collected.play("reds", "blues", update=update).values():
+            assert result.batch is not None
+            assert set(result.batch.segment_updates.tolist()) == {update}
+
+
+def test_rows_of_a_game_in_turns_are_full() -> None:
+    envs = ScriptedAgents(4, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 7))
+    collected = Collected(sampler_of(envs, dict.fromkeys(AGENTS, "all"), steps=8))
+    for _ in range(60):
+        collected.play("all")
+    batches = collected.batches["all"]
+    live = sum(batch.live_steps for batch in batches)
+    assert live > 0.95 * 60 * 8 * 4 - 4 * 3 * 8
+    assert live >= 0.95 * sum(batch.live.size for batch in batches)
+    check_steps(envs, list(range(12)), by_slot(batches))
+
+
+def test_rewards_between_turns_belong_to_the_action_before() -> None:
+    agents = ("red", "green")
+    envs = ScriptedAgents(1, dict.fromkeys(agents, THREE), in_turn(agents, 4))
+    collected = Collected(sampler_of(envs, dict.fromkeys(agents, "all"), steps=2))
+    for _ in range(4):
+        collected.play("all")
+    red = [step[2] for step in by_slot(collected.batches["all"])[0, 0]]
+    green = [step[2] for step in by_slot(collected.batches["all"])[1, 0]]
+    # Environment steps 1, 2, 3 give a quarter of their number to each, and step 4 ends it.
+    assert red == [0.25 + 0.5, 0.75 - 1]
+    assert green == [0.5 + 0.75, 1.0]
+    # What was given before its first action belongs to the environment's return alone.
+    assert collected.env_ended[0] == (2 * (0.25 + 0.5 + 0.75), 4)
+
+
+def value(observation: np.ndarray) -> float:
+    return float(np.sin(observation.astype(np.float64) @ np.arange(1, len(observation) + 1)))
+
+
+@pytest.mark.parametrize("row_age", [0, 2, 1000])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_targets_are_those_of_whole_stretches_of_episodes(seed: int, row_age: int) -> None:
+    envs = random_world(seed)
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=6, row_age=row_age))
+    for update in range(30):
+        collected.play("reds", "blues", update=update)
+    checked = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        values = np.apply_along_axis(value, -1, np.asarray(batch.observations))  # [N, T]
+        lasts = np.apply_along_axis(value, -1, np.asarray(batch.last_observations))  # [N]
+        finals = np.array([value(each) for each in np.asarray(batch.final_observations)])  # [K]
+        tensors = [torch.tensor(each) for each in (values, lasts, finals)]
+        after = next_values(
+            *tensors,
+            torch.tensor(batch.final_rows, dtype=torch.int64),
+            torch.tensor(batch.final_steps, dtype=torch.int64),
+        )
+        columns: dict[str, Any] = {
+            "rewards": torch.tensor(batch.rewards, dtype=torch.float64),
+            "values": tensors[0],
+            "next_values": after,
+            "terminated": torch.tensor(batch.terminated),
+            "truncated": torch.tensor(batch.truncated),
+            "live": torch.tensor(batch.live),
+            "gamma": GAMMA,
+            "lambda_": LAMBDA,
+        }
+        found = {
+            "gae": gae(**columns),
+            "vtrace": vtrace(log_ratios=torch.sin(3 * tensors[0]), **columns),
+        }
+        for row in batch.episodes():
+            observations = np.asarray(row.observations)
+            slot, number, first = observations[0][:3].astype(int).tolist()
+            n = np.flatnonzero(
+                (np.asarray(batch.observations)[..., :3] == observations[0][:3]).all(-1)
+                & batch.live
+            )[0]
+            at = np.unravel_index(n, batch.live.shape)
+            stretch = slice(int(at[1]), int(at[1]) + len(row))
+            logged = envs.log[slot][number]
+            for name, got in found.items():
+                expected = slowly(logged, first, len(row), name)
+                targets = got.targets[int(at[0]), stretch].numpy()
+                np.testing.assert_allclose(targets, expected, rtol=0, atol=1e-6)
+            checked += len(row)
+    assert checked > 100
+
+
+def slowly(logged: LoggedEpisode, first: int, length: int, name: str) -> list[float]:
+    """Targets of some steps of an episode, by the definition, backwards."""
+    rewards, targets = logged.rewards(), []
+    values = [value(observation) for observation in logged.observations]
+    correction = 0.0
+    for step in reversed(range(first, first + length)):
+        over = logged.end != "" and step == len(logged.actions) - 1
+        discount = 0.0 if over and logged.end != "truncated" else GAMMA
+        error = rewards[step] - values[step] + (discount and discount * values[step + 1])
+        ratio = min(1.0, np.exp(np.sin(3 * values[step]))) if name == "vtrace" else 1.0
+        correction = ratio * error + LAMBDA * discount * ratio * correction
+        targets.append(values[step] + correction)
+    return targets[::-1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_states_at_the_starts_of_rows_are_those_of_a_run_that_was_not_cut(seed: int) -> None:
+    envs = random_world(seed)
+    sampler = sampler_of(envs, TWO_MODULES, steps=4, row_age=3, module=Remembering)
+    collected = Collected(sampler)
+    for update in range(30):
+        collected.play("reds", "blues", update=update)
+    rows = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        states: Any = batch.states["module"]
+        for row in range(batch.rows):
+            slot, number, step = np.asarray(batch.observations)[row, 0, :3].astype(int).tolist()
+            total = torch.full((3,), 0.5)
+            for seen in envs.log[slot][number].observations[:step]:
+                total = 0.5 * total + torch.from_numpy(seen[:3])
+            np.testing.assert_allclose(states["sum"][row], total.numpy(), rtol=1e-6)
+            rows += step > 0
+    assert rows > 20

@@ -1,0 +1,272 @@
+"""Environments with several agents that play by a script, and a log of all that happened there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
+
+THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+FOUR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+
+@dataclass
+class Happening:
+    """What one environment step brings.
+
+    Attributes:
+        acts: agents that act next.
+        rewards: by agent, whether it acted or not.
+        ends: by agent, "terminated", "truncated" or "both".
+        over: the episode of the environment.
+    """
+
+    acts: list[str]
+    rewards: dict[str, float] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
+    over: bool = False
+
+
+#: From the environment, its episode and the step in it, to what happens; step 0 is the reset.
+Script = Callable[[int, int, int], Happening]
+
+
+@dataclass
+class LoggedEpisode:
+    """One episode of one agent, as the environment saw it.
+
+    Attributes:
+        observations: at each action, and at the end if it ended.
+        at: environment steps, over all episodes, before each action.
+        actions: what came.
+        given: environment step and reward, for every reward.
+        end: "terminated", "truncated", "both"; "": still running.
+    """
+
+    observations: list[np.ndarray] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    given: list[tuple[int, float]] = field(default_factory=list)
+    end: str = ""
+
+    def rewards(self) -> list[float]:
+        """Of each action: all that came after it and up to the next one."""
+        borders = [*self.at[1:], float("inf")]
+        return [
+            sum(reward for when, reward in self.given if begin < when <= end)
+            for begin, end in zip(self.at, borders, strict=True)
+        ]
+
+
+class ScriptedAgents:
+    """N environments; observations are [slot, the agent's episode, its step, ...] and zeros.
+
+    Args:
+        script: what happens.
+        agents: by name, the space of its observations.
+
+    Attributes:
+        log: episodes by slot, in order; those in which an agent never acted are not there.
+        closed: whether it was closed.
+    """
+
+    def __init__(self, num_envs: int, agents: dict[str, spaces.Box], script: Script) -> None:
+        self.num_envs, self.agents, self._script = num_envs, tuple(agents), script
+        by_space: dict[Any, list[str]] = defaultdict(list)
+        for agent, space in agents.items():
+            by_space[space.shape].append(agent)
+        self.groups = tuple(
+            AgentGroup(tuple(names), agents[names[0]], spaces.Discrete(3))
+            for names in by_space.values()
+        )
+        self._spaces = agents
+        self.closed = False
+        self.reset(0)
+
+    def reset(self, seed: int) -> Turn:
+        self.log: dict[int, list[LoggedEpisode]] = defaultdict(list)
+        self._now = [0] * self.num_envs  # environment steps over all episodes
+        self._episode, self._step = [0] * self.num_envs, [0] * self.num_envs
+        self._acting: list[list[str]] = []
+        self._running: dict[int, LoggedEpisode] = {}
+        self._pending: dict[int, float] = defaultdict(float)  # rewards since the last action
+        self._returns = [0.0] * self.num_envs
+        books = _Books()
+        for env in range(self.num_envs):
+            self._acting.append(self._script(env, 0, 0).acts)
+            self._show(env, books)
+        return self._turn(books, list(range(self.num_envs)), [], [], [])
+
+    def step(self, actions: Sequence[Any]) -> Turn:
+        self._log_actions(actions)
+        books, began = _Books(), []
+        over: list[int] = []
+        returns: list[float] = []
+        lengths: list[int] = []
+        for env in range(self.num_envs):
+            self._now[env] += 1
+            self._step[env] += 1
+            happens = self._script(env, self._episode[env], self._step[env])
+            for agent, reward in happens.rewards.items():
+                slot = self._slot(env, agent)
+                self._returns[env] += reward
+                if slot in self._running:
+                    self._running[slot].given.append((self._now[env], reward))
+                    self._pending[slot] += reward
+            for agent, end in happens.ends.items():
+                self._end(self._slot(env, agent), end, books)
+            self._acting[env] = happens.acts
+            if happens.over:
+                assert not any(self._slot(env, agent) in self._running for agent in self.agents)
+                over.append(env)
+                returns.append(self._returns[env])
+                lengths.append(self._step[env])
+                self._episode[env] += 1
+                self._step[env], self._returns[env] = 0, 0.0
+                began.append(env)
+                self._acting[env] = self._script(env, self._episode[env], 0).acts
+            self._show(env, books)
+        return self._turn(books, began, over, returns, lengths)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def observation(self, slot: int, episode: int, step: int) -> np.ndarray:
+        space = self._spaces[self.agents[slot % len(self.agents)]]
+        seen = np.zeros(space.shape, np.float32)
+        seen[:3] = slot, episode, step
+        return seen
+
+    def _slot(self, env: int, agent: str) -> int:
+        return env * len(self.agents) + self.agents.index(agent)
+
+    def _log_actions(self, actions: Sequence[Any]) -> None:
+        for group, given in zip(self.groups, actions, strict=True):
+            at = 0
+            for env in range(self.num_envs):
+                for agent in group.agents:
+                    if agent in self._acting[env]:
+                        slot = self._slot(env, agent)
+                        episode = self._running[slot]
+                        episode.actions.append(int(given[at]))
+                        at += 1
+            assert at == len(given)
+
+    def _show(self, env: int, books: _Books) -> None:
+        for agent in sorted(self._acting[env], key=self.agents.index):
+            slot = self._slot(env, agent)
+            first = slot not in self._running
+            if first:
+                self._running[slot] = LoggedEpisode()
+                self.log[slot].append(self._running[slot])
+            episode = self._running[slot]
+            seen = self.observation(slot, len(self.log[slot]) - 1, len(episode.at))
+            episode.observations.append(seen)
+            episode.at.append(self._now[env])
+            books.acting[slot] = seen, first, 0.0 if first else self._pending[slot]
+            self._pending[slot] = 0.0
+
+    def _end(self, slot: int, end: str, books: _Books) -> None:
+        if slot not in self._running:
+            return
+        episode = self._running.pop(slot)
+        last = self.observation(slot, len(self.log[slot]) - 1, len(episode.at))
+        episode.observations.append(last)
+        episode.end = end
+        books.ended[slot] = last, self._pending[slot], end != "truncated"
+        self._pending[slot] = 0.0
+
+    def _turn(
+        self,
+        books: _Books,
+        began: list[int],
+        over: list[int],
+        returns: list[float],
+        lengths: list[int],
+    ) -> Turn:
+        groups = []
+        for group in self.groups:
+            mine = [self.agents.index(agent) for agent in group.agents]
+            shape = group.observation_space.shape
+            acting = [slot for slot in sorted(books.acting) if slot % len(self.agents) in mine]
+            ended = [slot for slot in sorted(books.ended) if slot % len(self.agents) in mine]
+            shown = [books.acting[slot] for slot in acting]
+            lasts = [books.ended[slot] for slot in ended]
+            groups.append(
+                GroupTurn(
+                    acting=np.array(acting, np.intp),
+                    observations=np.array([each[0] for each in shown], np.float32).reshape(
+                        -1, *shape
+                    ),
+                    first=np.array([each[1] for each in shown], np.bool_),
+                    rewards=np.array([each[2] for each in shown], np.float64),
+                    ended=np.array(ended, np.intp),
+                    last_observations=np.array([each[0] for each in lasts], np.float32).reshape(
+                        -1, *shape
+                    ),
+                    last_rewards=np.array([each[1] for each in lasts], np.float64),
+                    terminated=np.array([each[2] for each in lasts], np.bool_),
+                )
+            )
+        return Turn(
+            tuple(groups),
+            np.array(began, np.intp),
+            np.array(over, np.intp),
+            np.array(returns, np.float64),
+            np.array(lengths, np.intp),
+        )
+
+
+class _Books:
+    """What is told at the end of a step, by slot."""
+
+    def __init__(self) -> None:
+        self.acting: dict[int, tuple[np.ndarray, bool, float]] = {}
+        self.ended: dict[int, tuple[np.ndarray, float, bool]] = {}
+
+
+def in_turn(agents: Sequence[str], length: int) -> Script:
+    """Agents act one after the other; the last move gives +1 and everybody else -1."""
+
+    def script(env: int, episode: int, step: int) -> Happening:
+        if step == length + env:
+            mover = agents[(step - 1) % len(agents)]
+            rewards = {agent: 1.0 if agent == mover else -1.0 for agent in agents}
+            return Happening([], rewards, dict.fromkeys(agents, "terminated"), over=True)
+        return Happening([agents[step % len(agents)]], dict.fromkeys(agents, 0.25 * step))
+
+    return script
+
+
+def at_random(agents: Sequence[str], seed: int) -> Script:
+    """Any agents act, get rewards, and die; episodes end in any way."""
+    known: dict[tuple[int, int, int], Happening] = {}
+
+    def script(env: int, episode: int, step: int) -> Happening:
+        if (env, episode, step) not in known:
+            known[env, episode, step] = _drawn(env, episode, step)
+        return known[env, episode, step]
+
+    def _drawn(env: int, episode: int, step: int) -> Happening:
+        rng = np.random.default_rng((seed, env, episode, step))
+        dead = {a for s in range(1, step) for a in script(env, episode, s).ends}
+        alive = [agent for agent in agents if agent not in dead]
+        if step == 0:
+            return Happening([agent for agent in alive if rng.random() < 0.7] or alive[:1])
+        rewards = {a: float(rng.integers(-8, 9)) / 4 for a in alive if rng.random() < 0.8}
+        kinds = ("terminated", "truncated", "both")
+        ends = {a: str(rng.choice(kinds)) for a in alive if rng.random() < 0.12}
+        left = [agent for agent in alive if agent not in ends]
+        if not left or rng.random() < 0.08:
+            rest = str(rng.choice(kinds))
+            return Happening([], rewards, {a: ends.get(a, rest) for a in alive}, over=True)
+        acts = [agent for agent in left if rng.random() < 0.6] or left[:1]
+        return Happening(acts, rewards, ends)
+
+    return script
