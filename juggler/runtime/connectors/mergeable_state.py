@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
 from juggler.runtime.connectors.moments import Moments, is_moments
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Path, Tree, path_name
@@ -45,14 +46,17 @@ def check(state: Tree) -> State:
     return state
 
 
-def connector_state(checkpoint: Checkpoint) -> State:
-    """What the connectors of EnvRunners had learned at the checkpoint; {} for nothing.
+def connector_state(checkpoint: Checkpoint, module_id: str = DEFAULT_MODULE) -> State:
+    """What a module's connectors in EnvRunners had learned at the checkpoint; {} for nothing.
 
     Raises:
         CheckpointError: the checkpoint's data are damaged.
     """
+    learned = checkpoint.tree.get(CONNECTORS, {})
+    if set(checkpoint.modules) - {DEFAULT_MODULE} and isinstance(learned, Mapping):
+        learned = learned.get(module_id, {})
     try:
-        return check(checkpoint.tree.get(CONNECTORS, {}))
+        return check(learned)
     except ValueError as error:
         where = checkpoint.path or pathlib.Path("in memory")
         raise CheckpointError(where, f"its connectors are damaged: {error}") from error
