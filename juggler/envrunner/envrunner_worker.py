@@ -3,59 +3,39 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
-from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
+from juggler.envrunner.deliveries import Deliveries, receipt_for
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
-from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
+from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
-from juggler.envrunner.sampler import NonFinite, Sampler
-from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.envrunner.requested_rounds import RequestedRound
+from juggler.envrunner.rounds import Recorded, Round
+from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.single_agent_stage import SingleAgentStage
+from juggler.envrunner.stage import OwnCode, Stage
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.credentials import call_metadata
-from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
-from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.env_to_module import EnvToModule
-from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.connectors.mergeable_state import State, check, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.by_name import given_or_named
-from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.streams.calls import why_slow
-from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.streams.weights import Weights, WeightsSubscription
-from juggler.runtime.wire.frames import Limits
-from juggler.runtime.wire.spaces import space_to_message
-from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
-
-#: The longest wait for the first weights of a learner.
-FIRST_WEIGHTS_SECONDS = 30.0
-
-_ACKNOWLEDGED_SECONDS = 2.0  # for learners to take what was sent when this worker leaves
-_CLOSED_SECONDS = 0.5  # for streams to give it up
-
-
-class LearnerOutOfReach(ValueError):
-    """No weights came from where the learner is said to be."""
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 def main(program: EnvRunnerProgram) -> None:
@@ -91,8 +71,23 @@ def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
 
 
+def report_slow_streams(attachment: Attachment, index: int, contact: Contact) -> None:
+    """Say if gRPC is slow here. One of those that share an installation speaks for all of them."""
+    first = index == 0 or not contact.local
+    if first and attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
+        attachment.report(training_pb2.Note(text=why))
+
+
+def index_of(attachment: Attachment) -> int:
+    """The number of a worker among those of its role."""
+    return int(attachment.worker_id.rpartition("-")[2])
+
+
 class EnvRunner:
-    """Environments, a policy, and where batches go. Built by the driver's Setup command."""
+    """Environments, the modules that act in them, and where batches go.
+
+    It is built by the driver's Setup command.
+    """
 
     def __init__(
         self,
@@ -106,153 +101,175 @@ class EnvRunner:
         self._attachment = attachment
         attachment.held_up_by = environment_in
         self._contact = contact
-        self._index = int(attachment.worker_id.rpartition("-")[2])
+        self._index = index_of(attachment)
         self._env_factory = env_factory
-        self._module_factory = module_factory
-        self._own_connectors = own_connectors
-        self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
+        self._own_code = OwnCode(module_factory, own_connectors)
         self._loop = CommandLoop(attachment, inbox)
         self._loop.on(training_pb2.Setup, self._setup)
         self._loop.on(training_pb2.Learners, self._learners)
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
-        self._env: VectorEnv[Any, Any, Any] | None = None
-        self._module_id = ""  # of the module that it acts with, once it is set up
-        self._senders: dict[str, tuple[str, EpisodeSender]] = {}  # incarnation, sender
-        self._subscription: WeightsSubscription | None = None
-        self._subscribed_to = ""  # the learner's incarnation
-        self._version: Version | None = None
-        # Both are for the threads of the streams too, which settle batches.
-        self._lock = threading.Condition()
-        self._open: dict[int, tuple[int, training_pb2.Receipt]] = {}  # unsettled, by batch id
-        self._seconds: dict[str, float] = defaultdict(float)  # where the time went
+        self._stage: Stage | None = None
+        self._modules: dict[str, LearnerStreams] = {}
+        self._deliveries = Deliveries(attachment)
+        self._round = RequestedRound()
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
-        # One of those that share an installation speaks for all of them.
-        first = self._index == 0 or not self._contact.local
-        if first and self._attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
-            self._attachment.report(training_pb2.Note(text=why))
+        report_slow_streams(self._attachment, self._index, self._contact)
         try:
             return self._loop.run()
         finally:
-            self._settle_open()
+            self._deliveries.settle(self._modules.values())
 
     def close(self) -> None:
         if self._contact.health is not None:
             self._contact.health.ready(False)
-        for _, sender in self._senders.values():
-            sender.close()
-        if self._subscription is not None:
-            self._subscription.close()
-        if self._env is not None:
-            self._env.close()
+        for streams in self._modules.values():
+            streams.close()
+        if self._stage is not None:
+            self._stage.close()
 
     # -- commands -------------------------------------------------------------------------------
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
         told = from_json(setup.config, EnvRunnerSetup)
-        ((self._module_id, acting),) = told.modules.items()
         seed_process(setup.seed)
-        env = make_vector_env(told.env_runner, self._env_factory, self._index)
-        self._env = env
-        self._connectors, module_to_env, module = self._built(
-            acting, env.single_observation_space, env.single_action_space
-        )
-        rows, steps = env.num_envs, told.env_runner.fragment_steps
-        self._policy = BehaviourPolicy(module, rows, steps, setup.seed, module_to_env)
-        require_log_probabilities(module, self._policy.knows_log_probabilities)
-        seed_process(setup.seed)  # as it is done where everything begins anew
-        self._sampler = Sampler(env, self._policy, steps, setup.seed, self._connectors)
-        step_back(env)
+        self._stage = self._build_stage(told, setup.seed)
+        for module_id in told.modules:
+            self._modules[module_id] = LearnerStreams(
+                module_id, self._index, self._attachment, self._contact, self._deliveries.settled
+            )
         if self._contact.health is not None:
             self._contact.health.ready(True)
-        ready = training_pb2.Ready.Module(
-            module_id=self._module_id,
-            observation_space=space_to_message(self._connectors.observation_space),
-            action_space=space_to_message(module_to_env.action_space),
-            rows=rows,
-            steps=steps,
-        )
-        return training_pb2.Ready(modules=[ready])
+        return training_pb2.Ready(modules=self._stage.ready())
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners that train its module now; let go of those that are no more."""
-        if not self._is_of_its_module(message):
-            return attach_pb2.Done()
-        now = {learner.worker_id: learner for learner in message.learners}
-        for worker_id, (incarnation, sender) in list(self._senders.items()):
-            if worker_id not in now or now[worker_id].incarnation != incarnation:
-                sender.close()
-                del self._senders[worker_id]
-        for worker_id, learner in now.items():
-            if worker_id not in self._senders:
-                address, tls = self._reachable(learner), self._contact.tls
-                sender = EpisodeSender(address, self._metadata, self._settled, tls)
-                self._senders[worker_id] = (learner.incarnation, sender)
-        # Every learner of a group has the same weights: readers are spread over them.
-        of_ours = self._index % max(1, len(message.learners))
-        self._subscribe(message.learners[of_ours] if message.learners else None)
+        """Dial the learners that train a module now, and let go of those that no longer do."""
+        if streams := self._modules.get(message.module_id):
+            streams.connect(message.learners)
         return attach_pb2.Done()
 
     def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
+        if request.module_id not in self._modules:
+            raise ValueError(
+                f"asked for a batch of module {request.module_id!r}, and acts with "
+                f"{', '.join(map(repr, self._modules))}"
+            )
+        if not self._round.add(command_id, request):
+            return  # others of the round follow
+        requests, self._round = self._round.requests, RequestedRound()
         started = time.perf_counter()
-        self._spent({"waiting": started - self._idle_since})
-        _, sender = self._senders.get(request.learner, ("", None))
-        receipt = self._receipt_for(request)
-        # Who waits for weights of a learner that is gone meanwhile would wait in vain.
-        others = partial(self._loop.waits, training_pb2.Learners, self._is_of_its_module)
-        if sender is None or not self._act_on(Version.of(request.at_least), others):
-            receipt.dropped = "learner_lost"
-            receipt.explanation = f"no learner {request.learner}"
-            self._attachment.reply(command_id, receipt)
-            return
-        assert self._version is not None
-        self._learn_from_others(request.connector_state)
-        if request.HasField("seed"):
-            seed_process(request.seed)
-            self._sampler.reset(request.seed)
-        sampling = time.perf_counter()
-        try:
-            fragment = self._sampler.sample(self._version)
-        except NonFinite as error:
-            receipt.live_steps = error.live_steps
-            receipt.dropped, receipt.explanation = "nonfinite", str(error)
-            self._attachment.reply(command_id, receipt)
-            raise
-        encoding = time.perf_counter()
-        receipt.live_steps = fragment.batch.live_steps
-        receipt.version.CopyFrom(self._version.message())
-        receipt.episode_returns.extend(fragment.episode_returns)
-        receipt.episode_lengths.extend(fragment.episode_lengths)
-        if fragment.connector_delta:
-            receipt.connector_delta = to_bytes(fragment.connector_delta)
-        with self._lock:
-            self._open[request.batch_id] = (command_id, receipt)
-        sender.send(self._header(request, receipt), {self._module_id: fragment.batch.to_tree()})
+        self._deliveries.spent({"waiting": started - self._idle_since})
+        self._play(requests)
         self._idle_since = time.perf_counter()
-        self._spent({"waiting": sampling - started, **fragment.seconds})
-        self._spent({"frames": self._idle_since - encoding})
+
+    def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
+        """Play a round, and hand over what was recorded.
+
+        Args:
+            requests: by command id.
+        """
+        assert self._stage is not None
+        started = time.perf_counter()
+        recorded = {
+            command_id: request
+            for command_id, request in requests.items()
+            if self._can_record(command_id, request)
+        }
+        if not recorded:
+            return
+        self._update_others({request.module_id for request in recorded.values()})
+        for request in recorded.values():
+            if request.connector_state:
+                state = from_bytes(request.connector_state)
+                self._stage.set_connector_state(request.module_id, state)
+        seeds = [each.seed for each in recorded.values() if each.HasField("seed")]
+        if seeds:
+            self._stage.reset(seeds[0])
+        versions = {
+            module_id: streams.version or Version(0, 0)
+            for module_id, streams in self._modules.items()
+        }
+        sampling = time.perf_counter()
+        played = self._stage.play({each.module_id for each in recorded.values()}, versions)
+        encoding = time.perf_counter()
+        self._deliveries.spent({"waiting": sampling - started, **played.seconds})
+        self._hand_over(recorded, played)
+        self._deliveries.spent({"frames": time.perf_counter() - encoding})
+
+    def _can_record(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
+        """Wait for the weights of a request. If its learner is gone, answer it."""
+        streams = self._modules[request.module_id]
+        at_least = Version.of(request.at_least)
+        if streams.sender(request.learner) and self._act_on(streams, at_least):
+            return True
+        self._deliveries.no_learner(command_id, request)
+        return False
+
+    def _update_others(self, recorded: set[str]) -> None:
+        """Let modules that are not recorded act with the newest weights that they have."""
+        for module_id, streams in self._modules.items():
+            if module_id not in recorded and streams.subscribed:
+                self._act_on(streams, Version(0, 0))
+
+    def _hand_over(self, requests: Mapping[int, training_pb2.SampleRequest], played: Round) -> None:
+        """Send each batch to its learner, and answer the requests for which there is none.
+
+        Raises:
+            NonFinite: steps of a module are lost. All requests are answered.
+        """
+        broken: NonFinite | None = None
+        env_ended = played.env_returns, played.env_lengths
+        for command_id, request in requests.items():
+            result = played.modules[request.module_id]
+            receipt = receipt_for(request)
+            if isinstance(result, NonFinite):
+                receipt.live_steps = result.live_steps
+                self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
+                broken = result
+                continue
+            receipt.env_returns.extend(env_ended[0])
+            receipt.env_lengths.extend(env_ended[1])
+            env_ended = [], []  # they are in one receipt of a round
+            self._send(command_id, request, receipt, result)
+        if broken is not None:
+            raise broken
+
+    def _send(
+        self,
+        command_id: int,
+        request: training_pb2.SampleRequest,
+        receipt: training_pb2.Receipt,
+        result: Recorded,
+    ) -> None:
+        receipt.version.CopyFrom(result.version.message())
+        receipt.episode_returns.extend(result.episode_returns)
+        receipt.episode_lengths.extend(result.episode_lengths)
+        receipt.stale_steps = result.stale_steps
+        if result.connector_delta:
+            receipt.connector_delta = to_bytes(result.connector_delta)
+        sender = self._modules[request.module_id].sender(request.learner)
+        assert sender is not None  # no command came between
+        if result.batch is None:
+            self._deliveries.answer(command_id, receipt)
+            return
+        receipt.live_steps = result.batch.live_steps
+        self._deliveries.send(command_id, request, receipt, result.batch, sender)
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
-        assert self._env is not None
+        assert self._stage is not None
         if command.checkpoint:
-            version = load_checkpoint(Path(command.checkpoint), self._policy, self._connectors)
-            self._version = None  # what the learner publishes has to be loaded again
-        elif self._act_on(Version(0, 0), self._loop.over):
-            assert self._version is not None
-            version = self._version
-            self._learn_from_others(command.connector_state)
+            version = self._stage.load_checkpoint(Path(command.checkpoint))
+            for streams in self._modules.values():
+                streams.version = None  # what the learner publishes has to be loaded again
         else:
-            raise RuntimeError("no weights to evaluate: this run has no learner")
+            version = self._use_newest(command.connector_state)
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
-        returns, lengths = evaluate(
-            self._env,
-            self._policy,
+        returns, lengths = self._stage.evaluate(
             command.episodes,
             command.seed,
-            self._connectors,
             lambda *_: self._attachment.progresses(),
             most_steps=command.most_steps,
             goal=goal,
@@ -263,149 +280,64 @@ class EnvRunner:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _built(
-        self, told: ActingSetup, observation_space: Space[Any], action_space: Space[Any]
-    ) -> tuple[EnvToModule, ModuleToEnv, RLModule]:
-        """The connectors on both sides of the module, and the module itself, for acting."""
-        connectors, module_to_env = build_runner_pipelines(
-            ConnectorsConfig.parse(told.connectors),
-            observation_space,
-            action_space,
-            self._own_connectors,
-        )
-        module = build_module(
-            given_or_named(told.module.module, self._module_factory, self._own_connectors),
-            connectors.module_observation_space,
-            module_to_env.action_space,
-            told.module.model,
-            distribution=told.module.distribution,
-            check_specs=told.module.check_specs,
-        )
-        strip_to_acting(module)  # the rest is not sent here
-        return connectors, module_to_env, module
+    def _build_stage(self, told: EnvRunnerSetup, seed: int) -> Stage:
+        with ExitStack() as undo:
+            stage: Stage
+            if told.agents:
+                # A run of environments with one agent needs none of it.
+                from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 
-    def _receipt_for(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
-        """An empty one.
+                envs = make_multi_agent_envs(told.env_runner, self._env_factory, self._index)
+                undo.callback(envs.close)
+                stage = MultiAgentStage(told, envs, seed, self._own_code)
+                step_back()
+            else:
+                env = make_vector_env(told.env_runner, self._env_factory, self._index)
+                undo.callback(env.close)
+                stage = SingleAgentStage(told, env, seed, self._own_code)
+                step_back(env)
+            undo.pop_all()
+            return stage
+
+    def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
+        """Let a module act with its newest weights. False where they cannot come any more."""
+
+        def is_of_it(message: training_pb2.Learners) -> bool:
+            return message.module_id == streams.module_id
+
+        # Who waits for weights of a learner that is gone meanwhile would wait in vain.
+        gone = partial(self._loop.waits, training_pb2.Learners, is_of_it)
+        return streams.act_on(at_least, gone, partial(self._load, streams.module_id))
+
+    def _load(self, module_id: str, weights: Tree) -> None:
+        assert self._stage is not None
+        self._stage.load(module_id, weights)
+
+    def _use_newest(self, connector_state: bytes) -> Version:
+        """Let all modules act with their newest weights -> the oldest version among them.
+
+        Args:
+            connector_state: of an Evaluate command.
 
         Raises:
-            ValueError: the request is for a module that this EnvRunner does not act with.
+            RuntimeError: there is no learner.
         """
-        if request.module_id != self._module_id:
-            raise ValueError(
-                f"asked for a batch of module {request.module_id!r}, and acts with "
-                f"{self._module_id!r}"
-            )
-        return training_pb2.Receipt(
-            module_id=request.module_id, batch_id=request.batch_id, learner=request.learner
-        )
+        assert self._stage is not None
+        versions = []
+        for module_id, streams in self._modules.items():
+            load = partial(self._load, module_id)
+            if streams.act_on(Version(0, 0), self._loop.over, load) and streams.version:
+                versions.append(streams.version)
+        if not versions:
+            raise RuntimeError("no weights to evaluate: this run has no learner")
+        learned = from_bytes(connector_state) if connector_state else {}
+        for module_id in self._modules:
+            if state := self._state_of(learned, module_id):
+                self._stage.set_connector_state(module_id, state)
+        return min(versions)
 
-    def _header(
-        self, request: training_pb2.SampleRequest, receipt: training_pb2.Receipt
-    ) -> episodes_pb2.BatchHeader:
-        """Of the batch that the receipt is for."""
-        return episodes_pb2.BatchHeader(
-            module_id=request.module_id,
-            batch_id=request.batch_id,
-            envrunner=self._attachment.worker_id,
-            generation=request.generation,
-            live_steps=receipt.live_steps,
-            version=receipt.version,
-            permit=request.permit,
-        )
-
-    def _is_of_its_module(self, message: training_pb2.Learners) -> bool:
-        return message.module_id == self._module_id
-
-    def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
-        """The first address that this worker can use: Unix sockets only on the driver's host."""
-        for address in learner.addresses:
-            if self._contact.local or not address.startswith("unix:"):
-                return address
-        raise EndpointError(
-            f"{learner.worker_id} offers {list(learner.addresses)}, none of which "
-            f"{self._attachment.worker_id} can reach: start the learner with --bind HOST:PORT"
-        )
-
-    def _subscribe(self, learner: training_pb2.Learners.Learner | None) -> None:
-        incarnation = learner.incarnation if learner else ""
-        if incarnation == self._subscribed_to:
-            return
-        if self._subscription is not None:
-            self._subscription.close()
-        self._subscribed_to, self._subscription = incarnation, None
-        if learner is not None:
-            self._subscription = WeightsSubscription(
-                self._reachable(learner),
-                self._metadata,
-                self._attachment.worker_id,
-                Limits(),
-                tls=self._contact.tls,
-                module_id=self._module_id,
-            )
-
-    def _act_on(self, at_least: Version, over: Callable[[], object]) -> bool:
-        """Swap to the newest weights. False where there is no learner, or `over` says something
-        before they are there."""
-        if self._subscription is None:
-            return False
-        deadline = time.monotonic() + FIRST_WEIGHTS_SECONDS
-        weights = self._subscription.newest
-        while weights is None or weights.version < at_least:
-            if over():
-                return False
-            try:
-                weights = self._subscription.wait_for(at_least, timeout=0.5)
-            except TimeoutError as error:
-                # A learner has its first weights before anybody is sent to it, so that these are
-                # due at once. Later ones may be long on a slow network: the driver's hang_seconds
-                # is their deadline.
-                weights = self._subscription.newest
-                if weights is None and time.monotonic() > deadline:
-                    raise self._out_of_reach(error) from None
-        if weights.version != self._version:
-            self._swap(weights)
-        return True
-
-    def _out_of_reach(self, error: TimeoutError) -> LearnerOutOfReach:
-        assert self._subscription is not None
-        address = self._subscription.address
-        if refused := why_not_secure(address, "learner", self._contact.tls):
-            return LearnerOutOfReach(refused)
-        return LearnerOutOfReach(
-            f"{error} Can this host reach that address? A learner on another host "
-            "needs --bind, and --advertise where it is known by another address"
-        )
-
-    def _learn_from_others(self, state: bytes) -> None:
-        """Take over what the connectors of all EnvRunners have learned, if there is news."""
-        if state:
-            self._connectors.set_state(from_bytes(state))
-
-    def _swap(self, weights: Weights) -> None:
-        self._policy.load(weights.tree[self._module_id])
-        self._version = weights.version
-
-    def _spent(self, seconds: Mapping[str, float]) -> None:
-        with self._lock:
-            for name, spent in seconds.items():
-                self._seconds[name] += spent
-
-    def _settle_open(self) -> None:
-        """Have a receipt for whatever was sent: the driver is to hear of it before this leaves."""
-        with self._lock:
-            sent = set(self._open)
-            if self._lock.wait_for(lambda: sent.isdisjoint(self._open), _ACKNOWLEDGED_SECONDS):
-                return
-        for _, sender in self._senders.values():
-            sender.close()
-        with self._lock:
-            self._lock.wait_for(lambda: sent.isdisjoint(self._open), _CLOSED_SECONDS)
-
-    def _settled(self, batch_id: int, dropped: str, explanation: str) -> None:
-        with self._lock:
-            command_id, receipt = self._open[batch_id]
-            receipt.seconds.update(self._seconds)
-            receipt.dropped, receipt.explanation = dropped, explanation
-            self._attachment.reply(command_id, receipt)
-            del self._open[batch_id]
-            self._lock.notify_all()
+    def _state_of(self, learned: State, module_id: str) -> State:
+        """What the connectors of a module have learned: all, or what is under its id."""
+        if len(self._modules) == 1:
+            return learned
+        return check(learned.get(module_id, {}))

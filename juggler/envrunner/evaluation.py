@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -16,13 +16,13 @@ from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.mergeable_state import connector_state
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map
+from juggler.runtime.wire.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,39 @@ class Goal:
         return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
 
 
-def load_checkpoint(path: Path, policy: BehaviourPolicy, connectors: EnvToModule) -> Version:
-    """Load a checkpoint of this run into a policy and its connectors.
+class TakesWeights(Protocol):
+    """A policy that can be given weights."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the parameters and buffers that `load` takes."""
+
+    def load(self, weights: Tree) -> None:
+        """Load weights: arrays by the names of parameters and buffers."""
+
+
+def load_checkpoint(path: Path, into: Mapping[str, tuple[TakesWeights, EnvToModule]]) -> Version:
+    """Load a checkpoint of this run into policies and their connectors.
+
+    Args:
+        path: of the checkpoint.
+        into: by module id.
+
+    Returns:
+        The version of the checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, it is damaged, or it lacks a module.
     """
     saved = read(path)
-    state: Any = saved.tree[DEFAULT_MODULE]
-    weights = {**state["parameters"], **state["buffers"]}
-    policy.load({name: weights[name] for name in policy.names})
-    if learned := connector_state(saved):
-        connectors.set_state(learned)
+    for module_id, (policy, connectors) in into.items():
+        state: Any = saved.tree.get(module_id)
+        if state is None:
+            raise CheckpointError(path, f"has no module {module_id!r}")
+        weights = {**state["parameters"], **state["buffers"]}
+        policy.load({name: weights[name] for name in policy.names})
+        if learned := connector_state(saved, module_id):
+            connectors.set_state(learned)
     return Version(*saved.version)
 
 

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from juggler.envrunner import envrunner_worker as worker
+from juggler.envrunner import deliveries
+from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.envrunner_worker import EnvRunner
+from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors.attachment import Attachment, Detached
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.worker import Contact
@@ -31,17 +33,28 @@ class _Attachment:
 def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "_ACKNOWLEDGED_SECONDS", 30.0)
+    monkeypatch.setattr(deliveries, "_ACKNOWLEDGED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
-    runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))
-    runner._open[7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+    runner = runner_with(attachment, inbox, "blue")
+    runner._deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
     inbox.put(Detached("terminated"))
-    acknowledging = threading.Timer(0.2, runner._settled, args=(7, "", ""))
+    acknowledging = threading.Timer(0.2, runner._deliveries.settled, args=("blue", 7, "", ""))
     acknowledging.start()
     assert runner.run() == "terminated"
     ((command_id, receipt),) = attachment.replies
     assert (command_id, receipt.live_steps, receipt.dropped) == (3, 5, "")
+
+
+def runner_with(attachment: _Attachment, inbox: Mailbox[Any], *module_ids: str) -> EnvRunner:
+    """One that is set up with these modules."""
+    contact = Contact("unix:nowhere")
+    runner = EnvRunner(cast(Attachment, attachment), inbox, contact)
+    settled = runner._deliveries.settled
+    for module_id in module_ids:
+        streams = LearnerStreams(module_id, 0, cast(Attachment, attachment), contact, settled)
+        runner._modules[module_id] = streams
+    return runner
 
 
 class _Sender:
@@ -51,20 +64,24 @@ class _Sender:
         self._runner = runner
 
     def close(self) -> None:
-        settle = self._runner._settled
-        threading.Thread(target=settle, args=(7, "learner_lost", "the channel was closed")).start()
+        settle = self._runner._deliveries.settled
+        lost = ("blue", 7, "learner_lost", "the channel was closed")
+        threading.Thread(target=settle, args=lost).start()
 
 
 def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "_ACKNOWLEDGED_SECONDS", 0.1)
-    monkeypatch.setattr(worker, "_CLOSED_SECONDS", 30.0)
+    monkeypatch.setattr(deliveries, "_ACKNOWLEDGED_SECONDS", 0.1)
+    monkeypatch.setattr(deliveries, "_CLOSED_SECONDS", 30.0)
     attachment = _Attachment()
     inbox: Mailbox[Any] = Mailbox()
-    runner = EnvRunner(cast(Attachment, attachment), inbox, Contact("unix:nowhere"))
-    runner._senders["learner-0"] = ("incarnation", cast(EpisodeSender, _Sender(runner)))
-    runner._open[7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+    runner = runner_with(attachment, inbox, "blue")
+    runner._modules["blue"].senders["learner-0"] = (
+        "incarnation",
+        cast(EpisodeSender, _Sender(runner)),
+    )
+    runner._deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
     inbox.put(Detached("terminated"))
     runner.run()
     ((command_id, receipt),) = attachment.replies
@@ -73,7 +90,7 @@ def test_what_nobody_acknowledges_is_dropped_before_a_runner_leaves(
 
 def test_time_is_booked_while_a_receipt_is_made() -> None:
     attachment = _Attachment()
-    runner = EnvRunner(cast(Attachment, attachment), Mailbox(), Contact("unix:nowhere"))
+    deliveries = Deliveries(cast(Attachment, attachment))
 
     class Slow(defaultdict[str, float]):
         """Somebody books time in the midst of whoever goes through it."""
@@ -84,27 +101,36 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
                 booking.join(timeout=0.2)
                 yield key
 
-    booking = threading.Thread(target=runner._spent, args=({"sending": 2.0},))
-    runner._seconds = Slow(float, {"waiting": 1.0})
-    runner._open[7] = (3, training_pb2.Receipt(batch_id=7))
-    runner._settled(7, "", "")
+    booking = threading.Thread(target=deliveries.spent, args=({"sending": 2.0},))
+    deliveries._seconds = Slow(float, {"waiting": 1.0})
+    deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7))
+    deliveries.settled("blue", 7, "", "")
     booking.join()
     ((command_id, receipt),) = attachment.replies
     assert (command_id, dict(receipt.seconds)) == (3, {"waiting": 1.0})
-    assert dict(runner._seconds.items()) == {"waiting": 1.0, "sending": 2.0}
+    assert dict(deliveries._seconds.items()) == {"waiting": 1.0, "sending": 2.0}
 
 
 def test_a_request_for_a_module_that_it_does_not_act_with_is_refused() -> None:
-    runner = EnvRunner(cast(Attachment, _Attachment()), Mailbox(), Contact("unix:nowhere"))
-    runner._module_id = "blue"
+    runner = runner_with(_Attachment(), Mailbox(), "blue")
     with pytest.raises(ValueError, match="batch of module 'red', and acts with 'blue'"):
         runner._sample(1, training_pb2.SampleRequest(module_id="red", batch_id=7))
 
 
 def test_learners_of_another_module_are_passed_over() -> None:
-    runner = EnvRunner(cast(Attachment, _Attachment()), Mailbox(), Contact("unix:nowhere"))
-    runner._module_id = "blue"
+    runner = runner_with(_Attachment(), Mailbox(), "blue")
     learner = training_pb2.Learners.Learner(worker_id="learner-0", addresses=["unix:nowhere"])
     runner._learners(1, training_pb2.Learners(module_id="red", learners=[learner]))
-    assert runner._senders == {}
-    assert runner._subscription is None
+    assert runner._modules["blue"].senders == {}
+    assert not runner._modules["blue"].subscribed
+
+
+def test_requests_of_another_round_do_not_come_before_a_round_is_complete() -> None:
+    runner = runner_with(_Attachment(), Mailbox(), "blue", "red", "green")
+    blue = training_pb2.SampleRequest(module_id="blue", round=1, requests_in_round=2)
+    red = training_pb2.SampleRequest(module_id="red", round=2, requests_in_round=2)
+    runner._sample(1, blue)
+    with pytest.raises(ValueError, match="a request of round 2 came before all 2 of round 1"):
+        runner._sample(2, red)
+    with pytest.raises(ValueError, match="round 1 has two requests for module 'blue'"):
+        runner._sample(3, blue)

@@ -109,7 +109,7 @@ def environment_in(frame: FrameType | None) -> str:
     found = ""
     while frame is not None:
         call, variables = frame.f_code.co_name, frame.f_locals
-        env = variables.get("self")
+        env: Any = variables.get("self")
         if call in ("step", "reset") and "i" in variables and hasattr(env, "name_of"):
             return f"{variables.get('call', call)} of {env.name_of(variables['i'])}"
         if isinstance(env, VectorEnv) and call in ("step", "reset"):
@@ -147,7 +147,7 @@ def _from_callable(
 ) -> VectorEnvironment:
     name = getattr(factory, "__qualname__", type(factory).__name__)
     with failures_of(f"environment 0 ({name})", "constructor"):
-        first = factory(**config.env_kwargs)
+        first: Any = factory(**config.env_kwargs)
     if isinstance(first, VectorEnv):
         if config.vectorize in ("sync", "async"):
             first.close()

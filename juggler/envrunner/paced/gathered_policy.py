@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from types import FrameType
 from typing import Any
@@ -118,10 +119,16 @@ class GatheredPolicy:
         self._states, self._before = grown(self._states, capacity), grown(self._before, capacity)
         self._contexts.grow(capacity)
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the parameters and buffers that `load` takes."""
+        return self._weights.keys()
+
     def load(self, weights: Tree) -> None:
-        """
+        """Load weights: arrays by the names of parameters and buffers.
+
         Raises:
-            ValueError: they are of another module.
+            ValueError: they are another module's.
         """
         load_weights(self._weights, weights)
         self._initial = initial_states(self._module, 1)  # it may be learned

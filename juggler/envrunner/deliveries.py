@@ -1,0 +1,115 @@
+"""Batches on their way to learners, and the receipts that the driver gets for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
+
+_ACKNOWLEDGED_SECONDS = 2.0  # for learners to take what was sent when this worker leaves
+_CLOSED_SECONDS = 0.5  # for streams to give it up
+
+
+class Deliveries:
+    """Answers each sample request with a receipt, once the batch is where it belongs.
+
+    Batches are settled in the threads of streams, while the worker goes on.
+
+    Args:
+        attachment: takes the receipts.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._lock = threading.Condition()
+        # Unsettled batches by module and batch id: the command, and its receipt.
+        self._open: dict[tuple[str, int], tuple[int, training_pb2.Receipt]] = {}
+        self._seconds: dict[str, float] = defaultdict(float)  # where the time went
+
+    def spent(self, seconds: Mapping[str, float]) -> None:
+        """Add to the seconds that were spent on something, by its name."""
+        with self._lock:
+            for name, spent in seconds.items():
+                self._seconds[name] += spent
+
+    def has_spent(self, seconds: Mapping[str, float]) -> None:
+        """Set the seconds that were spent on something since this worker began, by its name."""
+        with self._lock:
+            self._seconds.update(seconds)
+
+    def send(
+        self,
+        command_id: int,
+        request: training_pb2.SampleRequest,
+        receipt: training_pb2.Receipt,
+        batch: EpisodeBatch,
+        sender: EpisodeSender,
+    ) -> None:
+        """Send a batch to its learner; the receipt follows when it is there."""
+        header = episodes_pb2.BatchHeader(
+            module_id=request.module_id,
+            batch_id=request.batch_id,
+            envrunner=self._attachment.worker_id,
+            generation=request.generation,
+            live_steps=receipt.live_steps,
+            version=receipt.version,
+            permit=request.permit,
+        )
+        with self._lock:
+            self._open[request.module_id, request.batch_id] = (command_id, receipt)
+        sender.send(header, {request.module_id: batch.to_tree()})
+
+    def answer(
+        self, command_id: int, receipt: training_pb2.Receipt, dropped: str = "", why: str = ""
+    ) -> None:
+        """Answer a request for which there is no batch.
+
+        Args:
+            command_id: the request's.
+            receipt: to the request.
+            dropped: the reason if its steps are lost, as in `Receipt.dropped`.
+            why: an explanation.
+        """
+        receipt.dropped, receipt.explanation = dropped, why
+        with self._lock:
+            receipt.seconds.update(self._seconds)
+        self._attachment.reply(command_id, receipt)
+
+    def no_learner(self, command_id: int, request: training_pb2.SampleRequest) -> None:
+        """Answer a request whose learner is gone."""
+        why = f"no learner {request.learner}"
+        self.answer(command_id, receipt_for(request), "learner_lost", why)
+
+    def settled(self, module_id: str, batch_id: int, dropped: str, explanation: str) -> None:
+        """A batch is with its learner, or lost: send its receipt."""
+        with self._lock:
+            command_id, receipt = self._open[module_id, batch_id]
+            receipt.seconds.update(self._seconds)
+            receipt.dropped, receipt.explanation = dropped, explanation
+            self._attachment.reply(command_id, receipt)
+            del self._open[module_id, batch_id]
+            self._lock.notify_all()
+
+    def settle(self, streams: Iterable[LearnerStreams]) -> None:
+        """Have a receipt for whatever was sent: the driver is to hear of it before this leaves."""
+        with self._lock:
+            sent = set(self._open)
+            if self._lock.wait_for(lambda: sent.isdisjoint(self._open), _ACKNOWLEDGED_SECONDS):
+                return
+        for each in streams:
+            each.close_senders()
+        with self._lock:
+            self._lock.wait_for(lambda: sent.isdisjoint(self._open), _CLOSED_SECONDS)
+
+
+def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
+    """An empty receipt for a request."""
+    return training_pb2.Receipt(
+        module_id=request.module_id, batch_id=request.batch_id, learner=request.learner
+    )

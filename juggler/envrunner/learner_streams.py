@@ -1,0 +1,184 @@
+"""The streams between an EnvRunner and the learners of one module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
+from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+#: The longest wait for the first weights of a learner.
+FIRST_WEIGHTS_SECONDS = 30.0
+
+
+class LearnerOutOfReach(ValueError):
+    """No weights came from where the learner is said to be."""
+
+
+class LearnerStreams:
+    """Brings one module's weights from its learners, and batches to them.
+
+    Args:
+        module_id: the module.
+        index: of this EnvRunner. Every learner of a group has the same weights: readers are spread
+            over them.
+        attachment: of this EnvRunner.
+        contact: of this EnvRunner.
+        settled: called in another thread when it is known what became of a batch, with the module,
+            the batch id, "" or the reason why it is lost, and an explanation.
+
+    Attributes:
+        module_id: as given.
+        senders: by worker id of a learner, its incarnation, and what sends batches to it.
+        version: of the weights that the module acts with; None: those it was built with.
+    """
+
+    def __init__(
+        self,
+        module_id: str,
+        index: int,
+        attachment: Attachment,
+        contact: Contact,
+        settled: Callable[[str, int, str, str], None],
+    ) -> None:
+        self.module_id = module_id
+        self.senders: dict[str, tuple[str, EpisodeSender]] = {}
+        self.version: Version | None = None
+        self._index, self._contact, self._settled = index, contact, settled
+        self._worker_id = attachment.worker_id
+        self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
+        self._subscription: WeightsSubscription | None = None
+        self._subscribed_to = ""  # the learner's incarnation
+
+    # -- the learners there are -----------------------------------------------------------------
+
+    def connect(self, learners: Sequence[training_pb2.Learners.Learner]) -> None:
+        """Dial the learners that train the module now, and let go of those that no longer do.
+
+        Raises:
+            EndpointError: a learner has no address that this worker can use.
+        """
+        now = {learner.worker_id: learner for learner in learners}
+        for worker_id, (incarnation, sender) in list(self.senders.items()):
+            if worker_id not in now or now[worker_id].incarnation != incarnation:
+                sender.close()
+                del self.senders[worker_id]
+        for worker_id, learner in now.items():
+            if worker_id not in self.senders:
+                address, tls = self._reachable(learner), self._contact.tls
+                sender = EpisodeSender(address, self._metadata, self._batch_settled, tls)
+                self.senders[worker_id] = (learner.incarnation, sender)
+        self._subscribe(learners[self._index % len(learners)] if learners else None)
+
+    def sender(self, learner: str) -> EpisodeSender | None:
+        """What sends batches to a learner; None: there is no such learner now."""
+        return self.senders.get(learner, ("", None))[1]
+
+    def close_senders(self) -> None:
+        for _, sender in self.senders.values():
+            sender.close()
+
+    def close(self) -> None:
+        self.close_senders()
+        if self._subscription is not None:
+            self._subscription.close()
+
+    def _batch_settled(self, batch_id: int, dropped: str, explanation: str) -> None:
+        self._settled(self.module_id, batch_id, dropped, explanation)
+
+    def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
+        """The first address that this worker can use: Unix sockets only on the driver's host."""
+        for address in learner.addresses:
+            if self._contact.local or not address.startswith("unix:"):
+                return address
+        raise EndpointError(
+            f"{learner.worker_id} offers {list(learner.addresses)}, none of which "
+            f"{self._worker_id} can reach: start the learner with --bind HOST:PORT"
+        )
+
+    def _subscribe(self, learner: training_pb2.Learners.Learner | None) -> None:
+        incarnation = learner.incarnation if learner else ""
+        if incarnation == self._subscribed_to:
+            return
+        if self._subscription is not None:
+            self._subscription.close()
+        self._subscribed_to, self._subscription = incarnation, None
+        if learner is not None:
+            self._subscription = WeightsSubscription(
+                self._reachable(learner),
+                self._metadata,
+                self._worker_id,
+                Limits(),
+                tls=self._contact.tls,
+                module_id=self.module_id,
+            )
+
+    # -- weights --------------------------------------------------------------------------------
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether there is a learner that sends weights."""
+        return self._subscription is not None
+
+    @property
+    def newest(self) -> Weights | None:
+        """The newest weights of the learner; None: there is none, or it has sent none yet."""
+        subscription = self._subscription  # another thread may replace it
+        return None if subscription is None else subscription.newest
+
+    def act_on(
+        self, at_least: Version, over: Callable[[], object], load: Callable[[Tree], None]
+    ) -> bool:
+        """Swap to the newest weights.
+
+        Args:
+            at_least: wait for weights of this version.
+            over: asked while it waits; gives up where this says something.
+            load: makes the module act with other weights.
+
+        Returns:
+            False: there is no learner, or it gave up.
+
+        Raises:
+            LearnerOutOfReach: the learner's first weights do not come.
+        """
+        if self._subscription is None:
+            return False
+        deadline = time.monotonic() + FIRST_WEIGHTS_SECONDS
+        weights = self._subscription.newest
+        while weights is None or weights.version < at_least:
+            if over():
+                return False
+            try:
+                weights = self._subscription.wait_for(at_least, timeout=0.5)
+            except TimeoutError as error:
+                # A learner has its first weights before anybody is sent to it, so that these are
+                # due at once. Later ones may be long on a slow network: the driver's hang_seconds
+                # is their deadline.
+                weights = self._subscription.newest
+                if weights is None and time.monotonic() > deadline:
+                    raise self.out_of_reach(error) from None
+        if weights.version != self.version:
+            load(weights.tree[self.module_id])
+            self.version = weights.version
+        return True
+
+    def out_of_reach(self, error: TimeoutError) -> LearnerOutOfReach:
+        """The error for people when no weights come."""
+        assert self._subscription is not None
+        address = self._subscription.address
+        if refused := why_not_secure(address, "learner", self._contact.tls):
+            return LearnerOutOfReach(refused)
+        return LearnerOutOfReach(
+            f"{error} Can this host reach that address? A learner on another host "
+            "needs --bind, and --advertise where it is known by another address"
+        )

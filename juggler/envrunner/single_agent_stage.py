@@ -1,0 +1,103 @@
+"""Environments with one agent, in which one module acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gymnasium.vector import VectorEnv
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
+from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
+from juggler.envrunner.rounds import Recorded, Round
+from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.stage import ActingParts, OwnCode
+from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class SingleAgentStage:
+    """A vector of environments with one agent each.
+
+    Args:
+        setup: names one module.
+        env: N environments.
+        seed: of this worker.
+        own_code: may be used in the setup.
+    """
+
+    def __init__(
+        self,
+        setup: EnvRunnerSetup,
+        env: VectorEnv[Any, Any, Any],
+        seed: int,
+        own_code: OwnCode,
+    ) -> None:
+        ((self._module_id, acting),) = setup.modules.items()
+        self._env, self._steps = env, setup.env_runner.fragment_steps
+        observation_space, action_space = env.single_observation_space, env.single_action_space
+        self._parts = ActingParts.build(acting, observation_space, action_space, own_code)
+        module, module_to_env = self._parts.module, self._parts.module_to_env
+        self._policy = BehaviourPolicy(module, env.num_envs, self._steps, seed, module_to_env)
+        require_log_probabilities(module, self._policy.knows_log_probabilities)
+        seed_process(seed)  # as it is done where everything begins anew
+        self._sampler = Sampler(env, self._policy, self._steps, seed, self._parts.connectors)
+
+    def ready(self) -> list[training_pb2.Ready.Module]:
+        return [self._parts.ready(self._module_id, self._env.num_envs, self._steps)]
+
+    def load(self, module_id: str, weights: Tree) -> None:
+        self._policy.load(weights)
+
+    def set_connector_state(self, module_id: str, state: State) -> None:
+        self._parts.connectors.set_state(state)
+
+    def load_checkpoint(self, path: Path) -> Version:
+        return load_checkpoint(path, {self._module_id: (self._policy, self._parts.connectors)})
+
+    def reset(self, seed: int) -> None:
+        seed_process(seed)
+        self._sampler.reset(seed)
+
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+        version = versions[self._module_id]
+        try:
+            fragment = self._sampler.sample(version)
+        except NonFinite as error:
+            return Round({self._module_id: error}, {})
+        result = Recorded(
+            fragment.batch,
+            version,
+            fragment.episode_returns,
+            fragment.episode_lengths,
+            fragment.connector_delta,
+        )
+        return Round({self._module_id: result}, fragment.seconds)
+
+    def evaluate(
+        self,
+        episodes: int,
+        seed: int,
+        watch: Callable[[int, int], None],
+        *,
+        most_steps: int,
+        goal: Goal | None,
+    ) -> tuple[list[float], list[int]]:
+        return evaluate(
+            self._env,
+            self._policy,
+            episodes,
+            seed,
+            self._parts.connectors,
+            watch,
+            most_steps=most_steps,
+            goal=goal,
+        )
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,139 @@
+"""The environments of an EnvRunner, and the modules that act in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gymnasium import Space
+
+from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.rounds import Round
+from juggler.envrunner.setup import ActingSetup
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.acting import strip_to_acting
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class Stage(Protocol):
+    """What an EnvRunner plays rounds and evaluations with."""
+
+    def ready(self) -> list[training_pb2.Ready.Module]:
+        """What there is of each module."""
+
+    def load(self, module_id: str, weights: Tree) -> None:
+        """Let a module act with other weights."""
+
+    def set_connector_state(self, module_id: str, state: State) -> None:
+        """Use what the connectors of all EnvRunners have learned."""
+
+    def load_checkpoint(self, path: Path) -> Version:
+        """Load the weights and connectors of every module -> the version of the checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+
+    def reset(self, seed: int) -> None:
+        """Begin anew, as a process does whose Setup has this seed."""
+
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+        """Play fragment_steps steps of each environment.
+
+        Args:
+            recorded: ids of the modules whose steps are recorded.
+            versions: of each module's weights.
+
+        Raises:
+            EnvironmentFailed: an environment failed.
+        """
+
+    def evaluate(
+        self,
+        episodes: int,
+        seed: int,
+        watch: Callable[[int, int], None],
+        *,
+        most_steps: int,
+        goal: Goal | None,
+    ) -> tuple[list[float], list[int]]:
+        """Play whole episodes, as the function `evaluate` does."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """Code of a notebook or script.
+
+    Attributes:
+        module_factory: what the key `module` of the run was given; None: a name, or nothing.
+        classes: other classes, by the names that stand for them; None: there are none.
+    """
+
+    module_factory: Any = None
+    classes: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActingParts:
+    """A module for acting, with the connectors on both sides of it."""
+
+    connectors: EnvToModule
+    module_to_env: ModuleToEnv
+    module: RLModule
+
+    @classmethod
+    def build(
+        cls,
+        setup: ActingSetup,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        own_code: OwnCode,
+    ) -> ActingParts:
+        """
+        Args:
+            setup: what they are built from.
+            observation_space: the environments'.
+            action_space: the environments'.
+            own_code: may be used in the setup.
+        """
+        connectors, module_to_env = build_runner_pipelines(
+            ConnectorsConfig.parse(setup.connectors),
+            observation_space,
+            action_space,
+            own_code.classes,
+        )
+        module = build_module(
+            given_or_named(setup.module.module, own_code.module_factory, own_code.classes),
+            connectors.module_observation_space,
+            module_to_env.action_space,
+            setup.module.model,
+            distribution=setup.module.distribution,
+            check_specs=setup.module.check_specs,
+        )
+        strip_to_acting(module)  # the rest is not sent here
+        return cls(connectors, module_to_env, module)
+
+    def ready(self, module_id: str, rows: int, steps: int) -> training_pb2.Ready.Module:
+        """What the driver is told of the module, whose batches have N rows of T steps."""
+        return training_pb2.Ready.Module(
+            module_id=module_id,
+            observation_space=space_to_message(self.connectors.observation_space),
+            action_space=space_to_message(self.module_to_env.action_space),
+            rows=rows,
+            steps=steps,
+        )
