@@ -191,7 +191,10 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
         ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
         ({"agents": {"x": "b"}, "gateway": "127.0.0.1:0"}, "with gateway = '127.0.0.1:0': its "),
-        ({"modules": {"default": {}}, "env": "dm_env_rpc://h:1"}, "its environments have one agent"),
+        (
+            {"modules": {"default": {}}, "env": "dm_env_rpc://h:1"},
+            "its environments have one agent",
+        ),
         (
             {"synchronous": True, "modules": {"a": {"weights_interval": 2}}},
             "modules.a: weights_interval = 2 with synchronous = true",

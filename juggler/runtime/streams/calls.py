@@ -133,7 +133,7 @@ def _try() -> None:
         if came != b"hello" or not isinstance(said.get(timeout=TRIAL_SECONDS), str):
             raise RuntimeError(f"a message did not come back: {came!r}")
     finally:
-        server.stop(None).wait(TRIAL_SECONDS)
+        server.stop(TRIAL_SECONDS).wait(TRIAL_SECONDS)  # at once, it would log a GOAWAY
         threads.shutdown(wait=False)
         directory.remove()
 
