@@ -6,6 +6,7 @@ import faulthandler
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -13,14 +14,21 @@ import torch
 
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import DOES, FAILED, READY, Rehearsal, named_parts
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -66,7 +74,10 @@ def _rehearse(rehearsal: Rehearsal) -> training_pb2.Ready:
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
     does("building the module and its learner")
-    _build(config, env, module_factory, own_classes)
+    built = _build(config, env, module_factory, own_classes)
+    if ":" in config.learner.algorithm:
+        does(f"trying an update with {config.learner.algorithm}")
+        _try_update(config, env, module_factory, *built)
     ready = _ready(env)
     does(f"closing the environment {runner.env}")
     env.close()
@@ -78,15 +89,17 @@ def _build(
     env: VectorEnvironment,
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
-) -> None:
+) -> tuple[EnvToModule, ModuleToEnv, Learner]:
+    """What stands between the environment and the weights of a run."""
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
         connectors, env.single_observation_space, env.single_action_space, own_classes
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
         space_to_message(space)  # EnvRunners will send them to learners
-    build_learner(
-        config.learner,
+    learner = build_learner(
+        # Compiling takes a minute, and finds no error of the algorithm.
+        replace(config.learner, compile=False),
         module_factory or config.module.module,
         env_to_module.observation_space,
         module_to_env.action_space,
@@ -95,6 +108,29 @@ def _build(
         connectors=connectors,
         own_connectors=own_classes,
     )
+    return env_to_module, module_to_env, learner
+
+
+def _try_update(
+    config: RunConfig,
+    env: VectorEnvironment,
+    module_factory: Any,
+    env_to_module: EnvToModule,
+    module_to_env: ModuleToEnv,
+    learner: Learner,
+) -> None:
+    """Have a user's own algorithm learn from one fragment, to find errors in its loss."""
+    module = build_module(
+        module_factory or config.module.module,
+        env_to_module.module_observation_space,
+        module_to_env.action_space,
+        config.module.model,
+        distribution=config.module.distribution,
+    )
+    steps = config.env_runner.fragment_steps
+    policy = BehaviourPolicy(module, env.num_envs, steps, 0, module_to_env)
+    batch = Sampler(env, policy, steps, 0, env_to_module).sample((0, 0)).batch
+    fetch_metrics(learner.update_from_episodes([batch]))
 
 
 def _ready(env: VectorEnvironment) -> training_pb2.Ready:

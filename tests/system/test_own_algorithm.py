@@ -15,6 +15,33 @@ NAME = "own_algorithm:MyAlgorithm"
 SMALL = ("--env", "CartPole-v1", "--num-env-runners", 1, "--algorithm", NAME)
 
 
+def changed(place: Place, name: str, old: str, new: str) -> str:
+    """A copy of the example with a change, as a module of its own -> what names its algorithm."""
+    source = (EXAMPLES / "own_algorithm.py").read_text()
+    assert old in source
+    place.write(f"{name}.py", source.replace(old, new))
+    return f"{name}:MyAlgorithm"
+
+
+def refused(place: Place, algorithm: str, *options: object) -> str:
+    """What a run with this algorithm says that ends before it has a directory."""
+    run = place.run("train", *SMALL[:-1], algorithm, "--run-dir", "refused", *options, **PATH)
+    assert run.status == 2, run.output
+    assert not (place.path / "refused").exists(), "told before the run starts"
+    return run.output
+
+
+def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place: Place) -> None:
+    plain = changed(place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #")
+    said = refused(place, plain)
+    assert "MyCore.loss returned a tensor of shape () and torch.float32: return" in said
+    assert "Traceback" not in said
+    metric = changed(place, "metric", '"epsilon": epsilon,', '"epsilon": 0.5,')
+    assert "MyCore.loss returned a Loss whose metrics['epsilon'] is 0.5" in refused(place, metric)
+    raises = changed(place, "raises", 'columns["rewards"]', 'columns["reward"]')
+    assert "KeyError: 'reward' (raises.py, line" in refused(place, raises)
+
+
 def test_help_shows_its_keys_with_their_defaults_and_no_others(place: Place) -> None:
     shown = place.run("train", "--algorithm", NAME, "--help", **PATH)
     assert shown.status == 0, shown.output

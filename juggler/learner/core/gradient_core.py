@@ -13,6 +13,7 @@ from torch import Tensor
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
+from juggler.learner.core.forward import checked_loss
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
@@ -64,7 +65,7 @@ class GradientCore(LearnerCore[State], ABC):
     """Whether a batch of columns has to be a whole batch of episodes, with all of its columns."""
 
     mean_names: tuple[str, ...] = ()
-    """Of the means that `loss` returns."""
+    """Names of the `means` of its Loss; see there."""
 
     schedules: dict[str, Callable[[Tensor], Tensor]]
     """By key of the config: steps trained on -> the value at present, both 0-d."""
@@ -111,6 +112,9 @@ class GradientCore(LearnerCore[State], ABC):
             forward: the module's training pass, with the parameters that the loss is about.
             columns: the module's part of the sample.
             state: of its parameter group, before this update; its tensors take no gradient.
+
+        Returns:
+            A `Loss`. `grads` raises a ValueError about anything else.
         """
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
@@ -163,7 +167,7 @@ class GradientCore(LearnerCore[State], ABC):
                         gradient, loss, buffers = _by_vmap(self, forward, part, own)
                     else:
                         parameters.requires_grad_()
-                        loss = self.loss(forward, part, own)
+                        loss = _checked(self, self.loss(forward, part, own))
                         (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
                     own = ParameterGroupState(**{**own, "buffers": buffers})
@@ -345,11 +349,16 @@ def _by_vmap(
     def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
         buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
         here = forward._replace(parameters=parameters, buffers=buffers)
-        loss = core.loss(here, columns, state)
+        loss = _checked(core, core.loss(here, columns, state))
         return loss.total, (loss, buffers)
 
     gradient, (loss, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)
     return gradient, loss, buffers
+
+
+def _checked(core: GradientCore, loss: object) -> Loss:
+    where = f"{type(core).__name__}.loss"
+    return checked_loss(where, loss, core.mean_names, mapped=core.mapped)
 
 
 def _choose(
