@@ -32,7 +32,9 @@ def refused(place: Place, algorithm: str, *options: object) -> str:
 
 
 def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place: Place) -> None:
-    plain = changed(place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #")
+    plain = changed(
+        place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #"
+    )
     said = refused(place, plain)
     assert "MyCore.loss returned a tensor of shape () and torch.float32: return" in said
     assert "Traceback" not in said
@@ -40,6 +42,45 @@ def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place
     assert "MyCore.loss returned a Loss whose metrics['epsilon'] is 0.5" in refused(place, metric)
     raises = changed(place, "raises", 'columns["rewards"]', 'columns["reward"]')
     assert "KeyError: 'reward' (raises.py, line" in refused(place, raises)
+
+
+def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(place: Place) -> None:
+    wrong = changed(place, "wrong", "epsilon: juggler.Scheduled =", "epsilon: list[float] = []  #")
+    importing = place.write("importing.py", "import wrong\n").stem
+    for name in (wrong, f"{importing}:MyAlgorithm"):
+        said = refused(place, name)
+        assert "ValueError: mutable default <class 'list'> for field epsilon" in said
+        assert "importlib" not in said
+        assert {line.split('"')[1] for line in said.splitlines() if line.startswith("  File")} <= {
+            str(place.path / "wrong.py"),
+            str(place.path / "importing.py"),
+        }
+        assert "cannot be imported: ValueError: mutable default" in said.splitlines()[-1]
+        assert "(wrong.py, line" in said.splitlines()[-1]
+
+
+def test_a_key_without_a_type_and_a_core_without_a_name_are_told_at_once(place: Place) -> None:
+    untyped = changed(place, "untyped", "lambda_: float = 0.65", "lambda_ = 0.65")
+    said = refused(place, untyped)
+    assert "MyConfig has lambda_ = 0.65 without a type, so it is no key: write lambda_: fl" in said
+    nameless = changed(place, "nameless", 'name = "my algorithm"', "")
+    said = refused(place, nameless)
+    assert "MyCore needs a name, which its checkpoints carry: write name = " in said
+    assert "starting" not in said, "no process was started"
+
+
+def test_an_action_space_that_it_cannot_act_in_is_told_with_the_algorithms_that_can(
+    place: Place,
+) -> None:
+    said = refused(place, NAME, "--env", "Pendulum-v1")
+    assert "'own_algorithm:MyAlgorithm' needs a Discrete action space, and this environment" in said
+    assert "choose an algorithm that can act in it, such as appo or impala or ppo" in said
+    assert "Traceback" not in said
+
+
+def test_help_names_how_to_see_the_options_of_an_algorithm_of_ones_own(place: Place) -> None:
+    shown = place.run("train", "--help", **PATH)
+    assert "`juggler train --algorithm my_file:MyAlgorithm --help`" in shown.output
 
 
 def test_help_shows_its_keys_with_their_defaults_and_no_others(place: Place) -> None:

@@ -91,5 +91,5 @@ def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> 
 
 def test_the_loss_of_a_population_is_checked_too() -> None:
     population = juggler.Population(mine(with_metric(0.5)), size=2)
-    with pytest.raises(ValueError, match="metrics\\['odd'\\] is 0.5"):
+    with pytest.raises(ValueError, match=r"metrics\['odd'\] is 0.5"):
         population.step(population.init(0), SAMPLE)
