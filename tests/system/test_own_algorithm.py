@@ -136,6 +136,42 @@ def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> N
     place.assert_nothing_is_left()
 
 
+def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Place) -> None:
+    run = place.run(
+        "train",
+        *SMALL[:-1],
+        changed(place, "mine", "units", "units"),
+        "--run-dir",
+        "run",
+        "--stop-steps",
+        1000,
+        **PATH,
+    )
+    assert run.status == 0, run.output
+    changed(place, "mine", '"units", 128', '"units", 64')
+    resumed = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
+    assert resumed.status == 1, resumed.output
+    assert "'default/parameters/layers.0.weight' has shape (128, 4) in the check" in resumed.output
+    assert "and (64, 4) here. Restore the file and the settings that it was" in resumed.output
+    assert "To go on" not in resumed.output, "that is the command that has just failed"
+    fitting = ("--from", "run", "--from-parameters", "layers.6.bias")
+    new = place.run(
+        "train",
+        *SMALL[:-1],
+        "mine:MyAlgorithm",
+        *fitting,
+        "--run-dir",
+        "new",
+        "--stop-steps",
+        1000,
+        **PATH,
+    )
+    assert new.status == 0, new.output
+    changed(place, "mine", "units", "units")
+    restored = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
+    assert restored.status == 0, restored.output
+
+
 def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
     options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 4000]
     driver = place.start("driver", *SMALL, *options, "--num-learners", 2, **PATH)

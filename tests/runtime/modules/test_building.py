@@ -126,7 +126,9 @@ def test_a_name_that_leads_nowhere_says_what_is_missing(
 
 
 def test_a_dependency_that_a_named_module_lacks_is_not_taken_for_the_module(package: str) -> None:
-    with pytest.raises(ImportFailed, match="ModuleNotFoundError: .* 'no_such_dependency'") as error:
+    with pytest.raises(
+        ImportFailed, match=r"ModuleNotFoundError: .* 'no_such_dependency'"
+    ) as error:
         build_module("my_broken_modules_for_test:Mine", VECTOR, TWO, {})
     assert error.value.traceback.count("File") == 1, "the line of the broken module alone"
 
