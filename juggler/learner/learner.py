@@ -185,7 +185,7 @@ class Learner:
             stored = {key: each.stored_space for key, each in self.pipelines.items()}
             spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
             batch = checked_batch(batch, spaces, self.example_states())
-        return self.step(self._prepared(batch), **passes)
+        return self.step(self.prepared(batch), **passes)
 
     @overload
     def update_from_episodes(
@@ -235,6 +235,14 @@ class Learner:
             return self._in_flight.begin(self.update_from_episodes, episodes, **passes)
         return self.step(self.sample_from_episodes(episodes), **passes)
 
+    def check_serves(self, kind: str) -> None:
+        """Raises:
+        TypeError: the algorithm does not learn from this kind of data, "batch" or "episodes".
+        """
+        if kind not in self.core.trains_on:
+            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
+            raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
+
     def before_gradients(self, sample: Sample) -> Sample:
         """For a subclass: what an update learns from, on the device, before any gradient of it is
         computed -> what it learns from instead."""
@@ -283,7 +291,7 @@ class Learner:
         """What `step` takes, on its way to the device, where steps before may still run."""
         self.wait()
         started = time.perf_counter()
-        prepared = self._prepared(self.collated(episodes))
+        prepared = self.prepared(self.collated(episodes))
         self.collate_seconds += time.perf_counter() - started
         return prepared
 
@@ -297,15 +305,13 @@ class Learner:
             for module_id, batches in self.preprocess_episodes(by_module).items()
         }
 
-    def update_from_collated(self, sample: Sample) -> Metrics:
-        """One update on what `collated` made, here or on the device by now.
-
-        Raises:
-            TypeError: the algorithm does not learn from episodes.
-        """
-        self._passes("episodes", None, None)
+    def prepared(self, sample: Sample) -> Sample:
+        """What `collated` made, on the device and through the pipelines: what `step` takes."""
         self.wait()
-        return self.step(self._prepared(sample))
+        prepared: dict[str, Any] = to_device(sample, self.device)
+        for module_id in prepared.keys() & self.pipelines.keys():
+            prepared[module_id] = self.pipelines[module_id](prepared[module_id])
+        return prepared
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """For a subclass to change episodes before anything is computed from them.
@@ -421,9 +427,7 @@ class Learner:
             TypeError: the algorithm does not learn from batches, or episodes.
             ValueError: one of the two is no number above 0.
         """
-        if kind not in self.core.trains_on:
-            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
-            raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
+        self.check_serves(kind)
         check_passes(minibatch_size, num_epochs)
         given = {"minibatch_size": minibatch_size, "num_epochs": num_epochs}
         return {name: value for name, value in given.items() if value is not None}
@@ -436,13 +440,6 @@ class Learner:
         live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
         most = torch.stack(live).max().double()  # []
         return max(1, -(-int(self.sums(most)) // minibatch_size))
-
-    def _prepared(self, sample: Sample) -> Sample:
-        """On the device, and through the pipelines."""
-        prepared: dict[str, Any] = to_device(sample, self.device)
-        for module_id in prepared.keys() & self.pipelines.keys():
-            prepared[module_id] = self.pipelines[module_id](prepared[module_id])
-        return prepared
 
     def _pipeline_states(self) -> dict[str, Any]:
         """By module id, of the pipelines that have one."""
