@@ -78,6 +78,8 @@ class Learner:
         self.device = torch.device(device)
         self.source = source
         self.pipelines = dict(pipelines or {})
+        for pipeline in self.pipelines.values():
+            pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._data = core.data_source()
@@ -288,7 +290,9 @@ class Learner:
         return state_hash(self)
 
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
-        """What `step` takes, on its way to the device, where steps before may still run."""
+        """What `step` takes, on its way to the device, where steps before may still run.
+
+        Learners of a group do this together, once for each update."""
         self.wait()
         started = time.perf_counter()
         prepared = self.prepared(self.collated(episodes))
@@ -306,11 +310,16 @@ class Learner:
         }
 
     def prepared(self, sample: Sample) -> Sample:
-        """What `collated` made, on the device and through the pipelines: what `step` takes."""
+        """What `collated` made, on the device and through the pipelines: what `step` takes.
+
+        Learners of a group do this together, once for each update."""
         self.wait()
         prepared: dict[str, Any] = to_device(sample, self.device)
-        for module_id in prepared.keys() & self.pipelines.keys():
-            prepared[module_id] = self.pipelines[module_id](prepared[module_id])
+        for module_id, pipeline in self.pipelines.items():
+            if module_id in prepared:
+                prepared[module_id] = pipeline(prepared[module_id])
+            elif self.in_group:
+                pipeline.without_batch(self.device)
         return prepared
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
