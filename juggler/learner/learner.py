@@ -119,9 +119,7 @@ class Learner:
                     output = self.core.step(self.state, due, self)
                 else:
                     parts = self._parts(due, minibatch_size)
-                    output = self.core.step_in_parts(
-                        self.state, due, self, minibatches=parts, epochs=num_epochs
-                    )
+                    output = self.core.step_in_parts(self.state, due, self, parts, num_epochs)
             except KeyError as error:
                 _check_columns(due, error, self.core.name)
                 raise

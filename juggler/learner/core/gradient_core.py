@@ -218,18 +218,17 @@ class GradientCore(LearnerCore[State], ABC):
                 }
         return StepOutput(state, metrics)
 
+    def passes(self) -> tuple[int, int]:
+        """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
+        return 1, 1
+
     def step_in_parts(
-        self,
-        state: State,
-        sample: Sample,
-        seam: Seam,
-        *,
-        minibatches: int | None,
-        epochs: int | None,
+        self, state: State, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[State]:
         """Parts are rows of the sample, in their order: what is estimated along a row stays whole.
         However often a step is learned from, it counts once for schedules."""
-        count, epochs = minibatches or 1, epochs or 1
+        count, passes = self.passes()
+        count, epochs = minibatches or count, epochs or passes
         parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
         before, each = state, []
         for _ in range(epochs):
