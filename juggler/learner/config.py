@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from juggler.learner.optim.config import (
     OWN_KEYS,
@@ -117,9 +117,31 @@ class LearnerConfig(OptimizerConfig):
         ]
 
 
-def check_passes(minibatch_size: int | None, num_epochs: int | None) -> None:
-    """How often, and in what parts, one update learns from its sample.
+class Passes(TypedDict, total=False):
+    """How often, and in what parts, one update learns from its sample; None: as the config says."""
 
+    minibatch_size: int | None
+    num_epochs: int | None
+
+
+def given_passes(passes: Passes) -> Passes:
+    """Those that are not None: a `step` that a subclass of Learner overrides need not know others.
+
+    Raises:
+        TypeError: there are others than these two.
+        ValueError: one of the two is no number above 0.
+    """
+    check_passes(**passes)
+    given: Passes = {}
+    if (size := passes.get("minibatch_size")) is not None:
+        given["minibatch_size"] = size
+    if (epochs := passes.get("num_epochs")) is not None:
+        given["num_epochs"] = epochs
+    return given
+
+
+def check_passes(minibatch_size: int | None = None, num_epochs: int | None = None) -> None:
+    """
     Raises:
         ValueError: one of the two is no number above 0.
     """
