@@ -36,7 +36,7 @@ from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup, make_modules
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import by_name, from_names
+from juggler.learner.optim.parameter_group_state import by_name, from_names, with_steps
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
@@ -167,7 +167,7 @@ class GradientCore(LearnerCore[State], ABC):
                         gradient, loss, buffers = _by_vmap(self, forward, part, own)
                     else:
                         parameters.requires_grad_()
-                        loss = _checked(self, self.loss(forward, part, own))
+                        loss = self._checked(self.loss(forward, part, own))
                         (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
                     own = ParameterGroupState(**{**own, "buffers": buffers})
@@ -306,6 +306,10 @@ class GradientCore(LearnerCore[State], ABC):
     def state_from_tree(self, tree: Tree, like: State) -> State:
         return from_names(tensors_like(tree, by_name(self._groups, like)))
 
+    def _checked(self, loss: object) -> Loss:
+        where = f"{type(self).__name__}.loss"
+        return checked_loss(where, loss, self.mean_names, mapped=self.mapped)
+
     def _must_know(self, module_ids: Iterable[str]) -> None:
         if unknown := set(module_ids) - self.modules.keys():
             known = sorted(self.modules)
@@ -331,14 +335,6 @@ class GradientCore(LearnerCore[State], ABC):
         )
 
 
-def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
-    """The state with other counts of steps [] of some parameter groups."""
-    changed = {
-        key: ParameterGroupState(**{**state[key], "steps": each}) for key, each in steps.items()
-    }
-    return {**state, **changed}
-
-
 def _by_vmap(
     core: GradientCore, forward: Forward, columns: Columns, state: ParameterGroupState
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
@@ -348,16 +344,11 @@ def _by_vmap(
     def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
         buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
         here = forward._replace(parameters=parameters, buffers=buffers)
-        loss = _checked(core, core.loss(here, columns, state))
+        loss = core._checked(core.loss(here, columns, state))
         return loss.total, (loss, buffers)
 
     gradient, (loss, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)
     return gradient, loss, buffers
-
-
-def _checked(core: GradientCore, loss: object) -> Loss:
-    where = f"{type(core).__name__}.loss"
-    return checked_loss(where, loss, core.mean_names, mapped=core.mapped)
 
 
 def _choose(

@@ -42,7 +42,6 @@ from juggler.learner.core.gradient_core import (
     Loss,
     ParameterGroupState,
     State,
-    with_steps,
 )
 from juggler.learner.core.learner_core import (
     ALONE,
@@ -58,6 +57,7 @@ from juggler.learner.core.learner_core import (
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import gae
+from juggler.learner.optim.parameter_group_state import with_steps
 from juggler.runtime.modules import columns as c
 
 # What the steps of a sample get beside their own columns.
