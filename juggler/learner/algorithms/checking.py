@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
+from inspect import formatannotation
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -64,9 +65,10 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
     except (NameError, TypeError) as error:
         raise ValueError(f"{where} has a key whose type cannot be read: {error}") from error
     for key in fields(config):
+        kind = key.type if isinstance(key.type, str) else formatannotation(key.type)
         if not _can_be_written(hints[key.name]):
             raise ValueError(
-                f"{where} has a key {key.name!r} of type {key.type}, which neither a file nor an "
+                f"{where} has a key {key.name!r} of type {kind}, which neither a file nor an "
                 "option can give: use bool, int, float, str, a Literal, or a list, tuple or dict "
                 "of these; a name as a str can stand for anything else"
             )
@@ -76,7 +78,7 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
             msgspec.convert(default, hints[key.name])
         except msgspec.ValidationError as error:
             raise ValueError(
-                f"{where} has a key {key.name!r} of type {key.type} with the default {default!r}: "
+                f"{where} has a key {key.name!r} of type {kind} with the default {default!r}: "
                 "give it a default of its type, or the type of its default"
             ) from error
 

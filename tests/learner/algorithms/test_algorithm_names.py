@@ -137,6 +137,12 @@ class Possible(LearnerConfig):
         return 2 * self.gamma
 
 
+#: Of a file without `from __future__ import annotations`, whose types are no texts.
+Evaluated = dataclass(kw_only=True)(
+    type("Evaluated", (LearnerConfig,), {"__annotations__": {"share": float}, "share": "all"})
+)
+
+
 class Nameless(GradientCore):
     loss = Impala.loss
 
@@ -161,6 +167,7 @@ def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
         (algorithm("Guessing", config=Untyped), "has lr = 0.5 without a type.*write lr: float ="),
         (algorithm("Calling", config=Callback), r"a key 'shape' of type Callable\[\[\], int\]"),
         (algorithm("Wrong", config=Misfit), r"type list\[int\] with the default \['w'\]: give"),
+        (algorithm("Plain", config=Evaluated), "'share' of type float with the default 'all'"),
         (algorithm("Unnamed", core=Nameless), 'Nameless needs a name.*write name = "..."'),
         (algorithm("Aimless", core=Lossless), "Lossless needs a method 'loss'"),
     ],
