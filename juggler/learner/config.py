@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from juggler.learner.optim.config import (
     OWN_KEYS,
@@ -124,6 +124,12 @@ class Passes(TypedDict, total=False):
     num_epochs: int | None
 
 
+_PASSES: Final[tuple[Literal["minibatch_size", "num_epochs"], ...]] = (
+    "minibatch_size",
+    "num_epochs",
+)
+
+
 def given_passes(passes: Passes) -> Passes:
     """Those that are not None: a `step` that a subclass of Learner overrides need not know others.
 
@@ -131,20 +137,14 @@ def given_passes(passes: Passes) -> Passes:
         TypeError: there are others than these two.
         ValueError: one of the two is no number above 0.
     """
-    check_passes(**passes)
+    if unknown := passes.keys() - set(_PASSES):
+        raise TypeError(f"{sorted(unknown)[0]!r} is no argument: there are {' and '.join(_PASSES)}")
     given: Passes = {}
-    if (size := passes.get("minibatch_size")) is not None:
-        given["minibatch_size"] = size
-    if (epochs := passes.get("num_epochs")) is not None:
-        given["num_epochs"] = epochs
-    return given
-
-
-def check_passes(minibatch_size: int | None = None, num_epochs: int | None = None) -> None:
-    """
-    Raises:
-        ValueError: one of the two is no number above 0.
-    """
-    for name, value in (("minibatch_size", minibatch_size), ("num_epochs", num_epochs)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+    for name in _PASSES:
+        value = passes.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1")
+        given[name] = value
+    return given
