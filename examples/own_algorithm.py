@@ -145,6 +145,7 @@ class MyAlgorithm(juggler.Algorithm):
     config = MyConfig
     core = MyCore
     module = MyModule
+    action_spaces = (gymnasium.spaces.Discrete,)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,8 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except ConfigError as error:
-        if traceback := getattr(error, "traceback", ""):
+        traceback = getattr(error, "traceback", "") or getattr(error.__cause__, "traceback", "")
+        if traceback:
             print(traceback, file=sys.stderr)
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 2

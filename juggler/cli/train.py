@@ -29,7 +29,8 @@ class Arguments(DoorArguments):
     """Train on this host until a stop condition holds. Ctrl-C ends the run in order.
 
     Algorithms have their own options: `juggler train --algorithm ppo --help` shows those of PPO,
-    and `juggler train pendulum --help` those of a configuration, with its values.
+    `juggler train --algorithm my_file:MyAlgorithm --help` those of an algorithm of your own, and
+    `juggler train pendulum --help` those of a configuration, with its values.
     """
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None

@@ -173,7 +173,7 @@ def _chosen(
         chosen.pop("max_staleness", None)
     if "reward_scale" not in given:
         gamma = chosen.get("gamma", config.learner.gamma)
-        choose("connectors", _connectors(observed, config, gamma))
+        choose("connectors", _connectors(observed, gamma))
     flat = {**config.flat(), **chosen}
     # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
@@ -200,12 +200,10 @@ def _has_image(space: spaces_pb2.Space) -> bool:
     return len(space.box.shape) >= 2 or any(map(_has_image, parts))
 
 
-def _connectors(observed: str, config: RunConfig, gamma: float) -> dict[str, Any]:
+def _connectors(observed: str, gamma: float) -> dict[str, Any]:
     pieces: dict[str, Any] = {}
-    # A value function learns returns of about 1 soonest. Learners of a group would each estimate
-    # the scale by themselves, and not make the updates of one learner.
-    if config.driver.learners == 1:
-        pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
+    # A value function learns returns of about 1 soonest.
+    pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
     # Not in a Dict: beside choices, filtered numbers were learned from more slowly. Images have a
     # known scale.
     if observed == "a vector of floats":

@@ -157,9 +157,12 @@ class Ending:
         return summary
 
     def how_to_go_on(self) -> str:
-        """For people, behind the text of a failure."""
+        """For people, behind the text of a failure. A resumed run that made no update has failed
+        at what it would do again, so nothing is said."""
         update, newest = self._newest_update(), self._parts.snapshots.newest
+        trained = self._parts.core.updates > self._parts.updates_before
+        if not trained:
+            return ""
         if newest is None or not newest.is_dir():  # somebody may have removed it
-            trained = self._parts.core.updates > self._parts.updates_before
-            return "\nThere is no checkpoint to go on from" if trained else ""
+            return "\nThere is no checkpoint to go on from"
         return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"

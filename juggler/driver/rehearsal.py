@@ -6,7 +6,7 @@ import faulthandler
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -16,14 +16,22 @@ from gymnasium import Space
 from juggler.driver.agents_found import AgentGroup, to_bytes, with_agents
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.by_name import found, given_or_named
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -88,7 +96,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
         return []  # its environments are on other hosts
     does(f"making the environment {runner.env}")
     try:
-        groups, close = _made(config, env_factory)
+        groups, close, env = _made(config, env_factory)
     except EnvironmentFailed as error:
         if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
@@ -97,14 +105,19 @@ def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
         AgentGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
-    _build(with_agents(config, said), groups, module_factory, own_classes, does)
+    built = _build(with_agents(config, said), groups, module_factory, own_classes, does)
+    if env is not None and ":" in config.learner.algorithm:
+        does(f"trying an update with {config.learner.algorithm}")
+        _try_update(config, env, module_factory, *built)
     does(f"closing the environment {runner.env}")
     close()
     return said
 
 
-def _made(config: RunConfig, env_factory: Any) -> tuple[list[_Group], Callable[[], None]]:
-    """The agents of an environment that was made, and what closes it."""
+def _made(
+    config: RunConfig, env_factory: Any
+) -> tuple[list[_Group], Callable[[], None], VectorEnvironment | None]:
+    """The agents of an environment, what closes it, and itself where it has one agent."""
     runner = config.env_runner
     if has_several_agents(runner, env_factory):
         envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True)
@@ -112,9 +125,10 @@ def _made(config: RunConfig, env_factory: Any) -> tuple[list[_Group], Callable[[
             _Group(group.agents, group.observation_space, group.action_space)
             for group in envs.groups
         ]
-        return groups, envs.close
+        return groups, envs.close, None
     env = make_vector_env(runner, env_factory, just_one=True)
-    return [_Group((), env.single_observation_space, env.single_action_space)], env.close
+    alone = _Group((), env.single_observation_space, env.single_action_space)
+    return [alone], env.close, env
 
 
 def _build(
@@ -123,8 +137,8 @@ def _build(
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
-) -> None:
-    """Build every module and its learner once."""
+) -> tuple[EnvToModule, ModuleToEnv, Learner]:
+    """Build every module and its learner once; return those of the last one."""
     group_of = {agent: group for group in groups for agent in group.agents}
     spaces_of = {module_id: group_of[agent] for agent, module_id in config.played_by.items()}
     for module_id in config.module_ids:
@@ -134,24 +148,27 @@ def _build(
         of_module = config.of(module_id)
         factory = given_or_named(of_module.module.module, module_factory, own_classes)
         try:
-            _build_one(of_module, spaces_of.get(module_id, groups[0]), factory, own_classes)
+            built = _build_one(of_module, spaces_of.get(module_id, groups[0]), factory, own_classes)
         except Exception as error:
             if several:
                 raise _ModuleFailed(module_id) from error
             raise
+    return built
 
 
 def _build_one(
     config: RunConfig, group: _Group, module: Any, own_classes: Mapping[str, type[Any]]
-) -> None:
+) -> tuple[EnvToModule, ModuleToEnv, Learner]:
+    """What stands between the environment and the weights of a module."""
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
         connectors, group.observation_space, group.action_space, own_classes
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
         space_to_message(space)  # EnvRunners will send them to learners
-    build_learner(
-        config.learner,
+    learner = build_learner(
+        # Compiling takes a minute, and finds no error of the algorithm.
+        replace(config.learner, compile=False),
         module,
         env_to_module.observation_space,
         module_to_env.action_space,
@@ -160,6 +177,29 @@ def _build_one(
         connectors=connectors,
         own_connectors=own_classes,
     )
+    return env_to_module, module_to_env, learner
+
+
+def _try_update(
+    config: RunConfig,
+    env: VectorEnvironment,
+    module_factory: Any,
+    env_to_module: EnvToModule,
+    module_to_env: ModuleToEnv,
+    learner: Learner,
+) -> None:
+    """Have a user's own algorithm learn from one fragment, to find errors in its loss."""
+    module = build_module(
+        module_factory or config.module.module,
+        env_to_module.module_observation_space,
+        module_to_env.action_space,
+        config.module.model,
+        distribution=config.module.distribution,
+    )
+    steps = config.env_runner.fragment_steps
+    policy = BehaviourPolicy(module, env.num_envs, steps, 0, module_to_env)
+    batch = Sampler(env, policy, steps, 0, env_to_module).sample((0, 0)).batch
+    fetch_metrics(learner.update_from_episodes([batch]))
 
 
 def _message(space: Space[Any]) -> spaces_pb2.Space | None:

@@ -120,6 +120,11 @@ def train(
         SystemExit: on SIGTERM or SIGHUP; its status is 128 plus the signal's number.
     """
     started = time.monotonic()
+    if "resume" in keys:
+        raise ConfigError(
+            "resume is no key of a configuration: to go on with a run, call "
+            f"juggler.resume({str(keys['resume'])!r})"
+        )
     own = own_classes(keys)
     give_names(env, module, keys)
     if isinstance(config, RunConfig):

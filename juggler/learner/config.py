@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from juggler.learner.optim.config import (
     OWN_KEYS,
@@ -117,12 +117,34 @@ class LearnerConfig(OptimizerConfig):
         ]
 
 
-def check_passes(minibatch_size: int | None, num_epochs: int | None) -> None:
-    """How often, and in what parts, one update learns from its sample.
+class Passes(TypedDict, total=False):
+    """How often, and in what parts, one update learns from its sample; None: as the config says."""
+
+    minibatch_size: int | None
+    num_epochs: int | None
+
+
+_PASSES: Final[tuple[Literal["minibatch_size", "num_epochs"], ...]] = (
+    "minibatch_size",
+    "num_epochs",
+)
+
+
+def given_passes(passes: Passes) -> Passes:
+    """Those that are not None: a `step` that a subclass of Learner overrides need not know others.
 
     Raises:
+        TypeError: there are others than these two.
         ValueError: one of the two is no number above 0.
     """
-    for name, value in (("minibatch_size", minibatch_size), ("num_epochs", num_epochs)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+    if unknown := passes.keys() - set(_PASSES):
+        raise TypeError(f"{sorted(unknown)[0]!r} is no argument: there are {' and '.join(_PASSES)}")
+    given: Passes = {}
+    for name in _PASSES:
+        value = passes.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1")
+        given[name] = value
+    return given

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import torch
-from torch import Tensor
 
-from juggler.learner.config import check_passes
+from juggler.learner.config import Passes, given_passes
 from juggler.learner.core.learner_core import (
-    Aux,
-    Grads,
     LearnerCore,
     Metrics,
     Params,
@@ -21,24 +18,22 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
-from juggler.learner.data.batch_columns import checked_batch
+from juggler.learner.data.batch_columns import checked_batch, must_have_column
 from juggler.learner.data.collate import collate
-from juggler.learner.group.peers import Peers
-from juggler.learner.group.reduction import mean_over_learners
-from juggler.learner.group.state_sync import state_hash, take_over_newest
+from juggler.learner.group.member import GroupMember
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
-from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of episodes by module id; a bare list is for the module "default".
 Episodes: TypeAlias = Mapping[str, Sequence[EpisodeBatch]]
+Given: TypeAlias = Episodes | Sequence[EpisodeBatch]
 
 
-class Learner:
+class Learner(GroupMember):
     """Turns samples, batches or episodes into better parameters.
 
     It owns the state, where it lies, and the count of updates. No call waits for the device:
@@ -78,32 +73,26 @@ class Learner:
         self.device = torch.device(device)
         self.source = source
         self.pipelines = dict(pipelines or {})
+        for pipeline in self.pipelines.values():
+            pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._data = core.data_source()
-        self._peers: Peers | None = None
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
-    def step(
-        self,
-        sample: Sample | None = None,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-    ) -> Metrics:
+    def step(self, sample: Sample | None = None, **passes: Unpack[Passes]) -> Metrics:
         """One update on the sample given, else on the next one of the source, as it is.
 
         Args:
             sample: columns on any device, by module id.
-            minibatch_size: as for `update_from_batch`.
-            num_epochs: the same.
+            passes: as for `update_from_batch`.
 
         Raises:
             ValueError: neither is there, or the sample lacks what the algorithm needs.
             StopIteration: the source has come to its end.
         """
-        check_passes(minibatch_size, num_epochs)
+        passes = given_passes(passes)
         self.wait()
         if sample is None:
             if self.source is None:
@@ -113,15 +102,14 @@ class Learner:
         metrics = []
         for due in self._data.add(sample):
             try:
-                if minibatch_size is None and num_epochs is None:
+                if not passes:
                     output = self.core.step(self.state, due, self)
                 else:
-                    parts = self._parts(due, minibatch_size)
-                    output = self.core.step_in_parts(
-                        self.state, due, self, minibatches=parts, epochs=num_epochs
-                    )
+                    parts = self._parts(due, passes.get("minibatch_size"))
+                    epochs = passes.get("num_epochs")
+                    output = self.core.step_in_parts(self.state, due, self, parts, epochs)
             except KeyError as error:
-                _check_columns(due, error, self.core.name)
+                must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
             metrics.append(output.metrics)
@@ -130,44 +118,29 @@ class Learner:
 
     @overload
     def update_from_batch(
-        self,
-        batch: Sample,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[False] = False,
+        self, batch: Sample, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> Metrics: ...
 
     @overload
     def update_from_batch(
-        self,
-        batch: Sample,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[True],
+        self, batch: Sample, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> Future[Metrics]: ...
 
     def update_from_batch(
-        self,
-        batch: Sample,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: bool = False,
+        self, batch: Sample, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
         """One update on columns that are put together already, as a replay or a data set has them.
 
         Args:
             batch: columns by module id. IMPALA, PPO and APPO take those of a batch of episodes, as
                 tensors or arrays; see `juggler.batch_of_columns`.
-            minibatch_size: live steps in each step of the optimizer, about; of PPO in place of its
-                `minibatches`. IMPALA and APPO, which estimate along whole rows, put whole rows
-                together. None: as the config says, and without that the whole batch.
-            num_epochs: passes over the batch, of PPO in place of its `epochs`. None: as the config
-                says, and without that one.
             async_update: begin the update and return, once fewer than `updates_in_flight` others
                 are unfinished. The batch must not be changed before it is done.
+            passes: `minibatch_size`: live steps in each step of the optimizer, about. PPO takes it
+                in place of its `minibatches`; IMPALA and APPO, which estimate along whole rows, put
+                whole rows together. `num_epochs`: passes over the batch; PPO takes it in place of
+                its `epochs`. Where one is not given, or None, the config says how many, and without
+                that there is one pass over the whole batch.
 
         Returns:
             Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
@@ -177,7 +150,8 @@ class Learner:
             TypeError: the algorithm learns from whole episodes.
             ValueError: a column is missing or does not fit, or nobody knows a module.
         """
-        passes = self._passes("batch", minibatch_size, num_epochs)
+        self.check_serves("batch")
+        passes = given_passes(passes)
         if async_update:
             return self._in_flight.begin(self.update_from_batch, batch, **passes)
         self.wait()
@@ -185,43 +159,27 @@ class Learner:
             stored = {key: each.stored_space for key, each in self.pipelines.items()}
             spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
             batch = checked_batch(batch, spaces, self.example_states())
-        return self.step(self._prepared(batch), **passes)
+        return self.step(self.prepared(batch), **passes)
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes | Sequence[EpisodeBatch],
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[False] = False,
+        self, episodes: Given, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> Metrics: ...
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes | Sequence[EpisodeBatch],
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[True],
+        self, episodes: Given, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> Future[Metrics]: ...
 
     def update_from_episodes(
-        self,
-        episodes: Episodes | Sequence[EpisodeBatch],
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: bool = False,
+        self, episodes: Given, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
         """One update on episodes as they come from envrunners.
 
         Args:
             episodes: by module id; a bare list is for the module "default".
-            minibatch_size: as for `update_from_batch`.
-            num_epochs: the same.
-            async_update: the same.
+            async_update: as for `update_from_batch`.
+            passes: the same.
 
         Returns:
             As `update_from_batch`.
@@ -230,64 +188,36 @@ class Learner:
             TypeError: the algorithm does not learn from episodes.
             ValueError: there are no episodes, or nobody knows a module.
         """
-        passes = self._passes("episodes", minibatch_size, num_epochs)
+        self.check_serves("episodes")
+        passes = given_passes(passes)
         if async_update:
             return self._in_flight.begin(self.update_from_episodes, episodes, **passes)
         return self.step(self.sample_from_episodes(episodes), **passes)
+
+    def check_serves(self, kind: str) -> None:
+        """Raises:
+        TypeError: the algorithm does not learn from this kind of data, "batch" or "episodes".
+        """
+        if kind not in self.core.trains_on:
+            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
+            raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
 
     def before_gradients(self, sample: Sample) -> Sample:
         """For a subclass: what an update learns from, on the device, before any gradient of it is
         computed -> what it learns from instead."""
         return sample
 
-    def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """For a subclass: gradients of all learners together, before they are clipped and a step of
-        the optimizer is made of them -> those to use instead."""
-        return grads, aux
+    def sample_from_episodes(self, episodes: Given) -> Sample:
+        """What `step` takes, on its way to the device, where steps before may still run.
 
-    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """As `Seam`."""
-        if self._peers is not None:
-            nothing = self.core.nothing(self.state)
-            grads, aux = mean_over_learners(grads, aux, nothing, self._peers.sum)
-        return self.after_gradients(grads, aux)
-
-    def sums(self, x: Tensor) -> Tensor:
-        """As `Seam`."""
-        return x if self._peers is None else self._peers.sum(x)
-
-    def join(self, peers: Peers | None) -> int:
-        """From here on, make every update together with other learners, or alone again (None).
-
-        All go on from the state of the one with most updates, and without samples that were to be
-        used again. Each update is then made by all of them, on samples of their own, as one learner
-        would make it on all of these samples. It fails at all, or some of them are one update ahead
-        of the others and `join` the next time gives everybody theirs.
-
-        Returns:
-            A hash of the state, the same at all of them.
-
-        Raises:
-            PeerLost: somebody is gone; this learner is as it was, or has taken over a state.
-            ValueError: the core cannot be one of a group.
-        """
-        self.forget()
-        self.leave()
-        if peers is not None:
-            self.core.nothing(self.state)  # raises where that cannot be
-            take_over_newest(self, peers)
-        self._peers = peers
-        return state_hash(self)
-
-    def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
-        """What `step` takes, on its way to the device, where steps before may still run."""
+        Learners of a group do this together, once for each update."""
         self.wait()
         started = time.perf_counter()
-        prepared = self._prepared(self.collated(episodes))
+        prepared = self.prepared(self.collated(episodes))
         self.collate_seconds += time.perf_counter() - started
         return prepared
 
-    def collated(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
+    def collated(self, episodes: Given) -> Sample:
         """Episodes as a sample on the host, which no pipeline has seen yet; page-locked where the
         device is a GPU. It may be made in any thread, beside updates."""
         by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
@@ -297,15 +227,18 @@ class Learner:
             for module_id, batches in self.preprocess_episodes(by_module).items()
         }
 
-    def update_from_collated(self, sample: Sample) -> Metrics:
-        """One update on what `collated` made, here or on the device by now.
+    def prepared(self, sample: Sample) -> Sample:
+        """What `collated` made, on the device and through the pipelines: what `step` takes.
 
-        Raises:
-            TypeError: the algorithm does not learn from episodes.
-        """
-        self._passes("episodes", None, None)
+        Learners of a group do this together, once for each update."""
         self.wait()
-        return self.step(self._prepared(sample))
+        prepared: dict[str, Any] = to_device(sample, self.device)
+        for module_id, pipeline in self.pipelines.items():
+            if module_id in prepared:
+                prepared[module_id] = pipeline(prepared[module_id])
+            elif self.in_group:
+                pipeline.without_batch(self.device)
+        return prepared
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """For a subclass to change episodes before anything is computed from them.
@@ -355,17 +288,6 @@ class Learner:
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
         self.forget()
 
-    @property
-    def in_group(self) -> bool:
-        """Whether updates are made together with other learners."""
-        return self._peers is not None
-
-    def leave(self) -> None:
-        """Make no update with the others any more: one of them is lost."""
-        peers, self._peers = self._peers, None
-        if peers is not None:
-            peers.close()
-
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
         self.wait()
@@ -412,22 +334,6 @@ class Learner:
         afterwards. A learner that never had one needs no closing."""
         self._in_flight.close()
 
-    def _passes(
-        self, kind: str, minibatch_size: int | None, num_epochs: int | None
-    ) -> dict[str, int]:
-        """Those that are given: a `step` that a subclass overrides need not know them.
-
-        Raises:
-            TypeError: the algorithm does not learn from batches, or episodes.
-            ValueError: one of the two is no number above 0.
-        """
-        if kind not in self.core.trains_on:
-            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
-            raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
-        check_passes(minibatch_size, num_epochs)
-        given = {"minibatch_size": minibatch_size, "num_epochs": num_epochs}
-        return {name: value for name, value in given.items() if value is not None}
-
     def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
         """How many parts of about so many live steps a sample has: as many at every learner of a
         group, though its own sample is smaller. The host waits for the device here."""
@@ -437,31 +343,7 @@ class Learner:
         most = torch.stack(live).max().double()  # []
         return max(1, -(-int(self.sums(most)) // minibatch_size))
 
-    def _prepared(self, sample: Sample) -> Sample:
-        """On the device, and through the pipelines."""
-        prepared: dict[str, Any] = to_device(sample, self.device)
-        for module_id in prepared.keys() & self.pipelines.keys():
-            prepared[module_id] = self.pipelines[module_id](prepared[module_id])
-        return prepared
-
     def _pipeline_states(self) -> dict[str, Any]:
         """By module id, of the pipelines that have one."""
         states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
         return {module_id: state for module_id, state in states.items() if state}
-
-
-def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:
-    """Raises:
-    ValueError: the key that was not found is a column of batches of episodes, and a module's part
-        of the sample lacks it. Any other key is a mistake of somebody's code, whose traceback
-        tells more.
-    """
-    key = error.args[0] if error.args else None
-    if key not in COLUMNS:
-        return
-    for module_id, columns in sample.items():
-        if key not in columns:
-            raise ValueError(
-                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm} "
-                f"needs; it has {', '.join(sorted(columns))}"
-            ) from error

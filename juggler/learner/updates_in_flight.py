@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
+from juggler.learner.config import Passes
 from juggler.learner.core.learner_core import Metrics
 
 
@@ -52,7 +53,7 @@ class UpdatesInFlight:
         self._closed = False
 
     def begin(
-        self, update: Callable[..., Metrics], *arguments: Any, **passes: int
+        self, update: Callable[..., Metrics], *arguments: Any, **passes: Unpack[Passes]
     ) -> Future[Metrics]:
         """Have an update made; waits first while as many as may be are in flight.
 

@@ -73,6 +73,6 @@ def test_an_update_reads_nothing_from_its_device(make_batch: MakeBatch, case: st
     )
     sample = learner.collated([make_batch(4, 8)])
     with Reads() as reads:
-        learner.update_from_collated(sample)
+        learner.step(learner.prepared(sample))
         learner.get_params()
     assert reads.found == []

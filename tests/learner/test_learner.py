@@ -196,9 +196,9 @@ def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"hidden": 16}, r"'default/parameters/encoder\S*weight' has shape \(16, 4\); here"),
-        ({"optimizer": "rmsprop"}, "'default/moments/mean' is missing"),
-        ({"action_space": spaces.Box(-1, 1, (2,))}, r"'default/parameters/\S*log_std' is not part"),
+        ({"hidden": 16}, r"'default/parameters/encoder\S*weight' has shape \(16, 4\) in"),
+        ({"optimizer": "rmsprop"}, "'default/moments/mean' is here, and not"),
+        ({"action_space": spaces.Box(-1, 1, (2,))}, r"'default/parameters/\S*log_std' is in the"),
     ],
 )
 def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
@@ -217,9 +217,9 @@ def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
     tree, extras = learner.save()
     with pytest.raises(StateMismatch, match="algorithm 'ppo'"):
         learner.restore(tree, {**extras, "algorithm": "ppo"})
-    with pytest.raises(StateMismatch, match="'default' is missing"):
+    with pytest.raises(StateMismatch, match="'default' is here, and not in the checkpoint"):
         learner.restore({}, extras)
-    with pytest.raises(StateMismatch, match="'default/steps' has dtype torch"):
+    with pytest.raises(StateMismatch, match=r"'default/steps' is torch\.float"):
         learner.restore({"default": {**tree["default"], "steps": np.zeros((), np.float32)}}, extras)
     with pytest.raises(StateMismatch, match="'default/steps' is a branch"):
         learner.restore({"default": {**tree["default"], "steps": {}}}, extras)

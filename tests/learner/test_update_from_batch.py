@@ -139,6 +139,13 @@ def test_passes_are_whole_numbers_above_0(make_batch: MakeBatch, name: str, valu
             call([make_batch()], **{name: value}, async_update=True)  # type: ignore[operator]
 
 
+def test_an_argument_that_no_update_has_is_named(make_batch: MakeBatch) -> None:
+    learner: Any = make("ppo")
+    with pytest.raises(TypeError, match="'epochs' is no argument: there are minibatch_size and"):
+        learner.update_from_episodes([make_batch()], epochs=2)
+    assert learner.updates == 0
+
+
 def test_ppos_own_passes_may_be_others_for_a_call(make_batch: MakeBatch) -> None:
     batch = make_batch(8, 16)
     size = -(-batch.live_steps // 3)

@@ -139,6 +139,12 @@ def test_a_keyword_of_another_library_is_answered(in_a_directory: Path) -> None:
     assert list(in_a_directory.iterdir()) == []
 
 
+def test_a_run_to_go_on_with_is_not_given_to_train(in_a_directory: Path) -> None:
+    with pytest.raises(juggler.ConfigError, match=r"to go on with a run, call juggler.resume\('a'"):
+        juggler.train(resume="a")
+    assert list(in_a_directory.iterdir()) == []
+
+
 def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:
     (place.path / "run").mkdir()
     (place.path / "run" / "thesis.txt").write_text("mine")

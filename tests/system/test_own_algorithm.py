@@ -15,6 +15,74 @@ NAME = "own_algorithm:MyAlgorithm"
 SMALL = ("--env", "CartPole-v1", "--num-env-runners", 1, "--algorithm", NAME)
 
 
+def changed(place: Place, name: str, old: str, new: str) -> str:
+    """A copy of the example with a change, as a module of its own -> what names its algorithm."""
+    source = (EXAMPLES / "own_algorithm.py").read_text()
+    assert old in source
+    place.write(f"{name}.py", source.replace(old, new))
+    return f"{name}:MyAlgorithm"
+
+
+def refused(place: Place, algorithm: str, *options: object) -> str:
+    """What a run with this algorithm says that ends before it has a directory."""
+    run = place.run("train", *SMALL[:-1], algorithm, "--run-dir", "refused", *options, **PATH)
+    assert run.status == 2, run.output
+    assert not (place.path / "refused").exists(), "told before the run starts"
+    return run.output
+
+
+def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place: Place) -> None:
+    plain = changed(
+        place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #"
+    )
+    said = refused(place, plain)
+    assert "MyCore.loss returned a tensor of shape () and torch.float32: return" in said
+    assert "Traceback" not in said
+    metric = changed(place, "metric", '"epsilon": epsilon,', '"epsilon": 0.5,')
+    assert "MyCore.loss returned a Loss whose metrics['epsilon'] is 0.5" in refused(place, metric)
+    raises = changed(place, "raises", 'columns["rewards"]', 'columns["reward"]')
+    assert "KeyError: 'reward' (raises.py, line" in refused(place, raises)
+
+
+def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(place: Place) -> None:
+    wrong = changed(place, "wrong", "epsilon: juggler.Scheduled =", "epsilon: list[float] = []  #")
+    importing = place.write("importing.py", "import wrong\n").stem
+    for name in (wrong, f"{importing}:MyAlgorithm"):
+        said = refused(place, name)
+        assert "ValueError: mutable default <class 'list'> for field epsilon" in said
+        assert "importlib" not in said
+        assert {line.split('"')[1] for line in said.splitlines() if line.startswith("  File")} <= {
+            str(place.path / "wrong.py"),
+            str(place.path / "importing.py"),
+        }
+        assert "cannot be imported: ValueError: mutable default" in said.splitlines()[-1]
+        assert "(wrong.py, line" in said.splitlines()[-1]
+
+
+def test_a_key_without_a_type_and_a_core_without_a_name_are_told_at_once(place: Place) -> None:
+    untyped = changed(place, "untyped", "lambda_: float = 0.65", "lambda_ = 0.65")
+    said = refused(place, untyped)
+    assert "MyConfig has lambda_ = 0.65 without a type, so it is no key: write lambda_: fl" in said
+    nameless = changed(place, "nameless", 'name = "my algorithm"', "")
+    said = refused(place, nameless)
+    assert "MyCore needs a name, which its checkpoints carry: write name = " in said
+    assert "starting" not in said, "no process was started"
+
+
+def test_an_action_space_that_it_cannot_act_in_is_told_with_the_algorithms_that_can(
+    place: Place,
+) -> None:
+    said = refused(place, NAME, "--env", "Pendulum-v1")
+    assert "'own_algorithm:MyAlgorithm' needs a Discrete action space, and this environment" in said
+    assert "choose an algorithm that can act in it, such as appo or impala or ppo" in said
+    assert "Traceback" not in said
+
+
+def test_help_names_how_to_see_the_options_of_an_algorithm_of_ones_own(place: Place) -> None:
+    shown = place.run("train", "--help", **PATH)
+    assert "`juggler train --algorithm my_file:MyAlgorithm --help`" in shown.output
+
+
 def test_help_shows_its_keys_with_their_defaults_and_no_others(place: Place) -> None:
     shown = place.run("train", "--algorithm", NAME, "--help", **PATH)
     assert shown.status == 0, shown.output
@@ -66,6 +134,42 @@ def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> N
     played = place.run("evaluate", "run", "--episodes", 2, **PATH)
     assert played.status == 0, played.output
     place.assert_nothing_is_left()
+
+
+def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Place) -> None:
+    run = place.run(
+        "train",
+        *SMALL[:-1],
+        changed(place, "mine", "units", "units"),
+        "--run-dir",
+        "run",
+        "--stop-steps",
+        1000,
+        **PATH,
+    )
+    assert run.status == 0, run.output
+    changed(place, "mine", '"units", 128', '"units", 64')
+    resumed = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
+    assert resumed.status == 1, resumed.output
+    assert "'default/parameters/layers.0.weight' has shape (128, 4) in the check" in resumed.output
+    assert "and (64, 4) here. Restore the file and the settings that it was" in resumed.output
+    assert "To go on" not in resumed.output, "that is the command that has just failed"
+    fitting = ("--from", "run", "--from-parameters", "layers.6.bias")
+    new = place.run(
+        "train",
+        *SMALL[:-1],
+        "mine:MyAlgorithm",
+        *fitting,
+        "--run-dir",
+        "new",
+        "--stop-steps",
+        1000,
+        **PATH,
+    )
+    assert new.status == 0, new.output
+    changed(place, "mine", "units", "units")
+    restored = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
+    assert restored.status == 0, restored.output
 
 
 def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:

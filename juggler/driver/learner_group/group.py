@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from juggler.driver.learner_group.modules import GroupModules, Spec
 from juggler.driver.learner_group.placement import Place
 from juggler.driver.learner_group.results import ModuleState, ModuleUpdate, UpdateHandle
 from juggler.driver.learner_group.shard import Job
-from juggler.learner.config import check_passes
+from juggler.learner.config import Passes, given_passes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -82,31 +82,16 @@ class LearnerGroup:
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[False] = False,
+        self, episodes: Episodes, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate]: ...
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: Literal[True],
+        self, episodes: Episodes, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> UpdateHandle: ...
 
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        minibatch_size: int | None = None,
-        num_epochs: int | None = None,
-        async_update: bool = False,
+        self, episodes: Episodes, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
         """One update of each of these modules, on episodes of its own.
 
@@ -115,9 +100,8 @@ class LearnerGroup:
 
         Args:
             episodes: batches by module id; copied before this returns.
-            minibatch_size: as for `Learner.update_from_batch`.
-            num_epochs: the same.
             async_update: return as soon as all shards have been asked.
+            passes: `minibatch_size` and `num_epochs`, as for `Learner.update_from_batch`.
 
         Returns:
             By module id, metrics and counts; with `async_update` a handle, whose `result(timeout)`
@@ -128,12 +112,10 @@ class LearnerGroup:
             UpdateFailed: a module could not update; has what became of the others. Of a handle, its
                 `result` raises it.
         """
-        check_passes(minibatch_size, num_epochs)
+        passes = given_passes(passes)
         shares = self._shares(episodes)
         handle = UpdateHandle(episodes)
-        like = training_pb2.Update(
-            exact=True, minibatch_size=minibatch_size or 0, num_epochs=num_epochs or 0
-        )
+        like = training_pb2.Update(exact=True, **passes)
         while shares:
             with self._changed:
                 self._changed.wait_for(lambda: any(map(self._has_room, shares)))
@@ -151,23 +133,23 @@ class LearnerGroup:
 
     @overload
     def update_from_batch(
-        self, batch: Columns, *, async_update: Literal[False] = False, **passes: int | None
+        self, batch: Columns, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate]: ...
 
     @overload
     def update_from_batch(
-        self, batch: Columns, *, async_update: Literal[True], **passes: int | None
+        self, batch: Columns, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> UpdateHandle: ...
 
     def update_from_batch(
-        self, batch: Columns, *, async_update: Any = False, **passes: int | None
+        self, batch: Columns, *, async_update: Any = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
         """The same on columns that are put together already.
 
         Args:
             batch: by module id, arrays by column, as `juggler.batch_of_columns` takes them.
             async_update: as for `update_from_episodes`.
-            passes: its `minibatch_size` and `num_epochs`.
+            passes: the same.
 
         Raises:
             ValueError: as `update_from_episodes`; or a column is missing, unknown, or does not fit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import gymnasium
+
 from juggler.learner.config import LearnerConfig
 
 
@@ -30,6 +32,10 @@ class Algorithm:
     module: ClassVar[Any] = None
     """What is trained where a run names no module: an RLModule class, or its name as
     "package.module:Class"; none: the default module."""
+
+    action_spaces: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
+    """Kinds of action spaces that it can choose actions of, such as `(spaces.Discrete,)`: a run
+    with another one is refused before it starts. (): any that the module can act in."""
 
     off_policy: ClassVar[bool] = False
     """Whether it makes up for whatever policy has acted, as long as its log-probabilities are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import gymnasium
 
 from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.algorithms.appo import AppoAlgorithm
+from juggler.learner.algorithms.checking import checked_algorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
@@ -52,7 +53,7 @@ def find_algorithm(name: object) -> type[Algorithm]:
         return ALGORITHMS[name]
     if name not in _given:
         must_be_given_again("algorithm", name, None)
-    return _checked(name, _given.get(name) or found(name, "algorithm"))
+    return checked_algorithm(name, _given.get(name) or found(name, "algorithm"))
 
 
 def give_algorithm(algorithm: type[Algorithm]) -> str:
@@ -66,7 +67,7 @@ def give_algorithm(algorithm: type[Algorithm]) -> str:
             f"algorithm = {algorithm!r}: expected a name, or a class derived from juggler.Algorithm"
         )
     name = str(name_of(algorithm))
-    _given[name] = _checked(name, algorithm)
+    _given[name] = checked_algorithm(name, algorithm)
     return name
 
 
@@ -119,6 +120,7 @@ def build_learner(
     named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
     name = named or LearnerConfig.algorithm
     algorithm = (own_connectors or {}).get(name) or find_algorithm(name)
+    _check_action_space(name, algorithm, action_space)
     if isinstance(config, Mapping):
         config = algorithm.config(**config)
     core = algorithm.core
@@ -143,29 +145,22 @@ def build_learner(
     )
 
 
-def _checked(name: str, algorithm: Any) -> type[Algorithm]:
+def _check_action_space(
+    name: str, algorithm: type[Algorithm], action_space: gymnasium.Space[Any]
+) -> None:
     """
     Raises:
-        ValueError: it is not what an algorithm must be.
+        ValueError: the algorithm cannot choose actions of this space; names those that can.
     """
-    where = f"algorithm {name!r}"
-    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise ValueError(
-            f"{where} must be a class derived from juggler.Algorithm, not {algorithm!r}"
-        )
-    config = getattr(algorithm, "config", None)
-    if not (
-        isinstance(config, type)
-        and issubclass(config, LearnerConfig)
-        and "__dataclass_fields__" in vars(config)
-    ):
-        raise ValueError(
-            f"{where}: config = {config!r} must be a class derived from juggler.LearnerConfig, "
-            "with @dataclass(kw_only=True) above it"
-        )
-    for key in fields(config):
-        if key.default is MISSING and key.default_factory is MISSING:
-            raise ValueError(f"{where}: the key {key.name!r} of its config has no default")
-    if not (isinstance(core := getattr(algorithm, "core", None), str) or callable(core)):
-        raise ValueError(f"{where}: `core` must be a LearnerCore class, or its name, not {core!r}")
-    return algorithm
+    if _acts_in(algorithm, action_space):
+        return
+    needed = " or ".join(space.__name__ for space in algorithm.action_spaces)
+    others = [key for key, each in ALGORITHMS.items() if _acts_in(each, action_space)]
+    raise ValueError(
+        f"algorithm {name!r} needs a {needed} action space, and this environment has "
+        f"{action_space}: choose an algorithm that can act in it, such as {' or '.join(others)}"
+    )
+
+
+def _acts_in(algorithm: type[Algorithm], action_space: gymnasium.Space[Any]) -> bool:
+    return not algorithm.action_spaces or isinstance(action_space, algorithm.action_spaces)

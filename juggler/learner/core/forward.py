@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +15,94 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class Loss(NamedTuple):
-    """What an algorithm makes of one module's part of a sample."""
+    """The loss of one module on its part of a sample, as a core's `loss` returns it.
 
-    total: Tensor  # [] to be minimized, a mean over live steps
+    Attributes:
+        total: a mean over live steps, which is minimized.
+        live_steps: how many steps that mean is over. Learners of a group, and micro-batches, weight
+            their gradients and their `means` by it, so it must count exactly the steps in `total`.
+        metrics: numbers for people, by name. They are logged, and nothing depends on them: those of
+            several learners are not combined.
+        means: numbers that the algorithm decides by, such as the KL divergence at which PPO stops
+            early, by the names in the core's `mean_names`. Each must be a mean over live steps:
+            then all learners of a group get the mean over all of their samples, and decide the
+            same. `next_extra` finds them in `aux.means`. {}: the algorithm decides nothing by the
+            sample, as with most.
+
+    A step that is not live (one that only resets an environment, fills up a short row, or is part
+    of a burn-in) counts in none of these: its loss has the weight 0 in a mean, and it is not in the
+    number that the mean divides by. `LiveMean` computes such means. A sample without a live step
+    has `live_steps` 0: it gives means of 0, and leaves parameters as they are.
+    """
+
+    total: Tensor  # []
     live_steps: Tensor  # [] int64
     metrics: dict[str, Tensor]  # [] each
-    means: dict[str, Tensor]  # [] each: what the algorithm decides by
+    means: dict[str, Tensor]  # [] each
+
+
+def checked_loss(where: str, loss: object, mean_names: Collection[str], *, mapped: bool) -> Loss:
+    """What a core's `loss` returned, if it is a Loss that a gradient can be taken of.
+
+    Args:
+        where: for the error, what returned it.
+        loss: what was returned.
+        mean_names: those that its `means` must have.
+        mapped: within `torch.func`, whose tensors do not tell whether they take a gradient.
+
+    Raises:
+        ValueError: it is not; says what it is, and what to return instead.
+    """
+    if not isinstance(loss, Loss):
+        raise ValueError(
+            f"{where} returned {_kind(loss)}: return "
+            "juggler.Loss(total, live_steps, metrics, means={}) instead"
+        )
+    if not _is_scalar(loss.total):
+        raise ValueError(
+            f"{where} returned a Loss whose total is {_kind(loss.total)}: return the mean over "
+            "live steps, a tensor of shape (), as juggler.LiveMean(live) computes it"
+        )
+    if not mapped and not loss.total.requires_grad:
+        raise ValueError(
+            f"{where} returned a Loss whose total takes no gradient: compute it from the outputs "
+            "of forward, without detach() or torch.no_grad() on the way"
+        )
+    if not _is_scalar(loss.live_steps) or loss.live_steps.is_floating_point():
+        raise ValueError(
+            f"{where} returned a Loss whose live_steps is {_kind(loss.live_steps)}: return the "
+            "number of live steps, an integer tensor of shape (), such as live.sum()"
+        )
+    for field in ("metrics", "means"):
+        numbers = getattr(loss, field)
+        if not isinstance(numbers, dict):
+            raise ValueError(
+                f"{where} returned a Loss whose {field} is {_kind(numbers)}: return a dict of "
+                "tensors of shape () by name"
+            )
+        for name, value in numbers.items():
+            if not _is_scalar(value):
+                raise ValueError(
+                    f"{where} returned a Loss whose {field}[{name!r}] is {_kind(value)}: return a "
+                    "tensor of shape (), such as a mean of juggler.LiveMean(live) or "
+                    "torch.tensor(number)"
+                )
+    if loss.means.keys() != set(mean_names):
+        raise ValueError(
+            f"{where} returned a Loss with the means {sorted(loss.means)}, and the mean_names of "
+            f"its class are {sorted(mean_names)}: give both the same names"
+        )
+    return loss
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and value.shape == ()
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return f"{value!r}" if isinstance(value, (int, float)) else f"of type {type(value).__name__}"
 
 
 class Forward(NamedTuple):

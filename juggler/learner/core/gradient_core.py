@@ -13,6 +13,7 @@ from torch import Tensor
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
+from juggler.learner.core.forward import checked_loss
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
@@ -35,7 +36,7 @@ from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup, make_modules
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import by_name, from_names
+from juggler.learner.optim.parameter_group_state import by_name, from_names, with_steps
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
@@ -64,7 +65,7 @@ class GradientCore(LearnerCore[State], ABC):
     """Whether a batch of columns has to be a whole batch of episodes, with all of its columns."""
 
     mean_names: tuple[str, ...] = ()
-    """Of the means that `loss` returns."""
+    """Names of the `means` of its Loss; see there."""
 
     schedules: dict[str, Callable[[Tensor], Tensor]]
     """By key of the config: steps trained on -> the value at present, both 0-d."""
@@ -111,6 +112,9 @@ class GradientCore(LearnerCore[State], ABC):
             forward: the module's training pass, with the parameters that the loss is about.
             columns: the module's part of the sample.
             state: of its parameter group, before this update; its tensors take no gradient.
+
+        Returns:
+            A `Loss`. `grads` raises a ValueError about anything else.
         """
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
@@ -163,7 +167,7 @@ class GradientCore(LearnerCore[State], ABC):
                         gradient, loss, buffers = _by_vmap(self, forward, part, own)
                     else:
                         parameters.requires_grad_()
-                        loss = self.loss(forward, part, own)
+                        loss = self._checked(self.loss(forward, part, own))
                         (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
                     own = ParameterGroupState(**{**own, "buffers": buffers})
@@ -214,18 +218,17 @@ class GradientCore(LearnerCore[State], ABC):
                 }
         return StepOutput(state, metrics)
 
+    def passes(self) -> tuple[int, int]:
+        """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
+        return 1, 1
+
     def step_in_parts(
-        self,
-        state: State,
-        sample: Sample,
-        seam: Seam,
-        *,
-        minibatches: int | None,
-        epochs: int | None,
+        self, state: State, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[State]:
         """Parts are rows of the sample, in their order: what is estimated along a row stays whole.
         However often a step is learned from, it counts once for schedules."""
-        count, epochs = minibatches or 1, epochs or 1
+        count, passes = self.passes()
+        count, epochs = minibatches or count, epochs or passes
         parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
         before, each = state, []
         for _ in range(epochs):
@@ -303,6 +306,10 @@ class GradientCore(LearnerCore[State], ABC):
     def state_from_tree(self, tree: Tree, like: State) -> State:
         return from_names(tensors_like(tree, by_name(self._groups, like)))
 
+    def _checked(self, loss: object) -> Loss:
+        where = f"{type(self).__name__}.loss"
+        return checked_loss(where, loss, self.mean_names, mapped=self.mapped)
+
     def _must_know(self, module_ids: Iterable[str]) -> None:
         if unknown := set(module_ids) - self.modules.keys():
             known = sorted(self.modules)
@@ -328,14 +335,6 @@ class GradientCore(LearnerCore[State], ABC):
         )
 
 
-def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
-    """The state with other counts of steps [] of some parameter groups."""
-    changed = {
-        key: ParameterGroupState(**{**state[key], "steps": each}) for key, each in steps.items()
-    }
-    return {**state, **changed}
-
-
 def _by_vmap(
     core: GradientCore, forward: Forward, columns: Columns, state: ParameterGroupState
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
@@ -345,7 +344,7 @@ def _by_vmap(
     def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
         buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
         here = forward._replace(parameters=parameters, buffers=buffers)
-        loss = core.loss(here, columns, state)
+        loss = core._checked(core.loss(here, columns, state))
         return loss.total, (loss, buffers)
 
     gradient, (loss, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)

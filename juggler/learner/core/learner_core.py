@@ -130,13 +130,7 @@ class LearnerCore(Protocol[S]):
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
     def step_in_parts(
-        self,
-        state: S,
-        sample: Sample,
-        seam: Seam,
-        *,
-        minibatches: int | None,
-        epochs: int | None,
+        self, state: S, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[S]:
         """One update in so many steps of the optimizer.
 

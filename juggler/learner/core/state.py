@@ -70,10 +70,10 @@ def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensors(tree: object, like: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(tree, Mapping):
-        raise _mismatch(path, "is an array where this one has a branch of arrays")
+        raise _mismatch(path, "is an array in the checkpoint, and a branch of arrays here")
     for key in tree:
         if key not in like:
-            raise _mismatch((*path, key), "is not part of this one")
+            raise _mismatch((*path, key), "is in the checkpoint, and not here")
     tensors: dict[str, Any] = {}
     for key, expected in like.items():
         here = (*path, key)
@@ -88,27 +88,28 @@ def _tensors(tree: object, like: Mapping[str, Any], path: tuple[str, ...]) -> di
 
 def _tensor(array: object, expected: Tensor, path: tuple[str, ...]) -> Tensor:
     if not isinstance(array, np.ndarray):
-        raise _mismatch(path, "is a branch where this one has an array")
+        raise _mismatch(path, "is a branch of arrays in the checkpoint, and an array here")
     if array.shape != expected.shape:
-        shapes = f"has shape {array.shape}; here it is {tuple(expected.shape)}"
-        raise _mismatch(path, shapes)
+        shapes = f"{array.shape} in the checkpoint, and {tuple(expected.shape)} here"
+        raise _mismatch(path, f"has shape {shapes}")
     # In torch's own memory: what a matrix product gives may depend on how its operands are aligned,
     # and training that goes on from here must give what it gives without a break.
     tensor = torch.tensor(array)  # [...]
     if tensor.dtype != expected.dtype:
-        raise _mismatch(path, f"has dtype {tensor.dtype}; here it is {expected.dtype}")
+        raise _mismatch(path, f"is {tensor.dtype} in the checkpoint, and {expected.dtype} here")
     return tensor.to(expected.device)
 
 
 def _at(tree: Mapping[str, Any], key: str, path: tuple[str, ...]) -> object:
     if key not in tree:
-        raise _mismatch(path, "is missing")
+        raise _mismatch(path, "is here, and not in the checkpoint")
     return tree[key]
 
 
 def _mismatch(path: tuple[str, ...], what: str) -> StateMismatch:
     name = "/".join(path) or "state"
     return StateMismatch(
-        f"the checkpoint is from another module or configuration: {name!r} {what}; use the "
-        "settings that it was made with"
+        f"the checkpoint does not fit this module, algorithm and configuration: {name!r} {what}. "
+        "Restore the file and the settings that it was made with, or begin a new run with the "
+        "parameters that still fit: --from and --from-parameters"
     )

@@ -46,6 +46,23 @@ def checked_batch(
     }
 
 
+def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:
+    """Raises:
+    ValueError: the key that was not found is a column of batches of episodes, and a module's part
+        of the sample lacks it. Any other key is a mistake of somebody's code, whose traceback
+        tells more.
+    """
+    key = error.args[0] if error.args else None
+    if key not in COLUMNS:
+        return
+    for module_id, columns in sample.items():
+        if key not in columns:
+            raise ValueError(
+                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm} "
+                f"needs; it has {', '.join(sorted(columns))}"
+            ) from error
+
+
 def _checked(
     module_id: str,
     columns: Columns,

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.group.peers import Peers
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
@@ -19,8 +18,6 @@ from juggler.runtime.wire.v1 import training_pb2
 class HasState(Protocol):
     """A learner, as far as its state goes."""
 
-    core: LearnerCore[Any]
-    state: Any
     updates: int
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]: ...
@@ -53,10 +50,10 @@ def take_over_newest(learner: HasState, peers: Peers) -> None:
 
 
 def state_hash(learner: HasState) -> int:
-    """XXH3 with 64 bits, signed, of all that updates change; not of what its connectors estimate
-    from samples of its own."""
+    """XXH3 with 64 bits, signed, of all that updates change, what connectors estimate among it."""
     digest = xxhash.xxh3_64()
-    for path, array in flatten(learner.core.state_to_tree(learner.state)):
+    tree, _ = learner.save()
+    for path, array in flatten(tree):
         digest.update(repr((path, array.dtype.str, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.intdigest() - 2**63

@@ -59,3 +59,11 @@ def _joined(tensors: Tensor | dict[str, Tensor]) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
     return torch.cat([piece.reshape(-1) for piece in tensors.values()])  # [P]
+
+
+def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
+    """The state with other counts of steps [] of some parameter groups."""
+    changed = {
+        key: ParameterGroupState(**{**state[key], "steps": each}) for key, each in steps.items()
+    }
+    return {**state, **changed}

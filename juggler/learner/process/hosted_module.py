@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
@@ -34,7 +34,7 @@ class HostedModule:
         learner: trains it.
         membership: its group of learners.
         store: batches that wait for an update.
-        updating: makes updates.
+        updating: what goes on around updates.
         kept: what the next program is to go on from if this one loses its driver.
     """
 
@@ -72,6 +72,7 @@ class HostedModule:
         )
         states = {self.module_id: learner.example_states().get(_OWN, {})}
         self.store = BatchStore({self.module_id: spaces}, arrived, states=states)
+        learner.check_serves("episodes")
         self.updating: Updating
         if works_by_itself(learner.device):
             self.updating = Overlapped(learner, self._give_out, self._coming)
@@ -203,52 +204,61 @@ class HostedModule:
             metrics = self._make_exactly(update, batches, missing, done)
             updated = time.perf_counter()
         else:
-            made = self._make(batches, missing, done)
+            before = self.learner.updates
+            share = self._share(batches)
+            if share is not None:
+                try:
+                    sample = self.updating.sample(share)
+                    self._metrics.add(self.learner.step(sample)[_OWN])
+                    self.updating.made()
+                except PeerLost as error:
+                    self.membership.lose(self.learner, str(error))
+            done.peer_lost = self.membership.lost
+            self._book(batches, missing, done, before)
             updated = time.perf_counter()
-            if made and self.learner.updates % self.learner.config.weights_interval == 0:
+            has_learned = share is not None and not done.peer_lost
+            if has_learned and self.learner.updates % self.learner.config.weights_interval == 0:
                 self._publish()
             metrics = self._metrics.take(self.learner.updates)
-        if metrics:
-            done.metrics[self.module_id].values.update(metrics)
-            done.seconds.update(seconds)
-        done.version.CopyFrom(self.version.message())
-        self.kept.updated(done, self._updates_in_flight)
-        done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
+        self._complete(done, metrics, seconds)
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated
         seconds["update"] += updated - started - collated
         seconds["publish"] += time.perf_counter() - updated
         return done
 
+    def _complete(
+        self,
+        done: training_pb2.UpdateDone,
+        metrics: Mapping[str, float],
+        seconds: Mapping[str, float],
+    ) -> None:
+        """Write into an answer what goes into all of them, and keep it for a driver that misses
+        it."""
+        if metrics:
+            done.metrics[self.module_id].values.update(metrics)
+            done.seconds.update(seconds)
+        done.version.CopyFrom(self.version.message())
+        self.kept.updated(done, self._updates_in_flight)
+        done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
+
     def discard(self, batch_ids: Iterable[int]) -> None:
         """Let go of these batches."""
         dropped, _missing = self.store.pop(batch_ids)
         self._steps_dropped += sum(batch.live_steps for batch in dropped)
 
-    def _make(
-        self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
-    ) -> bool:
-        """Update on what is fresh enough; `done` accounts for every batch of the update.
-
-        Returns:
-            Whether that made new weights.
-        """
-        before = self.learner.updates
-        fresh = self._fresh(batches, before)
+    def _share(self, batches: list[HeldBatch]) -> Share | None:
+        """What an update learns from: the batches that are fresh enough. None: it makes no weights,
+        as nothing is fresh, or the group is lost."""
+        fresh = self._fresh(batches, self.learner.updates)
         episodes = [batch.modules[self.module_id] for batch in fresh]
         if self.learner.in_group:
             # The others cannot go on without this learner, which has nothing to say this time.
             episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
             self._template = episodes[:1]
-        if episodes and not self.membership.lost:
-            try:
-                share = Share([batch.batch_id for batch in fresh], {_OWN: episodes})
-                self._metrics.add(self.updating.update(share)[_OWN])
-            except PeerLost as error:
-                self.membership.lose(self.learner, str(error))
-        done.peer_lost = self.membership.lost
-        self._book(batches, missing, done, before)
-        return bool(episodes) and not done.peer_lost
+        if not episodes or self.membership.lost:
+            return None
+        return Share([batch.batch_id for batch in fresh], {_OWN: episodes})
 
     def _make_exactly(
         self,

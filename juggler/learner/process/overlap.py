@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from juggler.learner.core.learner_core import Metrics, Sample
+from juggler.learner.core.learner_core import Sample
 from juggler.learner.core.state import to_device
 from juggler.learner.learner import Learner
 from juggler.learner.process.publishing import Publish, Publishing
@@ -36,14 +36,13 @@ class Share(NamedTuple):
 
 
 class Updating(Protocol):
-    """Updates with what goes on around them."""
+    """What goes on around updates: `sample`, then the learner's `step`, then `made`."""
 
-    def update(self, share: Share) -> Metrics:
-        """One update.
+    def sample(self, share: Share) -> Sample:
+        """What the learner's `step` takes, made of these episodes."""
 
-        Raises:
-            PeerLost: the other learners of the group are out of reach; nothing has changed.
-        """
+    def made(self) -> None:
+        """The learner has asked its device for an update of the last sample."""
 
     def publish(self, version: Version) -> None:
         """Give out the weights that the updates so far make."""
@@ -62,8 +61,11 @@ class InTurn:
         self._learner = learner
         self._publish = publish
 
-    def update(self, share: Share) -> Metrics:
-        return self._learner.update_from_episodes(share.episodes)
+    def sample(self, share: Share) -> Sample:
+        return self._learner.sample_from_episodes(share.episodes)
+
+    def made(self) -> None:
+        pass
 
     def publish(self, version: Version) -> None:
         self._publish(version, self._learner.get_weights())
@@ -112,9 +114,9 @@ class Overlapped:
         self._prepared: tuple[list[int], Future[_Staged]] | None = None
         self._unfinished: deque[Any] = deque()  # events behind updates
 
-    def update(self, share: Share) -> Metrics:
+    def sample(self, share: Share) -> Sample:
         started = perf_counter()
-        sample = self._sample(share)
+        sample = self._ready(share)
         self._learner.collate_seconds += perf_counter() - started
         while len(self._unfinished) >= _QUEUED:
             self._unfinished.popleft().synchronize()
@@ -122,9 +124,10 @@ class Overlapped:
         if (coming := self._coming()) is not None:
             staged = self._thread.submit(self._staged, coming.episodes)
             self._prepared = (coming.batch_ids, staged)
-        metrics = self._learner.update_from_collated(sample)
+        return self._learner.prepared(sample)
+
+    def made(self) -> None:
         self._unfinished.append(self._side.mark())
-        return metrics
 
     def publish(self, version: Version) -> None:
         self._publishing.offer(version, self._learner.get_params())
@@ -136,8 +139,8 @@ class Overlapped:
         self._thread.shutdown(cancel_futures=True)
         self._publishing.close()
 
-    def _sample(self, share: Share) -> Sample:
-        """Prepared before, or made now."""
+    def _ready(self, share: Share) -> Sample:
+        """On the device: copied there before, or now."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
             staged = prepared[1].result()

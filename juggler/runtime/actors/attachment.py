@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import socket
 import sys
@@ -14,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Self
 
@@ -29,6 +27,7 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.processor_time import thread_waited
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.own_frames import place_of
 from juggler.runtime.wire.v1 import attach_pb2
 
 #: Prefix of a Detached's reason if the stream broke.
@@ -45,7 +44,6 @@ _BUSY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
 )
-_LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
 
 
 class AttachError(RuntimeError):
@@ -100,18 +98,9 @@ def describe(error: BaseException) -> attach_pb2.Failure:
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
         rest = "".join(traceback.format_exception(error))
-        line = f"{type(error).__name__}: {line}{_place(error)}"
+        line = f"{type(error).__name__}: {line}{place_of(error)}"
     rest = getattr(error, "traceback", "") or rest
     return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest))
-
-
-def _place(error: BaseException) -> str:
-    """Where an exception was raised: the innermost line outside libraries, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames
-    if not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
 
 
 def _fitting(text: str) -> str:

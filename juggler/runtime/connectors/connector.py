@@ -20,7 +20,7 @@ batches: trees of arrays with a leading dimension [B], as `juggler.runtime.wire.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Space = gymnasium.Space[Any]
@@ -190,11 +191,25 @@ class ActionConnector(Connector, ABC):
 
 
 class LearnerConnector(Connector, ABC):
-    """In a learner, changes a batch on its device before the algorithm learns from it."""
+    """In a learner, changes a batch on its device before the algorithm learns from it.
+
+    Attributes:
+        sums: sums over a batch -> the same over the batches of all learners that make the update
+            together, elementwise; set by the learner. Whoever estimates something from batches
+            sends its sums through it, so that all learners have the estimate that one learner of
+            all batches would have. It must be called as often at each of them: once in `__call__`,
+            and once in `without_batch`.
+    """
+
+    sums: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
 
     @abstractmethod
     def __call__(self, columns: Columns) -> Columns:
         """Columns of the same batch; the given tensors stay as they are."""
+
+    def without_batch(self, device: torch.device) -> None:
+        """Take part in an update of a group to which this learner brings no batch: for a connector
+        that calls `sums`, which does so with zeros on the device."""
 
     def get_state(self) -> dict[str, Tensor]:
         """What the connector has learned from batches so far, for a checkpoint."""

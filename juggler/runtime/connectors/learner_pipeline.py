@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import (
@@ -47,6 +48,16 @@ class LearnerPipeline:
         for connector in self._connectors.values():
             columns = connector(columns)
         return columns
+
+    def without_batch(self, device: torch.device) -> None:
+        """Take part in an update of a group to which this learner brings no batch."""
+        for connector in self._connectors.values():
+            connector.without_batch(device)
+
+    def add_up_with(self, sums: Callable[[Tensor], Tensor]) -> None:
+        """Have connectors add up over all learners of a group; see `LearnerConnector.sums`."""
+        for connector in self._connectors.values():
+            connector.sums = sums
 
     def example_contexts(self) -> dict[str, Tree]:
         """The contexts of one row, by name. Their arrays [...] show the shapes and dtypes that

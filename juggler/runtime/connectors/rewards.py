@@ -86,7 +86,7 @@ class NormalizeRewards(LearnerConnector):
     """Divides rewards by the standard deviation of the discounted return so far, and clips them.
 
     It is the deviation of R_t = gamma R_{t-1} + r_t over the live steps of all batches up to and
-    including this one. Rewards keep their sign.
+    including this one, those of other learners of the group among them. Rewards keep their sign.
 
     Args:
         gamma: the discount.
@@ -131,20 +131,24 @@ class NormalizeRewards(LearnerConnector):
         backwards = linear_recurrence(carried.flip(1), columns[c.REWARDS].flip(1), before)
         return backwards.flip(1)
 
+    def without_batch(self, device: torch.device) -> None:
+        nothing = torch.zeros((1, 1), device=device)  # [N, T]
+        self._merge(nothing, torch.zeros_like(nothing, dtype=torch.bool))
+
     def _merge(self, returns: Tensor, live: Tensor) -> None:
-        """Merge the live returns [N, T] into the moments, as `Moments.merged` does."""
-        x = returns.double()  # [N, T]
-        old = {key: value.to(x.device) for key, value in self._state.items()}  # [] each
-        added = live.sum().double()  # []
+        """Merge the live returns [N, T] of all learners into the moments. Sums are of what returns
+        differ from the mean so far, which all learners have: then they lose no digits."""
+        old = {key: value.to(returns.device) for key, value in self._state.items()}  # [] each
+        x = torch.where(live, returns.double() - old["mean"], 0.0)  # [N, T]
+        own = torch.stack([live.sum().double(), x.sum(), x.square().sum()])  # [3]
+        added, total, squares = self.sums(own).unbind()  # [] each
         count = old["count"] + added  # []
-        mean = torch.where(live, x, 0.0).sum() / added.clamp(min=1)  # []
-        m2 = torch.where(live, x - mean, 0.0).square().sum()  # []
-        share = added / count.clamp(min=1)  # []
-        apart = mean - old["mean"]  # []
+        # Of old and new steps together, about the old mean: their mean, and their squares.
+        apart = total / count.clamp(min=1)  # []
         self._state = {
             "count": count,
-            "mean": old["mean"] + apart * share,
-            "m2": old["m2"] + m2 + apart.square() * (old["count"] * share),
+            "mean": old["mean"] + apart,
+            "m2": (old["m2"] + squares - apart * total).clamp(min=0),
         }
 
 

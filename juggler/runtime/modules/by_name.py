@@ -6,12 +6,46 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from traceback import TracebackException
+from types import TracebackType
 from typing import Any, Final
 
 from juggler.runtime.nearest import closest
+from juggler.runtime.own_frames import own_frames, place_of
 
 #: Prefix of the names of things in a script or a notebook, which cannot be imported.
 SCRIPT: Final = "__main__:"
+
+
+class ImportFailed(ValueError):
+    """A user's Python module raised an error while it was imported.
+
+    Attributes:
+        traceback: that error as Python shows it, with the frames of the user's own files alone.
+    """
+
+    def __init__(self, name: str, what: str, error: Exception) -> None:
+        """Args:
+        name: "package.module:Class".
+        what: the kind of object, for the message.
+        error: what the import raised; loses the frames of Python's import system.
+        """
+        error.with_traceback(_behind_the_import(error.__traceback__))
+        shown = TracebackException.from_exception(error)
+        shown.stack = own_frames(error.__traceback__)
+        self.traceback = "".join(shown.format()).rstrip()
+        line = f"{type(error).__name__}: {error}{place_of(error)}"
+        super().__init__(f"{what} {name!r} cannot be imported: {line}")
+
+
+def _behind_the_import(frames: TracebackType | None) -> TracebackType | None:
+    """The frames of a traceback behind this file's and those of Python's import system."""
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+            break
+        frames = frames.tb_next
+    return frames
 
 
 def found(name: str, what: str) -> Callable[..., Any]:
@@ -22,7 +56,8 @@ def found(name: str, what: str) -> Callable[..., Any]:
         what: the kind of object, for the error: "module", "encoder", …
 
     Raises:
-        ValueError: the name cannot be imported, or is not callable.
+        ValueError: the name cannot be imported, or is not callable. An ImportFailed: its Python
+            module raised an error.
     """
     package, colon, attribute = name.partition(":")
     if not (package and colon and attribute):
@@ -30,10 +65,11 @@ def found(name: str, what: str) -> Callable[..., Any]:
     _check_is_no_path(name, what)
     try:
         imported = importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (package + ".").startswith(error.name + "."):
-            raise  # the package exists, but something that it imports does not
-        raise ValueError(no_module(name, what, error.name)) from error
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (package + ".").startswith(missing + "."):
+            raise ValueError(no_module(name, what, missing)) from error
+        raise ImportFailed(name, what, error) from error  # of what it does, or of what it imports
     called = getattr(imported, attribute, None)
     if called is None:
         near = closest(attribute, vars(imported))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+import juggler
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.algorithms.impala.core import Impala
@@ -102,6 +104,53 @@ class Colliding(LearnerConfig):
     seed: int = 3
 
 
+@dataclass(kw_only=True)
+class Untyped(MyConfig):
+    lr = 0.5  # the default of the base, 0.25, would stay
+    SCALE = 2.0
+    unit: ClassVar[float] = 1.0
+
+
+@dataclass(kw_only=True)
+class Callback(LearnerConfig):
+    shape: Callable[[], int] = field(default=lambda: 3)
+
+
+@dataclass(kw_only=True)
+class Misfit(LearnerConfig):
+    widths: list[int] = field(default_factory=lambda: ["w"])
+
+
+@dataclass(kw_only=True)
+class Possible(LearnerConfig):
+    SCALE = 2.0
+    unit: ClassVar[float] = 1.0
+    names: dict[str, list[str]] = field(default_factory=dict)
+    pair: tuple[int, float] | None = None
+    words: tuple[str, ...] = ()
+    kind: Literal["soft", "hard"] = "soft"
+    rate: juggler.Scheduled = 1
+    rest: dict[str, Any] = field(default_factory=lambda: {"any": 1})
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.gamma
+
+
+#: Of a file without `from __future__ import annotations`, whose types are no texts.
+Evaluated = dataclass(kw_only=True)(
+    type("Evaluated", (LearnerConfig,), {"__annotations__": {"share": float}, "share": "all"})
+)
+
+
+class Nameless(GradientCore):
+    loss = Impala.loss
+
+
+class Lossless(GradientCore):
+    name = "lossless"
+
+
 def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
     return type(name, (Algorithm,), {"config": MyConfig, "core": MyCore, **attributes})
 
@@ -115,11 +164,38 @@ def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
         (algorithm("Other", config=dict), "must be a class derived from juggler.LearnerConfig"),
         (algorithm("Lacking", config=Incomplete), "the key 'depth' of its config has no default"),
         (algorithm("Coreless", core=None), "`core` must be a LearnerCore class, or its name"),
+        (algorithm("Guessing", config=Untyped), "has lr = 0.5 without a type.*write lr: float ="),
+        (algorithm("Calling", config=Callback), r"a key 'shape' of type Callable\[\[\], int\]"),
+        (algorithm("Wrong", config=Misfit), r"type list\[int\] with the default \['w'\]: give"),
+        (algorithm("Plain", config=Evaluated), "'share' of type float with the default 'all'"),
+        (algorithm("Unnamed", core=Nameless), 'Nameless needs a name.*write name = "..."'),
+        (algorithm("Aimless", core=Lossless), "Lossless needs a method 'loss'"),
     ],
 )
 def test_what_is_no_algorithm_is_refused_with_what_it_lacks(given: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         give_algorithm(given)
+
+
+def test_keys_of_all_types_that_a_file_can_hold_are_taken() -> None:
+    name = give_algorithm(algorithm("Permitted", config=Possible))
+    config = RunConfig.from_flat({"algorithm": name, "pair": [1, 2.0], "kind": "hard"})
+    assert isinstance(config.learner, Possible)
+    assert (config.learner.pair, config.learner.kind) == ((1, 2.0), "hard")
+
+
+def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that_can() -> None:
+    mine = algorithm("Picky", action_spaces=(spaces.Discrete, spaces.MultiDiscrete))
+    picky = give_algorithm(mine)
+    for name, needed in ((picky, "Discrete or MultiDiscrete"), ("pqn", "Discrete")):
+        config = find_algorithm(name).config(algorithm=name)
+        with pytest.raises(
+            ValueError,
+            match=f"algorithm '{name}' needs a {needed} action space, and this environment has "
+            r"Box\(.*such as appo or impala or ppo$",
+        ):
+            build_learner(config, None, VECTOR, VECTOR, {})
+    build_learner(mine.config(algorithm=picky), None, VECTOR, TWO, {})
 
 
 def test_a_key_that_every_run_has_is_refused() -> None:
@@ -134,9 +210,6 @@ def test_a_class_of_a_script_has_to_be_given() -> None:
 
 
 def test_a_core_needs_a_name() -> None:
-    class Nameless(GradientCore):
-        loss = Impala.loss
-
     make = partial(build_module, None, VECTOR, TWO, {})
     with pytest.raises(ValueError, match="Nameless needs a name, which its checkpoints carry"):
         Nameless({"default": make}, LearnerConfig())

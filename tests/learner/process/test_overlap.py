@@ -19,7 +19,7 @@ from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
-from juggler.learner.process.overlap import InTurn, Overlapped, Share, works_by_itself
+from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.publishing import Publish
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -51,6 +51,12 @@ def publisher() -> Publish:
     return WeightsPublisher(lambda metadata: None).publish
 
 
+def update(learner: Learner, updating: Updating, share: Share) -> None:
+    """As a module of a learner process makes it."""
+    learner.step(updating.sample(share))
+    updating.made()
+
+
 class Bench:
     """Updates with overlap, the next of which a test announces.
 
@@ -64,6 +70,7 @@ class Bench:
         self.collated: list[str] = []
         self._collate = learner.collated
         learner.collated = self._noted  # type: ignore[method-assign]
+        self.learner = learner
         self.overlapped = Overlapped(learner, publisher(), lambda: self.coming, device)
 
     def _noted(self, episodes: Any) -> Any:
@@ -72,7 +79,7 @@ class Bench:
 
     def update(self, share: Share, coming: Share | None = None) -> None:
         self.coming = coming
-        self.overlapped.update(share)
+        update(self.learner, self.overlapped, share)
         if self.overlapped._prepared is not None:  # it is noted before anything else is
             wait([self.overlapped._prepared[1]], PATIENCE)
 
@@ -109,7 +116,7 @@ def test_overlapped_updates_are_those_that_are_made_in_turn(
     in_turn, bench = InTurn(learners[0], publisher()), Bench(learners[1])
     shares = [share(make_batch, 3 * n, 3 * n + 1) for n in range(4)]
     for this, after in zip(shares, [*shares[1:], None], strict=True):
-        in_turn.update(this)
+        update(learners[0], in_turn, this)
         bench.update(this, after)
         assert equal(*learners)
     assert bench.collated == ["MainThread", "staging", "staging", "staging"]
@@ -243,7 +250,7 @@ def test_on_a_gpu_overlapped_updates_are_those_that_are_made_in_turn(
     in_turn, bench = InTurn(learners[0], publisher()), Bench(learners[1])
     shares = [share(make_batch, *range(8 * n, 8 * n + 8)) for n in range(20)]
     for this, after in zip(shares, [*shares[1:], None], strict=True):
-        in_turn.update(this)
+        update(learners[0], in_turn, this)
         bench.update(this, after)
         bench.overlapped.publish(Version(1, learners[1].updates))
     for one, other in zip(*(x.get_params()["default"].values() for x in learners), strict=True):

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.by_name import ImportFailed
 from juggler.runtime.modules.catalog import Catalog
 from juggler.runtime.modules.distributions import CategoricalSpec
 from juggler.runtime.modules.errors import UnsupportedSpace
@@ -125,8 +126,11 @@ def test_a_name_that_leads_nowhere_says_what_is_missing(
 
 
 def test_a_dependency_that_a_named_module_lacks_is_not_taken_for_the_module(package: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+    with pytest.raises(
+        ImportFailed, match=r"ModuleNotFoundError: .* 'no_such_dependency'"
+    ) as error:
         build_module("my_broken_modules_for_test:Mine", VECTOR, TWO, {})
+    assert error.value.traceback.count("File") == 1, "the line of the broken module alone"
 
 
 def test_what_is_not_an_rlmodule_is_refused() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.core.forward import Forward
-from juggler.learner.core.gradient_core import Factories, GradientCore
+from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import next_values
 from juggler.learner.core.sequences import Sequences, all_observations
@@ -31,6 +31,18 @@ class ActorCriticCore(GradientCore):
                 f"burn_in = {config.burn_in}: no module has a state that could be warmed up"
             )
         self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
+
+    def total(
+        self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, state: ParameterGroupState
+    ) -> Tensor:
+        """What is minimized: the losses [] of policy and value function and the entropy [], with
+        their coefficients at the steps trained on so far -> []."""
+        coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
+        return (
+            policy_loss
+            + self.config.value_coefficient * value_loss
+            - coefficient.to(entropy.dtype) * entropy
+        )
 
 
 class ActorCritic(NamedTuple):

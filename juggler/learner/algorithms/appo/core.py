@@ -28,26 +28,24 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic.core import ActorCriticCore, actor_critic_pass
+from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns, GradientAux
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.returns import vtrace
 from juggler.learner.data.sources import CircularBuffer, DataSource
 from juggler.runtime.modules import columns as c
 
 
-class Appo(ActorCriticCore):
-    """The core of APPO.
+class Appo(Impala):
+    """The core of APPO, which estimates as IMPALA does.
 
     Beside its parameters a group keeps the target network's, the steps of the optimizer since they
     were copied, and β.
     """
 
     name = "appo"
-    trains_on = frozenset({"episodes", "batch"})
-    learns_from_episodes = True
     config: AppoConfig
 
     def __init__(self, factories: Factories, config: AppoConfig) -> None:
@@ -100,20 +98,7 @@ class Appo(ActorCriticCore):
             target_log_ratios = torch.where(
                 live, target_policy.log_prob(actions) - behaviour_logp, 0.0
             )  # [N, T] log π' / μ
-            estimates = vtrace(
-                log_ratios=target_log_ratios,
-                rewards=columns[c.REWARDS] * config.reward_scale,
-                values=seen.values,
-                next_values=seen.next_values,
-                terminated=columns[c.TERMINATED],
-                truncated=columns[c.TRUNCATED],
-                live=live,
-                gamma=config.gamma,
-                lambda_=config.lambda_,
-                rho_bar=config.rho_bar,
-                rho_bar_pg=config.rho_bar_pg,
-                c_bar=config.c_bar,
-            )
+            estimates = self.estimates(columns, seen, target_log_ratios)
             behaviour_weights = (-target_log_ratios).exp().clamp(max=config.behaviour_clip)
 
         log_ratios = torch.where(live, policy.log_prob(actions) - behaviour_logp, 0.0)  # [N, T]
@@ -125,12 +110,7 @@ class Appo(ActorCriticCore):
         errors = estimates.targets - values  # [N, T]
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
-        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
-        total = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - entropy_coefficient.to(entropy.dtype) * entropy
-        )  # []
+        total = self.total(policy_loss, value_loss, entropy, state)  # []
         means = {}
         if config.target_kl is not None:
             distance = mean(target_policy.kl(policy))  # []

@@ -12,13 +12,18 @@ loss of π and its value function V on a batch, a mean over its live steps t:
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic.core import ActorCriticCore, actor_critic_pass
+from juggler.learner.algorithms.actor_critic.core import (
+    ActorCritic,
+    ActorCriticCore,
+    actor_critic_pass,
+)
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.returns import vtrace
+from juggler.learner.core.returns import Estimates, vtrace
 from juggler.runtime.modules import columns as c
 
 
@@ -26,45 +31,26 @@ class Impala(ActorCriticCore):
     """The core of IMPALA."""
 
     name = "impala"
-    trains_on = frozenset({"episodes", "batch"})
     learns_from_episodes = True
     config: ImpalaConfig
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config
-        inputs, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
-        policy = forward.module.action_distribution()(inputs)  # [N, T]
-        mean = LiveMean(live)
+        seen = actor_critic_pass(forward, columns, config.burn_in)
+        policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
+        live, mean = seen.live, LiveMean(seen.live)
 
         action_logp = policy.log_prob(columns[c.ACTIONS])  # [N, T] under π
         with torch.no_grad():
             # What a reset row was sampled with does not matter, whatever it says.
             log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [N, T]
-            estimates = vtrace(
-                log_ratios=log_ratios,
-                rewards=columns[c.REWARDS] * config.reward_scale,
-                values=values,
-                next_values=next_values,
-                terminated=columns[c.TERMINATED],
-                truncated=columns[c.TRUNCATED],
-                live=live,
-                gamma=config.gamma,
-                lambda_=config.lambda_,
-                rho_bar=config.rho_bar,
-                rho_bar_pg=config.rho_bar_pg,
-                c_bar=config.c_bar,
-            )
+            estimates = self.estimates(columns, seen, log_ratios)
 
-        errors = estimates.targets - values  # [N, T]
+        errors = estimates.targets - seen.values  # [N, T]
         policy_loss = -mean(estimates.advantages * action_logp)  # []
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
-        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
-        total = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - entropy_coefficient.to(entropy.dtype) * entropy
-        )  # []
+        total = self.total(policy_loss, value_loss, entropy, state)  # []
 
         with torch.no_grad():
             metrics = {
@@ -76,3 +62,28 @@ class Impala(ActorCriticCore):
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})
+
+    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+        """Targets of the value function, and advantages, by V-trace.
+
+        Args:
+            columns: of the sample.
+            seen: what the policy that is estimated for, and its value function, say about them.
+            log_ratios: log of that policy's probabilities over those of the behaviour policy,
+                [N, T]; 0 where steps are not live.
+        """
+        config = self.config
+        return vtrace(
+            log_ratios=log_ratios,
+            rewards=columns[c.REWARDS] * config.reward_scale,
+            values=seen.values,
+            next_values=seen.next_values,
+            terminated=columns[c.TERMINATED],
+            truncated=columns[c.TRUNCATED],
+            live=seen.live,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+            rho_bar=config.rho_bar,
+            rho_bar_pg=config.rho_bar_pg,
+            c_bar=config.c_bar,
+        )

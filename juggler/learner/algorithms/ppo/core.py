@@ -42,7 +42,6 @@ from juggler.learner.core.gradient_core import (
     Loss,
     ParameterGroupState,
     State,
-    with_steps,
 )
 from juggler.learner.core.learner_core import (
     ALONE,
@@ -58,6 +57,7 @@ from juggler.learner.core.learner_core import (
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import gae
+from juggler.learner.optim.parameter_group_state import with_steps
 from juggler.runtime.modules import columns as c
 
 # What the steps of a sample get beside their own columns.
@@ -77,7 +77,6 @@ class Ppo(ActorCriticCore):
     """
 
     name = "ppo"
-    trains_on = frozenset({"episodes", "batch"})
     learns_from_episodes = True
     mean_names = ("kl",)
     config: PpoConfig
@@ -105,13 +104,7 @@ class Ppo(ActorCriticCore):
         return StepOutput(state, _metrics(each, prepared))
 
     def step_in_parts(
-        self,
-        state: State,
-        sample: Sample,
-        seam: Seam,
-        *,
-        minibatches: int | None,
-        epochs: int | None,
+        self, state: State, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[State]:
         config = self.config
         other = copy.copy(self)
@@ -154,12 +147,7 @@ class Ppo(ActorCriticCore):
         value_loss = 0.5 * mean(squares)  # []
 
         entropy = mean(policy.entropy())  # []
-        entropy_coefficient = self.schedules["entropy_coefficient"](state["steps"])  # []
-        total = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - entropy_coefficient.to(entropy.dtype) * entropy
-        )  # []
+        total = self.total(policy_loss, value_loss, entropy, state)  # []
         with torch.no_grad():
             kl = mean.kl(log_ratios)  # []
             metrics = {

@@ -57,24 +57,10 @@ class Pqn(GradientCore):
                 )
 
     def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
-        return self.step_in_parts(state, sample, seam, minibatches=None, epochs=None)
+        return self.step_in_parts(state, sample, seam, None, None)
 
-    def step_in_parts(
-        self,
-        state: State,
-        sample: Sample,
-        seam: Seam,
-        *,
-        minibatches: int | None,
-        epochs: int | None,
-    ) -> StepOutput[State]:
-        return super().step_in_parts(
-            state,
-            sample,
-            seam,
-            minibatches=minibatches or self.config.minibatches,
-            epochs=epochs or self.config.epochs,
-        )
+    def passes(self) -> tuple[int, int]:
+        return self.config.minibatches, self.config.epochs
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config

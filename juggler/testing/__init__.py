@@ -1,0 +1,30 @@
+"""Whether an algorithm of your own does what Juggler expects of it: checks for your tests.
+
+    from juggler.testing import check_core, sample_for
+
+    def test_my_core_conforms():
+        make_module = partial(MyModule, observation_space, action_space, {})
+        make_core = lambda: MyCore({"default": make_module}, MyConfig())
+        check_core(make_core, {"default": sample_for(make_module())})
+
+A check raises an AssertionError that names the rule that is broken, and says where.
+"""
+
+from __future__ import annotations
+
+from juggler.testing.comparing import assert_same, copied, differ
+from juggler.testing.core_rules import MakeCore, check_core
+from juggler.testing.learner_rules import MakeLearner, check_learner
+from juggler.testing.samples import AnythingEnv, sample_for
+
+__all__ = [
+    "AnythingEnv",
+    "MakeCore",
+    "MakeLearner",
+    "assert_same",
+    "check_core",
+    "check_learner",
+    "copied",
+    "differ",
+    "sample_for",
+]

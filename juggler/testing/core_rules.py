@@ -1,0 +1,165 @@
+"""What is expected of a core, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from juggler.learner.core.learner_core import LearnerCore, Sample
+from juggler.testing.comparing import assert_same, checked, copied, differ, must
+
+#: Makes a core, the same one every time.
+MakeCore = Callable[[], LearnerCore[Any]]
+
+
+def check_core(make: MakeCore, sample: Sample) -> None:
+    """Whether a core is a function of its state, as `LearnerCore` says.
+
+    Args:
+        make: makes the core, the same one every time.
+        sample: what it can learn from. With more than one module it is also checked that modules
+            without a part in a sample stay as they are.
+
+    Raises:
+        AssertionError: names the rule that is broken, and says where.
+    """
+    name = make().name
+    for rule, check in _CORE_RULES.items():
+        if len(sample) > 1 or check is not _others_stay:
+            checked(f"core {name!r}: {rule}", partial(check, make, sample))
+
+
+def _after(core: LearnerCore[Any], state: Any, sample: Sample, steps: int = 3) -> Any:
+    """The state that some updates lead to, from a copy of one."""
+    state = copied(state)
+    for _ in range(steps):
+        state = core.step(state, sample).state
+    return state
+
+
+def _same_from_seed(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    first = core.init(3)
+    assert_same(first, core.init(3), "init(3), twice")
+    assert_same(first, make().init(3), "init(3) of two cores")
+    other = core.get_params(core.init(4))
+    must(differ(core.get_params(first), other), "init(3) and init(4) draw the same parameters")
+
+
+def _learns(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    state = core.init(0)
+    after = core.get_params(_after(core, state, sample))
+    must(differ(core.get_params(state), after), "three steps left all parameters as they were")
+
+
+def _repeats(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    state = _after(core, core.init(0), sample, steps=2)
+    one, other = (core.step(copied(state), sample) for _ in range(2))
+    assert_same(one.state, other.state, "state")
+    assert_same(one.metrics, other.metrics, "metrics")
+
+
+def _remembers_nothing(make: MakeCore, sample: Sample) -> None:
+    fresh, used = make(), make()
+    state = fresh.init(0)
+    _after(used, used.init(7), sample)
+    expected = _after(fresh, state, sample)
+    with torch.random.fork_rng():
+        torch.manual_seed(12345)
+        before = torch.get_rng_state()
+        assert_same(_after(used, state, sample), expected, "state, of a new core and a used one")
+        same = torch.equal(before, torch.get_rng_state())
+        must(same, "a step drew from torch's random generator; keep a key in the state instead")
+
+
+def _grads_changes_nothing(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    state = _after(core, core.init(0), sample, steps=1)
+    before, columns = copied(state), copied(sample)
+    one = core.grads(state, sample)[0]
+    assert_same(state, before, "state")
+    assert_same(sample, columns, "sample")
+    assert_same(one, core.grads(state, sample)[0], "gradients, found twice")
+
+
+def _step_keeps_inputs(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    columns = copied(sample)
+    core.step(core.init(0), sample)
+    assert_same(sample, columns, "sample")
+    state = core.init(0)
+    grads, aux = core.grads(state, sample)
+    before = copied(grads)
+    core.apply(state, grads, aux)
+    assert_same(grads, before, "gradients")
+
+
+def _params_stay(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    state = core.init(0)
+    params = core.get_params(state)
+    before = copied(params)
+    for _ in range(3):
+        state = core.step(state, sample).state
+    assert_same(params, before, "parameters")
+
+
+def _goes_on_from_a_tree(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    state = _after(core, core.init(0), sample, steps=2)
+    tree = core.state_to_tree(state)
+    before, other = copied(tree), make()
+    restored = other.state_from_tree(tree, like=other.init(9))
+    assert_same(restored, state, "restored state")
+    expected = _after(core, state, sample)
+    core.step(state, sample)  # consumes it
+    assert_same(tree, before, "arrays, after a later step")
+    assert_same(_after(other, restored, sample), expected, "state after three steps more")
+
+
+def _metrics_are_numbers(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    metrics = core.step(core.init(0), sample).metrics
+    must(bool(metrics), "there are none")
+    for module_id, values in metrics.items():
+        must(bool(values), f"module {module_id!r} has none")
+        for name, value in values.items():
+            where = f"{name!r} of module {module_id!r}"
+            must(isinstance(value, Tensor), f"{where} is a {type(value).__name__}, not a tensor")
+            must(value.shape == (), f"{where} has shape {tuple(value.shape)}, not ()")
+            must(not value.requires_grad, f"{where} takes a gradient: detach it")
+            must(bool(value.isfinite()), f"{where} is {value}")
+
+
+def _others_stay(make: MakeCore, sample: Sample) -> None:
+    core = make()
+    module_id = next(iter(sample))
+    state = _after(core, core.init(0), sample, steps=1)
+    before = copied(core.get_params(state))
+    output = core.step(state, {module_id: sample[module_id]})
+    params = core.get_params(output.state)
+    trained = output.metrics.keys()
+    must(trained < params.keys(), f"metrics are of {sorted(trained)}, not of {module_id!r} alone")
+    for each in params:
+        changed = differ(params[each], before[each])
+        must(changed == (each in trained), f"{each!r} {'changed' if changed else 'stayed'}")
+
+
+_CORE_RULES: dict[str, Callable[[MakeCore, Sample], None]] = {
+    "a seed gives the same state every time": _same_from_seed,
+    "a step changes parameters": _learns,
+    "the same state and sample give the same result": _repeats,
+    "nothing is remembered outside the state": _remembers_nothing,
+    "grads changes neither state nor sample": _grads_changes_nothing,
+    "step and apply leave sample and gradients as they are": _step_keeps_inputs,
+    "parameters that were given out stay as they were": _params_stay,
+    "a saved state goes on with the same numbers": _goes_on_from_a_tree,
+    "metrics are finite 0-d tensors": _metrics_are_numbers,
+    "modules without a part in the sample stay as they are": _others_stay,
+}

@@ -1,0 +1,94 @@
+"""What is expected of a learner, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.learner import Learner
+from juggler.testing.comparing import assert_same, checked, copied, differ, must
+
+#: Makes a learner from a seed.
+MakeLearner = Callable[[int], Learner]
+
+
+def check_learner(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    """Whether a learner repeats itself from the same seed, and goes on from what it saved.
+
+    Args:
+        make: makes the learner from a seed.
+        samples: for its `step`; two or more.
+
+    Raises:
+        AssertionError: names the rule that is broken, and says where.
+    """
+    for rule, check in _LEARNER_RULES.items():
+        checked(f"{type(make(0)).__name__}: {rule}", partial(check, make, samples))
+
+
+def _stepped(learner: Learner, samples: Sequence[Sample]) -> list[Any]:
+    return [fetch_metrics(learner.step(sample)) for sample in samples]
+
+
+def _agree(one: Learner, other: Learner, samples: Sequence[Sample]) -> None:
+    same = _stepped(one, samples) == _stepped(other, samples)
+    must(same, "metrics differ")
+    assert_same(one.get_weights(), other.get_weights(), "weights")
+
+
+def _learners_repeat(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    one = make(0)
+    _agree(one, make(0), samples)
+    must(one.updates == len(samples), f"{len(samples)} steps are counted as {one.updates}")
+    other = make(1).get_weights()
+    must(differ(one.get_weights(), other), "seeds 0 and 1 give the same weights")
+
+
+def _sources_are_samples(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    given, sourced = make(0), make(0)
+    sourced.source = iter(samples)
+    for sample in samples:
+        same = fetch_metrics(given.step(sample)) == fetch_metrics(sourced.step())
+        must(same, "metrics differ between step(sample) and step() with a source")
+    assert_same(given.get_weights(), sourced.get_weights(), "weights")
+    for learner, error in ((sourced, StopIteration), (given, ValueError)):
+        try:
+            learner.step()
+        except error:
+            continue
+        raise AssertionError(f"step() without a sample must raise {error.__name__}")
+
+
+def _weights_stay(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    learner = make(0)
+    params, weights = learner.get_params(), learner.get_weights()
+    before = copied(params), copied(weights)
+    _stepped(learner, samples)
+    assert_same(params, before[0], "get_params()")
+    assert_same(weights, before[1], "get_weights()")
+    must(differ(learner.get_params(), params), "no step changed them")
+
+
+def _learner_goes_on(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    learner, restored = make(0), make(9)
+    _stepped(learner, samples)
+    # What is kept for further use is not saved, and both are to begin without it.
+    learner.forget()
+    tree, extras = learner.save()
+    before = copied(tree)
+    restored.restore(tree, extras)
+    must(restored.updates == learner.updates, "updates are not restored")
+    assert_same(restored.get_weights(), learner.get_weights(), "restored weights")
+    _agree(restored, learner, samples)
+    assert_same(tree, before, "what was saved")
+
+
+_LEARNER_RULES: dict[str, Callable[[MakeLearner, Sequence[Sample]], None]] = {
+    "learners of one seed agree": _learners_repeat,
+    "a step on a sample is one on the next of a source": _sources_are_samples,
+    "weights that were given out stay as they were": _weights_stay,
+    "a restored learner goes on with the same numbers": _learner_goes_on,
+}

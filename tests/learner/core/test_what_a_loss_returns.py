@@ -1,0 +1,95 @@
+"""What a `loss` returns is checked, and an error says what to return instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor
+
+import juggler
+from juggler.testing import sample_for
+
+MODULE = partial(
+    juggler.ActorCritic,
+    gymnasium.spaces.Box(-1, 1, (3,)),
+    gymnasium.spaces.Discrete(2),
+    {"hidden_sizes": [4]},
+)
+SAMPLE = {"default": sample_for(MODULE())}
+
+
+class Mine(juggler.GradientCore):
+    """Minimizes the square of values."""
+
+    name = "mine"
+    change: Callable[[juggler.Loss], Any] = staticmethod(lambda loss: loss)
+
+    def loss(
+        self,
+        forward: juggler.Forward,
+        columns: juggler.Columns,
+        state: juggler.ParameterGroupState,
+    ) -> juggler.Loss:
+        _, values, _, live = juggler.actor_critic_pass(forward, columns)
+        mean = juggler.LiveMean(live)
+        total = mean(values.square())  # []
+        changed: juggler.Loss = self.change(
+            juggler.Loss(total, mean.live_steps, {"loss": total.detach()}, means={})
+        )
+        return changed
+
+
+def mine(change: Callable[[juggler.Loss], Any]) -> Mine:
+    core = Mine({"default": MODULE}, juggler.LearnerConfig())
+    core.change = change
+    return core
+
+
+def with_metric(value: Any) -> Callable[[juggler.Loss], juggler.Loss]:
+    return lambda loss: loss._replace(metrics={"odd": value})
+
+
+MANY: Tensor = torch.zeros(4, 8)
+
+CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
+    (lambda loss: loss.total, r"a tensor of shape \(\) and torch.float32: return juggler.Loss\("),
+    (lambda loss: None, "of type NoneType: return juggler.Loss"),
+    (lambda loss: loss._replace(total=MANY + loss.total), r"total is a tensor of shape \(4, 8\)"),
+    (lambda loss: loss._replace(total=0.5), "total is 0.5: return the mean over live steps"),
+    (lambda loss: loss._replace(total=loss.total.detach()), "total takes no gradient"),
+    (lambda loss: loss._replace(live_steps=32), "live_steps is 32: return the number of live"),
+    (lambda loss: loss._replace(live_steps=torch.tensor(1.0)), "live_steps is a tensor of shape"),
+    (lambda loss: loss._replace(metrics=[]), "metrics is of type list: return a dict"),
+    (with_metric(0.5), r"metrics\['odd'\] is 0.5: return a tensor of shape \(\)"),
+    (with_metric(MANY), r"metrics\['odd'\] is a tensor of shape \(4, 8\)"),
+    (lambda loss: loss._replace(means={"kl": torch.tensor(0.0)}), r"the means \['kl'\], and the"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CASES, ids=[said for _, said in CASES])
+def test_what_is_no_loss_is_named_with_what_to_return_instead(
+    change: Callable[[juggler.Loss], Any], said: str
+) -> None:
+    core = mine(change)
+    with pytest.raises(ValueError, match=f"^Mine.loss returned .*{said}"):
+        core.grads(core.init(0), SAMPLE)
+
+
+def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> None:
+    core = mine(lambda loss: loss)
+    output = core.step(core.init(0), SAMPLE)
+    assert output.metrics["default"]["grad_norm"] > 0
+    population = juggler.Population(core, size=2)
+    each = population.step(population.init(0), SAMPLE).metrics
+    assert all(metrics["grad_norm"] > 0 for metrics in each.values())
+
+
+def test_the_loss_of_a_population_is_checked_too() -> None:
+    population = juggler.Population(mine(with_metric(0.5)), size=2)
+    with pytest.raises(ValueError, match=r"metrics\['odd'\] is 0.5"):
+        population.step(population.init(0), SAMPLE)
