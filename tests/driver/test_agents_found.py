@@ -61,7 +61,7 @@ def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
         ({"modules": {"hunter": {}}}, "no agent is mapped to module 'hunter'; there are 'adv"),
         (
             {"modules": {"runner": {"algorithm": "pqn"}}},
-            "module 'runner': QNetwork acts in Discrete spaces, and not in Box",
+            "module 'runner': algorithm 'pqn' needs a Discrete action space",
         ),
     ],
 )
