@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gateway"
 import torch
 from test_fuzzed_sessions import Story
 
-HAPPENINGS = 200  # of a story
+EVENTS = 200  # of a story
 NAMES = "stories", "messages", "steps", "wrong"  # of what is counted
 
 
@@ -49,12 +49,12 @@ def _fuzz(seconds: float, seed: int, stride: int) -> Counter[str]:
         for wild in (False, True):
             counts["stories"] += 1
             try:
-                gateway = Story(seed, wild).tell(HAPPENINGS)
+                gateway = Story(seed, wild).tell(EVENTS)
                 counts["messages"] += gateway.messages
                 counts["steps"] += gateway.live
             except Exception:
                 counts["wrong"] += 1
-                print(f"Story({seed}, {wild}).tell({HAPPENINGS}):\n{traceback.format_exc()}")
+                print(f"Story({seed}, {wild}).tell({EVENTS}):\n{traceback.format_exc()}")
         seed += stride
     return counts
 

@@ -144,7 +144,7 @@ class Appo(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios),
-                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means)

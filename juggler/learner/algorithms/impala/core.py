@@ -72,7 +72,7 @@ class Impala(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios),
-                "clipped_share": mean((log_ratios.exp() > config.rho_bar).float()),
+                "clip_fraction": mean((log_ratios.exp() > config.rho_bar).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})

@@ -167,7 +167,7 @@ class Ppo(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": kl,
-                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
             }
         return Loss(total, mean.live_steps, metrics, means={"kl": kl})
 
@@ -287,7 +287,7 @@ def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
         held[group_id] = found._replace(
             live_steps={key: steps * ~stopped[group_id] for key, steps in found.live_steps.items()},
             metrics={
-                key: {**metrics, "stopped": stopped[group_id].float()}
+                key: {**metrics, "kl_stop_fraction": stopped[group_id].float()}
                 for key, metrics in found.metrics.items()
             },
         )
