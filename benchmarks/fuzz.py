@@ -218,7 +218,7 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         module_id="default",
         description="cpu",
         meeting_point="host:1",
-        kept=version,
+        handed_over=version,
         last_updates=[done],
     )
     arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]

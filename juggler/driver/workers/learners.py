@@ -70,7 +70,7 @@ class Learners:
         module = self._registry.module_setup(self._core.module_id, setup.seed)
         if self._registry.devices and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
-            module.kept.CopyFrom(oldest.message())
+            module.oldest_handover.CopyFrom(oldest.message())
         yield setup
         yield module
         state = self._state_for(learner)
@@ -100,13 +100,15 @@ class Learners:
             ValueError: it says what cannot be.
         """
         given = self._given.pop(learner, "")
-        if ready.HasField("kept"):
+        if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
                 yield read_update_kept(self._core.module_id, learner.worker_id, done, self._newest)
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
-            text = f"{learner.worker_id} is back with its weights of update {ready.kept.update}"
+            text = (
+                f"{learner.worker_id} is back with its weights of update {ready.handed_over.update}"
+            )
             unheard = f", and with {trained} steps trained on that nobody had heard of"
             self._progress.message(text + (unheard if trained else ""), "info")
         elif given and not self._core.members and self._core.weights_version.update:

@@ -13,7 +13,7 @@ from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
-from juggler.learner.process.state_handover import KeptState
+from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import WeightsPublisher
@@ -35,7 +35,7 @@ class HostedModule:
         membership: its group of learners.
         store: batches that wait for an update.
         updating: makes updates.
-        kept: what the next program is to go on from if this one loses its driver.
+        handover: passes the module's state to the next program if this one loses its driver.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HostedModule:
         learner: Learner,
         membership: Membership,
         publisher: WeightsPublisher,
-        kept: KeptState,
+        handover: StateHandover,
         arrived: Callable[[HeldBatch], None],
         next_update: Callable[[], training_pb2.Update | None],
         updates_in_flight: int,
@@ -54,7 +54,7 @@ class HostedModule:
         learner: trains it.
         membership: forms its groups.
         publisher: gets its weights.
-        kept: what the program before this one kept of it.
+        handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
         next_update: the update that was asked for next, if it has come by now.
         updates_in_flight: updates that may be asked for and not answered.
@@ -62,7 +62,7 @@ class HostedModule:
         self.module_id = command.module_id
         self.learner = learner
         self.membership = membership
-        self.kept = kept
+        self.handover = handover
         self._publisher = publisher
         self._next_update = next_update
         self._updates_in_flight = updates_in_flight
@@ -92,13 +92,13 @@ class HostedModule:
         """Of the learner's weights."""
         return Version(self._generation, self.learner.updates)
 
-    def go_on(
+    def take_over(
         self, run_id: str, command: training_pb2.AddModule, ready: training_pb2.ModuleReady
     ) -> None:
-        """Go on from what the program before this one kept, if the driver has a use for that."""
-        kept = self.kept.go_on(self.learner, run_id, command, ready)
-        if kept is not None:
-            self._generation, self._has_newer = kept.generation, True
+        """Continue from the previous program's state, if the driver has a use for it."""
+        version = self.handover.take_over(self.learner, run_id, command, ready)
+        if version is not None:
+            self._generation, self._has_newer = version.generation, True
 
     def close(self) -> None:
         """Let go of what runs beside updates, of the group, and of the weights given out."""
@@ -151,9 +151,9 @@ class HostedModule:
         )
         return encode_frame(header, tree, digest=True)
 
-    def state_to_keep(self, run_id: str) -> Iterator[bytes]:
-        """Its state as a frame, for the program that takes the place of this one."""
-        return self.kept.chunks(self.module_id, self.learner, run_id, self.version)
+    def state_to_hand_over(self, run_id: str) -> Iterator[bytes]:
+        """Its state as a frame, for the program that replaces this one."""
+        return self.handover.chunks(self.module_id, self.learner, run_id, self.version)
 
     # -- its group --------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class HostedModule:
             self.store.serve(joined=group.generation)
         formed = self.membership.form(group, self.learner, superseded)
         self._generation = group.generation
-        self.kept.worth_keeping = True
+        self.handover.weights_known = True
         if not formed.peer_lost:
             self._publish()
         return formed
@@ -212,7 +212,7 @@ class HostedModule:
             done.metrics[self.module_id].values.update(metrics)
             done.seconds.update(seconds)
         done.version.CopyFrom(self.version.message())
-        self.kept.updated(done, self._updates_in_flight)
+        self.handover.updated(done, self._updates_in_flight)
         done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated

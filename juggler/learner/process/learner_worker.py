@@ -22,7 +22,7 @@ from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
-from juggler.learner.process.state_handover import KeptState, keep, kept_before
+from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
@@ -89,7 +89,7 @@ class LearnerWorker:
         self._server = server
         self._module_factory = module_factory
         self._own_connectors = own_connectors
-        self._kept_before = kept_before()
+        self._received_states = receive()
         self._inbox = inbox
         self._outlives_failures = False
         self._loop = CommandLoop(attachment, inbox)
@@ -107,9 +107,9 @@ class LearnerWorker:
 
     def run(self) -> str:
         reason = self._loop.run()
-        worth_keeping = [each for each in self.modules.values() if each.kept.worth_keeping]
-        if worth_keeping and reason.startswith(LOST_THE_DRIVER):
-            keep(module.state_to_keep(self._attachment.run_id) for module in worth_keeping)
+        known = [each for each in self.modules.values() if each.handover.weights_known]
+        if known and reason.startswith(LOST_THE_DRIVER):
+            hand_over(module.state_to_hand_over(self._attachment.run_id) for module in known)
         return reason
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class LearnerWorker:
             self._learner_for(command),
             membership,
             self.publisher,
-            KeptState(self._kept_before.pop(module_id, None)),
+            StateHandover(self._received_states.pop(module_id, None)),
             partial(self._arrived, module_id),
             lambda: self._loop.coming(training_pb2.Update),
             setup.updates_in_flight,
@@ -167,7 +167,7 @@ class LearnerWorker:
             description=setup.device if setup.device.startswith("fake:") else self._device,
             meeting_point=membership.meeting_address() if setup.may_meet else "",
         )
-        module.go_on(self._attachment.run_id, command, ready)
+        module.take_over(self._attachment.run_id, command, ready)
         self.modules[module_id] = module
         return ready
 
