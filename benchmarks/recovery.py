@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 
+from juggler.driver.monitoring import STATUS_METHOD
 from juggler.driver.record.driver_file import find_driver
 from juggler.driver.record.run_directory import RunDirectoryError
-from juggler.driver.watching import STATUS_METHOD
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 

@@ -37,7 +37,7 @@ class LocalWorkers:
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
-        self._posts: set[str] = set()
+        self._worker_ids: set[str] = set()
         self._shares = False  # the forkserver
         self._timeout = 20.0  # seconds for a worker to reach the driver
 
@@ -69,7 +69,7 @@ class LocalWorkers:
 
     def start_evaluator(self) -> None:
         """As `start`, once there is something to evaluate. The second call does nothing."""
-        if f"{EVALUATOR}-0" not in self._posts:
+        if f"{EVALUATOR}-0" not in self._worker_ids:
             self._start(EVALUATOR, 0, RestartPolicy())
 
     def cpu_seconds(self) -> float:
@@ -94,12 +94,12 @@ class LocalWorkers:
 
     def any_up(self, role: str) -> bool:
         """Whether a process of this role runs or will run again."""
-        return any(post.startswith(f"{role}-") for post in self._posts - self._down)
+        return any(each.startswith(f"{role}-") for each in self._worker_ids - self._down)
 
     def keep_failing(self, role: str) -> bool:
         """Whether every process of this role has died twice or more without enough use."""
-        posts = [post for post in self._posts if post.startswith(f"{role}-")]
-        return bool(posts) and all(map(self._supervisor.keeps_failing, posts))
+        worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
+        return bool(worker_ids) and all(map(self._supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
         """For people, where somebody removed what a worker needs to start; else ""."""
@@ -138,5 +138,5 @@ class LocalWorkers:
             target = gateway if door else "juggler.envrunner.envrunner_worker:main"
             program = EnvRunnerProgram(contact, role, self._own_code, door)
         worker_id = f"{role}-{index}"
-        self._posts.add(worker_id)
+        self._worker_ids.add(worker_id)
         self._supervisor.add(worker_id, WorkerProgram(target, program), policy)
