@@ -101,7 +101,7 @@ def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
 ) -> None:
     plain, normalizing = make_learner(), make_learner(learner=["normalize_rewards"])
     before = normalizing.state
-    with pytest.raises(StateMismatch, match="'learner_pipelines/default' is not part of this one"):
+    with pytest.raises(StateMismatch, match="'learner_pipelines/default' does not exist here"):
         plain.restore(*normalizing.save())
     with pytest.raises(StateMismatch, match="'learner_pipelines/default' is missing"):
         normalizing.restore(*plain.save())

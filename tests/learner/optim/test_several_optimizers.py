@@ -103,7 +103,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
     saved = [each.save()[0]["default"]["parameters"] for each in (learner, restored)]
     for name, array in saved[0].items():
         np.testing.assert_array_equal(array, saved[1][name])
-    with pytest.raises(StateMismatch, match="'default/moments/mean' is not part of this one"):
+    with pytest.raises(StateMismatch, match="'default/moments/mean' does not exist here"):
         Learner(make_core(optimizer="rmsprop")).restore(tree, extras)
 
 
