@@ -1,4 +1,4 @@
-"""What every algorithm is told about learning. No torch: the driver reads this too."""
+"""The keys that every algorithm has. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from juggler.learner.optim.config import (
 
 @dataclass(kw_only=True)
 class LearnerConfig(OptimizerConfig):
-    """What every algorithm has to know. Some have other defaults.
+    """The keys that every algorithm has. Some algorithms have other defaults.
 
     An algorithm of your own derives a dataclass from this one. Its fields become keys of a run, the
-    text below each is its help, and `validate` says what values may be. Where a default is to
-    differ, it has a field of the same name.
+    text below a field is its help, and `validate` checks the values. To change a default, declare a
+    field of the same name.
     """
 
     algorithm: str = "impala"
@@ -69,7 +69,7 @@ class LearnerConfig(OptimizerConfig):
 
     def validate(self) -> None:
         """Raises:
-        ValueError: a value is out of its range; names the key, the value and what is allowed.
+        ValueError: a value is out of range; names the key, the value and what is allowed.
         """
         self.validate_optimizer()
         self.optimizer_specs()
@@ -91,11 +91,11 @@ class LearnerConfig(OptimizerConfig):
 
     def validate_rows(self, steps: int) -> None:
         """Raises:
-        ValueError: there is nothing to learn from rows of so many steps.
+        ValueError: the algorithm cannot learn from rows of this many steps.
         """
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
-        """The optimizer for most parameters first, and those for parts of a module.
+        """The optimizers: first the one for most parameters, then those of the table `optimizers`.
 
         Raises:
             ValueError: a table in `optimizers` is wrong; names the key, and the nearest right one.
@@ -104,8 +104,8 @@ class LearnerConfig(OptimizerConfig):
         return [rest, *parse_optimizers(self, self.optimizers)]
 
     def numbers_of_losses(self) -> list[str]:
-        """Keys of what a loss reads as a number: those of floats that no optimizer has for itself,
-        and that are not none."""
+        """Keys of the numbers that a loss reads: floats that are not none and do not belong to an
+        optimizer."""
         hints = get_type_hints(type(self))
         return [
             key
@@ -118,10 +118,10 @@ class LearnerConfig(OptimizerConfig):
 
 
 def check_passes(minibatch_size: int | None, num_epochs: int | None) -> None:
-    """How often, and in what parts, one update learns from its sample.
+    """Check the size of minibatches and the number of epochs of one update.
 
     Raises:
-        ValueError: one of the two is no number above 0.
+        ValueError: one of them is not a whole number above 0.
     """
     for name, value in (("minibatch_size", minibatch_size), ("num_epochs", num_epochs)):
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -302,8 +302,8 @@ def _check_values(core: GradientCore, key: str, values: Sequence[float]) -> None
     if key not in keys:
         if getattr(core.config, key, key) is None:
             raise ValueError(
-                f"hyperparameters: {key!r} is none in the config of {core.name}; set it to a "
-                "number there, so that members may have others"
+                f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+                "number, so that members may have others"
             )
         raise ValueError(
             f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
