@@ -24,28 +24,27 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """What turns episodes into gradients: appo, impala, ppo, pqn, or one of your own, named as
-    package.module:Class."""
+    """The algorithm: appo, impala, ppo, pqn, or one of your own as package.module:Class."""
 
     reward_scale: float = 1.0
-    """What rewards are multiplied by before anything is learned from them. Returns of some tens
-    are learned best: a value function starts near 0, and gets to hundreds slowly."""
+    """Factor that rewards are multiplied by before learning. Returns of some tens are learned
+    best: a value function starts near 0, and reaches hundreds only slowly."""
 
     gamma: float = 0.99
     """Discount of the reward one step later."""
 
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Optimizers for parts of a module: tables by names of your own. In each, parameters lists
-    patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay, optimizer_epsilon,
-    grad_clip and grad_clip_by may differ from the run's."""
+    """Optimizers for parts of a module: tables with names of your choice. In each, the key
+    parameters lists patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay,
+    optimizer_epsilon, grad_clip and grad_clip_by may differ from the run's."""
 
     micro_batches: int = 1
-    """A sample, or each of its minibatches, is computed in so many parts, one after the other, by
-    rows: the gradient is that of the whole, for the memory of a part."""
+    """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
+    The gradient is that of the whole, and takes the memory of one part."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the module's training pass. bfloat16 runs it under torch.autocast, for devices
-    that are faster so; parameters, losses and optimizers stay float32."""
+    """Precision of the module's training pass. bfloat16 runs it under torch.autocast, which is
+    faster on some devices; parameters, losses and optimizers stay float32."""
 
     compile: bool = False
     """Whether torch.compile compiles the module's training pass, which takes a minute at first and
@@ -55,17 +54,17 @@ class LearnerConfig(OptimizerConfig):
     """Live environment steps in one update, over all learners of the group."""
 
     max_staleness: int = 6
-    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    """Updates that weights may be behind when steps that they sampled are trained on. Older steps
     are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
 
     weights_interval: int = 1
-    """Updates between the weights that EnvRunners get. What they sample is up to
-    weights_interval - 1 updates older for it, and max_staleness holds all the same. Asynchronous
-    runs only."""
+    """Updates from one publication of weights to the next. Steps become up to
+    weights_interval - 1 updates older by it, and max_staleness still holds. Only for asynchronous
+    runs."""
 
     weights_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which trained parameters are sent to EnvRunners, which act with what they get.
-    bfloat16 takes half the bytes and keeps eight significant bits. Checkpoints are not rounded."""
+    """Dtype in which trained parameters are sent to EnvRunners, which act with it. bfloat16 takes
+    half the bytes and keeps eight significant bits. Checkpoints are not rounded."""
 
     def validate(self) -> None:
         """Raises:

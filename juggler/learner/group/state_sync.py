@@ -1,4 +1,4 @@
-"""One state for all learners of a group: that of the one that has got furthest."""
+"""State sync: all learners of a group take the state of the one with the most updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class HasState(Protocol):
-    """A learner, as far as its state goes."""
+    """The part of a learner that state sync needs."""
 
     core: LearnerCore[Any]
     state: Any
@@ -29,11 +29,12 @@ class HasState(Protocol):
 
 
 def take_over_newest(learner: HasState, peers: Peers) -> None:
-    """Have what the learner with most updates has, the one of lowest rank among several. An update
-    may have succeeded at some of them alone: theirs it is then.
+    """Take over the state of the learner with the most updates; of several, that of lowest rank.
+
+    If an update succeeded at only some learners, all continue from theirs.
 
     Raises:
-        PeerLost: somebody is gone.
+        PeerLost: a learner is gone.
     """
     states = peers.gather([learner.updates, state_hash(learner)])
     leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
@@ -53,8 +54,8 @@ def take_over_newest(learner: HasState, peers: Peers) -> None:
 
 
 def state_hash(learner: HasState) -> int:
-    """XXH3 with 64 bits, signed, of all that updates change; not of what its connectors estimate
-    from samples of its own."""
+    """The signed 64-bit XXH3 of all that updates change. It leaves out the connectors' estimates,
+    which each learner makes from its own samples."""
     digest = xxhash.xxh3_64()
     for path, array in flatten(learner.core.state_to_tree(learner.state)):
         digest.update(repr((path, array.dtype.str, array.shape)).encode())

@@ -1,4 +1,4 @@
-"""One module of a learner process: its learner, its batches, its versions and its books."""
+"""One module of a learner process: its learner, batches, versions and counters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: What the learner calls its one module, so that equal seeds give equal weights under any id.
+#: The learner's own id of its one module, so that equal seeds give equal weights for any id.
 _OWN = DEFAULT_MODULE
 
 
 class HostedModule:
-    """A module, and what a driver can ask of it.
+    """A module of a learner process, with a method for each command of the driver.
 
     Attributes:
         module_id: of the module.
@@ -50,14 +50,14 @@ class HostedModule:
         updates_in_flight: int,
     ) -> None:
         """Args:
-        command: that the module is here by.
+        command: the command that added the module.
         learner: trains it.
         membership: forms its groups.
-        publisher: gets its weights.
+        publisher: serves its weights.
         handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
-        next_update: the update that was asked for next, if it has come by now.
-        updates_in_flight: updates that may be asked for and not answered.
+        next_update: returns the next update command, if it has arrived already.
+        updates_in_flight: the most unanswered updates.
         """
         self.module_id = command.module_id
         self.learner = learner
@@ -101,7 +101,7 @@ class HostedModule:
             self._generation, self._has_newer = version.generation, True
 
     def close(self) -> None:
-        """Let go of what runs beside updates, of the group, and of the weights given out."""
+        """End the threads beside updates, leave the group, and withdraw the weights."""
         self.updating.close()
         self.learner.leave()
         self._publisher.withdraw(self.module_id)
@@ -109,10 +109,10 @@ class HostedModule:
     # -- its state --------------------------------------------------------------------------------
 
     def restore(self, part: training_pb2.Restore) -> None:
-        """Take part of a state to go on from.
+        """Take a part of a state to continue from.
 
         Raises:
-            ValueError: it is no state, or not one for this learner, which is as it was.
+            ValueError: this is not a state for this learner, which stays as it was.
         """
         if self._has_newer:
             self._has_newer = not part.last
@@ -125,7 +125,7 @@ class HostedModule:
             return
         self._restoring = None
         if frame is None or not isinstance(frame.tree, dict):
-            raise ValueError("the state to go on from is not whole")
+            raise ValueError("the state to continue from is not complete")
         if not part.weights:
             self.learner.restore(frame.tree, json.loads(frame.header.extra))
             return
@@ -138,7 +138,7 @@ class HostedModule:
             raise ValueError(f"{part.source}: {error}{hint}") from error
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
-        """Its state, or its weights alone, as a frame; later updates do not change that."""
+        """Its state, or only its weights, as a frame that later updates do not change."""
         if command.weights:
             tree, extra = self.learner.get_weights(), "{}"
         else:
@@ -160,11 +160,11 @@ class HostedModule:
     def join(
         self, group: training_pb2.Group, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
-        """Be one of a group, which begins with the weights of the member that has got furthest.
+        """Join a group, which begins with the state of the member with the most updates.
 
         Args:
             group: its members.
-            superseded: whether there is another group to form already.
+            superseded: says whether the driver has asked for another group by now.
         """
         self.updating.forget()
         if not self._joined:
@@ -187,14 +187,14 @@ class HostedModule:
     def update(
         self, update: training_pb2.Update, seconds: MutableMapping[str, float]
     ) -> training_pb2.UpdateDone:
-        """Make an update of batches that are here.
+        """Make an update.
 
         Args:
-            update: names them.
-            seconds: where the process's time goes; what this update takes is added.
+            update: names the batches.
+            seconds: how the process spent its time; this update's time is added.
 
         Raises:
-            ValueError: an exact update cannot be made as it was asked for.
+            ValueError: an exact update is impossible.
         """
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
@@ -221,23 +221,23 @@ class HostedModule:
         return done
 
     def discard(self, batch_ids: Iterable[int]) -> None:
-        """Let go of these batches."""
+        """Discard these batches."""
         dropped, _missing = self.store.pop(batch_ids)
         self._steps_dropped += sum(batch.live_steps for batch in dropped)
 
     def _make(
         self, batches: list[HeldBatch], missing: list[int], done: training_pb2.UpdateDone
     ) -> bool:
-        """Update on what is fresh enough; `done` accounts for every batch of the update.
+        """Update on the batches that are fresh enough; `done` accounts for every batch.
 
         Returns:
-            Whether that made new weights.
+            Whether this made new weights.
         """
         before = self.learner.updates
         fresh = self._fresh(batches, before)
         episodes = [batch.modules[self.module_id] for batch in fresh]
         if self.learner.in_group:
-            # The others cannot go on without this learner, which has nothing to say this time.
+            # The others cannot go on without this learner, even if it has no fresh batch.
             episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
             self._template = episodes[:1]
         if episodes and not self.membership.lost:
@@ -257,7 +257,7 @@ class HostedModule:
         missing: list[int],
         done: training_pb2.UpdateDone,
     ) -> dict[str, float]:
-        """Update on all of these batches, or fail; the metrics of this update."""
+        """Update on all of these batches, or fail; returns the metrics of this update."""
         if missing:
             raise ValueError(f"batches {missing} are not here")
         updated = self.learner.update_from_episodes(
@@ -269,8 +269,8 @@ class HostedModule:
         if metrics.get("skipped") == 1.0:
             self.learner.forget()  # or the same samples would be used again
             raise ValueError(
-                "the loss or its gradients were not finite, and this update changed nothing. "
-                "Lower lr, or look at the episodes"
+                "the loss or its gradients were not finite, so this update changed nothing. "
+                "Lower lr, or check the episodes"
             )
         for batch in batches:
             done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
@@ -278,11 +278,11 @@ class HostedModule:
         return metrics
 
     def _any_episodes(self, batches: list[HeldBatch]) -> list[EpisodeBatch]:
-        """One batch, of those given or of an earlier update; none where there was none yet."""
+        """One batch of those given, else of an earlier update; none if there was none yet."""
         return [batch.modules[self.module_id] for batch in batches[:1]] or self._template
 
     def _fresh(self, batches: Iterable[HeldBatch], update: int) -> list[HeldBatch]:
-        """Those that may still be learned from, given the weights of an update."""
+        """The batches that are not too old for an update that starts from these weights."""
         most = self.learner.config.max_staleness
         return [batch for batch in batches if batch.staleness(update) <= most]
 
@@ -293,7 +293,7 @@ class HostedModule:
         done: training_pb2.UpdateDone,
         before: int,
     ) -> None:
-        """What became of every batch of an update, given the number of the update before it."""
+        """Record in `done` what became of each batch; `before`: the number of the last update."""
         for batch in batches:
             staleness = batch.staleness(before)
             used = done.batches.add(
@@ -311,8 +311,8 @@ class HostedModule:
             done.batches.add(batch_id=batch_id, dropped="restart")
 
     def _coming(self) -> Share | None:
-        """What the next update will learn from, if this one makes new weights; None where there
-        is nothing, or nobody has asked for it yet."""
+        """The share of the next update, if this one makes new weights; None if no update has been
+        asked for yet, or none of its batches will be fresh."""
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None

@@ -1,4 +1,4 @@
-"""The learner process: hosts modules by id, takes their batches, and does what its driver asks."""
+"""The learner process: hosts modules by id, takes their batches, and carries out commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ M = TypeVar("M", bound=Message)
 
 
 def main(program: LearnerProgram) -> None:
-    """Attach and work until told to stop."""
+    """Attach to the driver and work until told to stop."""
     keep_freed_memory()
     allow_many_open_files()
     torch.set_num_threads(1)
@@ -63,14 +63,13 @@ def main(program: LearnerProgram) -> None:
 
 
 class LearnerWorker:
-    """Modules by id, each with a learner of its own, and the streams in and out of this process.
+    """Hosts modules, each with a learner of its own, and the streams in and out of this process.
 
-    Commands are carried out one after the other, in the order in which they come: those for one
-    module wait for those for the others.
+    Commands are carried out one after the other, in the order of their arrival, for all modules.
 
     Attributes:
         modules: by id.
-        publisher: gives out the weights of all of them.
+        publisher: serves the weights of all modules.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class LearnerWorker:
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
-        torch.manual_seed(command.seed)  # for modules that draw from torch's generators, as dropout
+        torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         check = Permits(command.permits_key).check
         self._receiver = EpisodeReceiver(self._take, self._why_refused, Limits(), check)
         self._server.serve(self._receiver.handler(), self.publisher.handler())
@@ -196,7 +195,7 @@ class LearnerWorker:
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
-        self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all the rest
+        self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all other work
         done = self._module(update.module_id).update(update, self._seconds)
         self._idle_since = time.perf_counter()
         return done
@@ -206,8 +205,8 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
-        """The first chunk goes out in order with the answers to updates, the others beside the
-        updates that follow: nothing changes what was saved."""
+        """Send a state: the first chunk in order with the answers to updates, the others beside the
+        updates that follow, which do not change them."""
         module = self._module(command.module_id)
         chunks = module.snapshot(command)
         second = self._send_chunk(command_id, next(chunks), chunks)
@@ -226,7 +225,7 @@ class LearnerWorker:
         """The module of this id.
 
         Raises:
-            ValueError: it is not here.
+            ValueError: this process does not host it.
         """
         if module_id not in self.modules:
             raise ValueError(f"no module {module_id!r} is here{nearest(module_id, self.modules)}")
@@ -249,10 +248,10 @@ class LearnerWorker:
         )
 
     def _take(self, frame: BatchFrame) -> str:
-        """Why a batch came in vain, or "" where its module took it; in the server's thread.
+        """Give a batch to its module, in the server's thread. Returns why it was refused, or "".
 
         Raises:
-            WireError: no honest EnvRunner would have sent it.
+            WireError: the batch is invalid; no correct EnvRunner sends such a batch.
         """
         module = self.modules.get(frame.header.module_id)
         if module is None:
@@ -269,7 +268,7 @@ class LearnerWorker:
         self._attachment.report(training_pb2.Arrivals(module_id=module_id, arrivals=[arrival]))
 
     def _forget(self, module: HostedModule, seed: int) -> None:
-        """Have nothing but what a checkpoint holds, and random numbers of this seed."""
+        """Keep only what a checkpoint holds, and reseed torch's random numbers."""
         torch.manual_seed(seed)
         module.learner.forget()
 
@@ -280,7 +279,7 @@ class LearnerWorker:
         try:
             while chunk is not None:
                 chunk = self._send_chunk(command_id, chunk, rest)
-        except BaseException as error:  # or the driver would wait for them
+        except BaseException as error:  # otherwise the driver would wait for them
             self._attachment.fail(command_id, error)
             self._inbox.put(Detached.by(error))
 
