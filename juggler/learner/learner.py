@@ -34,23 +34,23 @@ from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
-#: Batches of episodes by module id; a bare list is for the module "default".
+#: Batches of episodes by module id.
 Episodes: TypeAlias = Mapping[str, Sequence[EpisodeBatch]]
 
 
 class Learner:
     """Turns samples, batches or episodes into better parameters.
 
-    It owns the state, where it lies, and the count of updates. No call waits for the device:
-    metrics are tensors there, until `fetch_metrics` is called on them.
+    It owns the state, its device, and the count of updates. No call waits for the device: metrics
+    are tensors there, and `fetch_metrics` reads them.
 
-    With `async_update`, updates run one after the other in a thread of their own. Calls of the
-    other methods wait until none is in flight, so that they see what all of them have led to;
-    `state` itself is for the thread alone until then.
+    With `async_update`, updates run one after the other in a thread of their own. The other methods
+    wait until no update is in flight, so that they see the results of all. Do not touch `state`
+    before that.
 
     A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. One
-    around another library overrides `step`, `get_params`, `save` and `restore`; the last three call
-    `wait` first if it is to be used with `async_update`.
+    that trains with another library overrides `step`, `get_params`, `save` and `restore`; with
+    `async_update`, the last three must call `wait` first.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Learner:
     ) -> None:
         """Args:
         core: the algorithm.
-        seed: what the first parameters are drawn from.
+        seed: of the initial parameters.
         device: where to compute.
-        source: where `step` takes samples from when it is given none.
-        pipelines: by module id, what batches and episodes of that module go through on the device
-            before anything is learned from them.
-        updates_in_flight: with `async_update`, how many may be asked for and not finished.
+        source: samples for `step`, if it is called without one.
+        pipelines: by module id, connectors that process the module's batches and episodes on the
+            device, before the core learns from them.
+        updates_in_flight: with `async_update`, the most unfinished updates.
         """
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
@@ -92,16 +92,16 @@ class Learner:
         minibatch_size: int | None = None,
         num_epochs: int | None = None,
     ) -> Metrics:
-        """One update on the sample given, else on the next one of the source, as it is.
+        """One update on the given sample, or on the next one of the source; no pipeline changes it.
 
         Args:
             sample: columns on any device, by module id.
-            minibatch_size: as for `update_from_batch`.
-            num_epochs: the same.
+            minibatch_size: as in `update_from_batch`.
+            num_epochs: as in `update_from_batch`.
 
         Raises:
-            ValueError: neither is there, or the sample lacks what the algorithm needs.
-            StopIteration: the source has come to its end.
+            ValueError: there is neither a sample nor a source, or the sample lacks a column.
+            StopIteration: the source is exhausted.
         """
         check_passes(minibatch_size, num_epochs)
         self.wait()
@@ -156,26 +156,26 @@ class Learner:
         num_epochs: int | None = None,
         async_update: bool = False,
     ) -> Metrics | Future[Metrics]:
-        """One update on columns that are put together already, as a replay or a data set has them.
+        """One update on columns, such as those of a replay buffer or a data set.
 
         Args:
             batch: columns by module id. IMPALA, PPO and APPO take those of a batch of episodes, as
                 tensors or arrays; see `juggler.batch_of_columns`.
-            minibatch_size: live steps in each step of the optimizer, about; of PPO in place of its
-                `minibatches`. IMPALA and APPO, which estimate along whole rows, put whole rows
-                together. None: as the config says, and without that the whole batch.
-            num_epochs: passes over the batch, of PPO in place of its `epochs`. None: as the config
-                says, and without that one.
-            async_update: begin the update and return, once fewer than `updates_in_flight` others
-                are unfinished. The batch must not be changed before it is done.
+            minibatch_size: about how many live steps there are in each optimizer step; replaces
+                PPO's `minibatches`. For IMPALA and APPO, which estimate returns along rows, a
+                minibatch is made of whole rows. None: as in the config, else the whole batch.
+            num_epochs: passes over the batch; replaces PPO's `epochs`. None: as in the config, else
+                one pass.
+            async_update: start the update and return. If `updates_in_flight` others are unfinished,
+                wait for one of them first. Do not change the batch before the update is done.
 
         Returns:
-            Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
-            what the update raised, and whose `done()` says whether it would wait.
+            Metrics. With `async_update`, a future: its `result(timeout)` waits for them, or raises
+            the error of the update.
 
         Raises:
-            TypeError: the algorithm learns from whole episodes.
-            ValueError: a column is missing or does not fit, or nobody knows a module.
+            TypeError: the algorithm learns only from episodes.
+            ValueError: a column is missing or does not fit, or a module is unknown.
         """
         passes = self._passes("batch", minibatch_size, num_epochs)
         if async_update:
@@ -215,20 +215,20 @@ class Learner:
         num_epochs: int | None = None,
         async_update: bool = False,
     ) -> Metrics | Future[Metrics]:
-        """One update on episodes as they come from envrunners.
+        """One update on episodes from EnvRunners.
 
         Args:
-            episodes: by module id; a bare list is for the module "default".
-            minibatch_size: as for `update_from_batch`.
-            num_epochs: the same.
-            async_update: the same.
+            episodes: by module id; a plain list is for the module "default".
+            minibatch_size: as in `update_from_batch`.
+            num_epochs: as in `update_from_batch`.
+            async_update: as in `update_from_batch`.
 
         Returns:
             As `update_from_batch`.
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
-            ValueError: there are no episodes, or nobody knows a module.
+            ValueError: there are no episodes, or a module is unknown.
         """
         passes = self._passes("episodes", minibatch_size, num_epochs)
         if async_update:
@@ -236,13 +236,13 @@ class Learner:
         return self.step(self.sample_from_episodes(episodes), **passes)
 
     def before_gradients(self, sample: Sample) -> Sample:
-        """For a subclass: what an update learns from, on the device, before any gradient of it is
-        computed -> what it learns from instead."""
+        """A hook for subclasses: takes the sample of an update, on the device, before gradients
+        are computed; returns the sample to use instead."""
         return sample
 
     def after_gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """For a subclass: gradients of all learners together, before they are clipped and a step of
-        the optimizer is made of them -> those to use instead."""
+        """A hook for subclasses: takes the gradients, reduced over all learners, before clipping
+        and the optimizer step; returns the gradients to use instead."""
         return grads, aux
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
@@ -257,30 +257,30 @@ class Learner:
         return x if self._peers is None else self._peers.sum(x)
 
     def join(self, peers: Peers | None) -> int:
-        """From here on, make every update together with other learners, or alone again (None).
+        """Make every update from now on together with other learners, or alone (None).
 
-        All go on from the state of the one with most updates, and without samples that were to be
-        used again. Each update is then made by all of them, on samples of their own, as one learner
-        would make it on all of these samples. It fails at all, or some of them are one update ahead
-        of the others and `join` the next time gives everybody theirs.
+        All continue from the state of the learner with the most updates; samples to be used again
+        are discarded. Each update is then made by all learners, each on its own sample, as one
+        learner would make it on all of these samples. An update may fail at some learners and
+        succeed at others; the next `join` gives all of them the newer state.
 
         Returns:
-            A hash of the state, the same at all of them.
+            A hash of the state, the same at all learners.
 
         Raises:
-            PeerLost: somebody is gone; this learner is as it was, or has taken over a state.
-            ValueError: the core cannot be one of a group.
+            PeerLost: a learner is gone; this one is as it was, or has taken over a state.
+            ValueError: the core cannot train in a group.
         """
         self.forget()
         self.leave()
         if peers is not None:
-            self.core.nothing(self.state)  # raises where that cannot be
+            self.core.nothing(self.state)  # raises if the core cannot train in a group
             take_over_newest(self, peers)
         self._peers = peers
         return state_hash(self)
 
     def sample_from_episodes(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
-        """What `step` takes, on its way to the device, where steps before may still run."""
+        """Episodes as a sample for `step`. Its copy to the device may still be under way."""
         self.wait()
         started = time.perf_counter()
         prepared = self._prepared(self.collated(episodes))
@@ -288,8 +288,8 @@ class Learner:
         return prepared
 
     def collated(self, episodes: Episodes | Sequence[EpisodeBatch]) -> Sample:
-        """Episodes as a sample on the host, which no pipeline has seen yet; page-locked where the
-        device is a GPU. It may be made in any thread, beside updates."""
+        """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
+        This may be called in any thread, beside updates."""
         by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
         pin_memory = self.device.type == "cuda"
         return {
@@ -298,7 +298,7 @@ class Learner:
         }
 
     def update_from_collated(self, sample: Sample) -> Metrics:
-        """One update on what `collated` made, here or on the device by now.
+        """One update on a sample from `collated`, on the host or already on the device.
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
@@ -308,15 +308,15 @@ class Learner:
         return self.step(self._prepared(sample))
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
-        """For a subclass to change episodes before anything is computed from them.
+        """A hook for subclasses: changes episodes before anything is computed from them.
 
-        In a learner process with a GPU, called in a thread of its own, ahead of the update; and
-        again if that turns out to be made of fewer of these episodes."""
+        In a learner process with a GPU it is called in another thread, ahead of the update, and
+        once more if some of the episodes turn out to be too old."""
         return episodes
 
     def example_states(self) -> dict[str, dict[str, Tree]]:
-        """By module id, what episodes must have in `states` for each row: these arrays [...] show
-        which, in what shapes and dtypes."""
+        """By module id, an example of the `states` that episodes need for each row: arrays [...] of
+        the expected shapes and dtypes."""
         examples: dict[str, dict[str, Tree]] = {}
         for module_id, state in self.core.initial_states().items():
             examples[module_id] = {MODULE_STATE: arrays_like(state)}
@@ -375,16 +375,16 @@ class Learner:
         return tree, {"algorithm": self.core.name, "updates": self.updates}
 
     def forget(self) -> None:
-        """Let go of what `save` does not save, the samples that were to be used again: from here
-        on, this learner and one that restores what it saved do the same."""
+        """Discard samples that were to be used again, because `save` does not save them. From then
+        on this learner does the same as one that restores its state."""
         self.wait()
         self._data.clear()
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
-        """Goes on from where `save` was called.
+        """Continue from a saved state.
 
         Raises:
-            StateMismatch: another module, optimizer, algorithm or pipeline made this; nothing has
+            StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
         """
         if extras.get("algorithm") != self.core.name:
@@ -404,22 +404,22 @@ class Learner:
         self.updates = updates
 
     def wait(self) -> None:
-        """Until no update is in flight; at once in the course of one."""
+        """Wait until no update is in flight. Returns at once if called from within an update."""
         self._in_flight.wait()
 
     def close(self) -> None:
-        """Wait for updates in flight, and end their thread; there are no more with `async_update`
-        afterwards. A learner that never had one needs no closing."""
+        """Wait for updates in flight, and end their thread: `async_update` does not work any more.
+        A learner that never used it need not be closed."""
         self._in_flight.close()
 
     def _passes(
         self, kind: str, minibatch_size: int | None, num_epochs: int | None
     ) -> dict[str, int]:
-        """Those that are given: a `step` that a subclass overrides need not know them.
+        """The arguments that are not None: a `step` in a subclass need not know the others.
 
         Raises:
-            TypeError: the algorithm does not learn from batches, or episodes.
-            ValueError: one of the two is no number above 0.
+            TypeError: the algorithm does not learn from this kind of data.
+            ValueError: one of the two is not a whole number above 0.
         """
         if kind not in self.core.trains_on:
             served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
@@ -429,8 +429,8 @@ class Learner:
         return {name: value for name, value in given.items() if value is not None}
 
     def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
-        """How many parts of about so many live steps a sample has: as many at every learner of a
-        group, though its own sample is smaller. The host waits for the device here."""
+        """The number of parts with about this many live steps, the same at every learner of a
+        group. The host waits for the device here."""
         if minibatch_size is None:
             return None
         live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
@@ -438,23 +438,22 @@ class Learner:
         return max(1, -(-int(self.sums(most)) // minibatch_size))
 
     def _prepared(self, sample: Sample) -> Sample:
-        """On the device, and through the pipelines."""
+        """The sample on the device, after the pipelines."""
         prepared: dict[str, Any] = to_device(sample, self.device)
         for module_id in prepared.keys() & self.pipelines.keys():
             prepared[module_id] = self.pipelines[module_id](prepared[module_id])
         return prepared
 
     def _pipeline_states(self) -> dict[str, Any]:
-        """By module id, of the pipelines that have one."""
+        """The states of pipelines that have one, by module id."""
         states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
         return {module_id: state for module_id, state in states.items() if state}
 
 
 def _check_columns(sample: Sample, error: KeyError, algorithm: str) -> None:
     """Raises:
-    ValueError: the key that was not found is a column of batches of episodes, and a module's part
-        of the sample lacks it. Any other key is a mistake of somebody's code, whose traceback
-        tells more.
+    ValueError: the missing key is a column of batches of episodes that the sample lacks. Any other
+        missing key is a bug in some code, which its traceback shows better.
     """
     key = error.args[0] if error.args else None
     if key not in COLUMNS:
