@@ -224,7 +224,7 @@ def main() -> None:
     both.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     both.add_argument("--who", nargs="+", choices=WHO, default=[*OURS, "sb3-ppo"])
     commands = parser.add_subparsers(dest="command", required=True)
-    missing = "what is not in the file of results yet"
+    missing = "run all that has no result in the file yet"
     running = commands.add_parser("run", parents=[both], help=missing)
     running.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     running.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

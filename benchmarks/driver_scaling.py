@@ -48,7 +48,7 @@ class MeasuredDriver(Driver):
     """Runs until everybody is there and so many seconds have been measured.
 
     Attributes:
-        moments: the begin of what is measured, each metrics line since, and the end.
+        moments: the start of the measurement, each metrics line since, and the end.
         most_open: batches in the books at once, from request to end.
         line_seconds: CPU time of each metrics line.
     """

@@ -224,7 +224,7 @@ class FakeRunner(FakeWorker):
 
     def _finish(self, command_id: int, request: training_pb2.SampleRequest) -> None:
         if request.learner not in self._told:
-            raise ValueError(f"a batch for {request.learner}, of whom nobody told")
+            raise ValueError(f"a batch for {request.learner}, which it was not told of")
         self._learners[request.learner].take(request.batch_id)
         self.reply(command_id, receipt_for(request))
         self._room_since.append(time.monotonic())

@@ -17,7 +17,7 @@ from juggler.envrunner.envrunner_worker import (
     step_back,
 )
 from juggler.envrunner.finiteness import NonFinite, check_finite
-from juggler.envrunner.program import Door, EnvRunnerProgram
+from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.gateway import transport
 from juggler.gateway.gateway_server import GatewayServer
@@ -44,12 +44,13 @@ _LOOK_SECONDS = 0.005
 
 def main(program: EnvRunnerProgram) -> None:
     """Attach and take simulators until told to stop."""
-    own_code, contact, door = prepare_process(program), program.contact, program.door
-    assert door is not None
+    own_code, contact = prepare_process(program), program.contact
+    gateway = program.gateway
+    assert gateway is not None
     attach_and_run(
         contact,
         program.role,
-        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
+        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, gateway, *own_code[1:]),
     )
 
 
@@ -73,14 +74,14 @@ class GatewayRunner(EnvRunner):
         attachment: Attachment,
         inbox: Mailbox[Command | Detached],
         contact: Contact,
-        door: Door,
+        gateway: GatewayAddress,
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
         super().__init__(attachment, inbox, contact, None, module_factory, own_connectors)
         attachment.held_up_by = policy_in
         self._inbox = inbox
-        self._door = door
+        self._gateway_address = gateway
         self._server: GatewayServer | None = None
         self._player: Player | None = None
         # By the driver: the command's id, the seed and the setup.
@@ -118,13 +119,13 @@ class GatewayRunner(EnvRunner):
         self._server = GatewayServer(carrier, self, settings, self._failed, busy)
         if (why := transport.why_slow()) and not calls.why_slow():  # else it has been said
             self._attachment.report(training_pb2.Note(text=why))
-        address = self._server.start(self._address(), tls, self._door.insecure)
+        address = self._server.start(self._address(), tls, self._gateway_address.insecure)
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))
 
     def _address(self) -> str:
         """The address of this gateway: each gateway of a host has its own port."""
-        host, port = split_address(self._door.address)
+        host, port = split_address(self._gateway_address.address)
         host = f"[{host}]" if ":" in host else host
         return f"{host}:{port + self._index if port else 0}"
 

@@ -334,22 +334,22 @@ class Learner:
         return self.core.get_params(self.state)
 
     def get_weights(self) -> dict[str, Tree]:
-        """The same as arrays on the host; waits for the update that makes them."""
+        """The same as arrays on the host; waits for updates on the device."""
         return arrays_like(self.get_params())
 
     def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
-        """Go on with parameters and buffers from elsewhere.
+        """Continue with parameters and buffers from elsewhere.
 
-        The optimizer, what the algorithm keeps beside them, such as a target network, and samples
-        that were to be used again begin anew. Counts and the states of pipelines go on.
+        The optimizer and other state of the algorithm, such as a target network, start anew, and
+        samples to be used again are discarded. Counts and the states of pipelines continue.
 
         Args:
-            weights: name -> array by module id, such as `get_weights` and `juggler.read_weights`
-                give. What they lack stays as it is.
-            whole: weights that lack something are refused.
+            weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
+                Parameters and buffers that are missing stay as they are.
+            whole: whether missing weights are an error.
 
         Raises:
-            StateMismatch: they are not those of the learner's modules; nothing has changed.
+            StateMismatch: the weights do not fit the learner's modules; nothing has changed.
         """
         self.wait()
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
@@ -361,13 +361,13 @@ class Learner:
         return self._peers is not None
 
     def leave(self) -> None:
-        """Make no update with the others any more: one of them is lost."""
+        """Leave the group of learners, because one of them is lost."""
         peers, self._peers = self._peers, None
         if peers is not None:
             peers.close()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
+        """All that `restore` needs: arrays by name, and values for JSON."""
         self.wait()
         tree = self.core.state_to_tree(self.state)
         if states := self._pipeline_states():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from juggler.driver.config import DriverConfig
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR, Door, EnvRunnerProgram
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram, GatewayAddress
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import (
@@ -56,12 +56,12 @@ class LocalWorkers:
             config: how many.
             gateway: where EnvRunners take simulators; "": they have environments.
         """
-        door = Door(gateway) if gateway else None
+        address = GatewayAddress(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
         for index in range(config.learners):
             self.start_learner(index)
         for index in range(config.num_env_runners):
-            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, address)
 
     def start_learner(self, index: int) -> None:
         """As `start`, of one learner."""
@@ -115,7 +115,7 @@ class LocalWorkers:
         self._directory.remove()
 
     def _start(
-        self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
+        self, role: str, index: int, policy: RestartPolicy, gateway: GatewayAddress | None = None
     ) -> None:
         if not self._shares:
             share_forkserver()
@@ -134,9 +134,9 @@ class LocalWorkers:
             target = "juggler.learner.process.learner_worker:main"
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
-            gateway = "juggler.gateway.runner:main"
-            target = gateway if door else "juggler.envrunner.envrunner_worker:main"
-            program = EnvRunnerProgram(contact, role, self._own_code, door)
+            of_gateway = "juggler.gateway.runner:main"
+            target = of_gateway if gateway else "juggler.envrunner.envrunner_worker:main"
+            program = EnvRunnerProgram(contact, role, self._own_code, gateway)
         worker_id = f"{role}-{index}"
         self._worker_ids.add(worker_id)
         self._supervisor.add(worker_id, WorkerProgram(target, program), policy)
