@@ -1,8 +1,8 @@
-"""What an update of a learner group costs beyond raw torch.distributed.
+"""The cost of a learner group's reduction beyond raw torch.distributed.
 
-In turns, several processes reduce the gradients of one module as learners do, with all that belongs
-to it; sum one flat vector of the same size as learners do; and do that with torch.distributed.
-Prints one JSON line: medians in milliseconds, the slowest process at each turn.
+Several processes take turns to reduce the gradients of one module as learners do, to sum one flat
+vector of the same size as learners do, and to sum it with torch.distributed. Prints one JSON line:
+medians in milliseconds, of the slowest process in each turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 def member(
     rank: int, size: int, device_name: str, parameters: int, turns: int, addresses: Any, found: Any
 ) -> None:
-    """One of the learners; rank 0 says where to meet."""
+    """One of the learners; rank 0 tells the others where to meet."""
     device = torch.device(device_for(device_name, rank, devices_here()))
     on_device = torch.get_device_module(device)
     on_device.set_device(device)
@@ -84,7 +84,7 @@ def member(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--learners", type=int, default=2)
-    parser.add_argument("--devices", default="cpu", help="auto: they take turns on the GPUs")
+    parser.add_argument("--devices", default="cpu", help="auto: all GPUs in turn")
     parser.add_argument("--parameters", type=int, default=1_700_000)
     parser.add_argument("--turns", type=int, default=100)
     given = parser.parse_args()

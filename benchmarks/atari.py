@@ -1,8 +1,8 @@
-"""Pong from single frames: bytes on the wire beside those of stacked ones, and a run's throughput.
+"""Pong from single frames and from stacked ones: bytes on the wire, and throughput of a run.
 
 python benchmarks/atari.py
 
-prints one JSON line about the frames that a runner sends: bytes for each live step.
+prints one JSON line: the bytes that a runner sends for each live step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 25
 
 
 def bytes_per_step(stacked: bool) -> float:
-    """Of the frames of some fragments, as a runner encodes them.
+    """The frames of some fragments, as a runner encodes them.
 
     Args:
         stacked: by the environment, and not in the learner.

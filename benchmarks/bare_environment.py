@@ -1,4 +1,4 @@
-"""How fast a vector environment steps in a loop of its own, with random actions."""
+"""The speed of a vector environment in a plain loop with random actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running commands beside one another, and reading what Juggler's runs say."""
+"""Runs commands in turn, and reads the results of Juggler's runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def script(name: str, *options: object) -> dict[str, Any]:
-    """A script of this directory -> the JSON object that it prints last."""
+    """Run a script of this directory; returns the JSON object that it prints last."""
     command = [sys.executable, str(HERE / name), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode:
@@ -27,7 +27,7 @@ def script(name: str, *options: object) -> dict[str, Any]:
 
 
 def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """`juggler train OPTIONS` -> its summary and its metrics lines."""
+    """Run `juggler train OPTIONS`; returns its summary and its metrics lines."""
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         run_dir = Path(directory, "run")
         command = [sys.executable, "-m", "juggler", "train", *map(str, options)]
@@ -39,7 +39,7 @@ def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def steady_rate(lines: list[dict[str, Any]], after: float = 2.0) -> float:
-    """Trained steps per second from `after` seconds behind the first update to the last line."""
+    """Trained steps per second from `after` seconds after the first update to the last line."""
     trained = [line for line in lines if line["env_steps_trained"]]
     begin = next(line for line in trained if line["wall_time"] >= trained[0]["wall_time"] + after)
     end = lines[-1]
@@ -50,7 +50,7 @@ def steady_rate(lines: list[dict[str, Any]], after: float = 2.0) -> float:
 def pairs(
     ours: Callable[[], float], theirs: Callable[[], float], count: int
 ) -> tuple[float, float, list[float]]:
-    """Alternating runs -> (median of ours, median of theirs, the ratios pair by pair)."""
+    """Alternate runs; returns (our median, their median, the ratios pair by pair)."""
     first, second = [], []
     for _ in range(count):
         second.append(theirs())

@@ -1,12 +1,12 @@
-"""What a newcomer gets: fifteen environments with nothing set but their name and the algorithm,
-beside Stable-Baselines3's defaults after as many steps.
+"""Results with default settings: fifteen environments with only their name and the algorithm set,
+compared with Stable-Baselines3's defaults after as many steps.
 
     JUGGLER_SB3_PYTHON=/tmp/sb3/bin/python python benchmarks/defaults.py run
     python benchmarks/defaults.py run --who impala ppo --seeds 0 --tasks taxi frozen-lake
     python benchmarks/defaults.py table
 
-Each run appends a line to a file as it ends, and what is in there is not run again: the table can
-be made in pieces. `table` prints what is there.
+Each run appends a line to a file when it ends, and runs with a line there are skipped, so the table
+can be made in pieces. `table` prints all results so far.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEVEL = 0.1  # of the way from chance to the best: less than that, seeds of eith
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, how long it is learned, and how it is looked at.
+    """An environment, the steps to train, and how it is evaluated.
 
     Attributes:
         steps: of training.
@@ -63,7 +63,7 @@ TASKS = {
     "lamps": Task("support.toys:Lamps", 40_000, 100, 10, 20),
     "dials": Task("support.toys:Dials", 40_000, 100, 5.2, 20),
     "cliff-walking": Task(
-        # Without a limit an episode of random actions takes thousands of steps.
+        # Without a limit, an episode of random actions would take thousands of steps.
         "CliffWalking-v1",
         150_000,
         10,
@@ -74,7 +74,7 @@ TASKS = {
     "errand": Task(
         "support.toys:Errand", 80_000, 200, -1, 0.8, {"nested": False}, policy="MultiInputPolicy"
     ),
-    # Their convolutions want 36 × 36 pixels at least: 10 × 10 go to fully connected layers.
+    # Their convolutions need at least 36 × 36 pixels, so 10 × 10 go to fully connected layers.
     "catch": Task("support.toys:Catch", 80_000, 200, -0.75, 1),
     "frozen-lake": Task("FrozenLake-v1", 80_000, 400, 0.015, 0.74),
     "cartpole": Task("CartPole-v1", 80_000, 20, 22, 500),
@@ -147,7 +147,7 @@ def known(file: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 
 def run(file: Path, who: list[str], tasks: list[str], seeds: list[int], at_once: int) -> None:
     there = known(file)
-    # Seed by seed, so that a part of it is a whole table of fewer seeds.
+    # Seed by seed, so that an interrupted series is a whole table of fewer seeds.
     wanted = [(task, name, seed) for seed in seeds for task in tasks for name in who]
 
     def one(key: tuple[str, str, int]) -> None:
@@ -201,7 +201,7 @@ def _share(counts: list[int] | None) -> str:
 
 
 def _cell(values: list[float], found: list[dict[str, Any]]) -> str:
-    """Played, by how many seeds if not by one, and behind it the mean return of training."""
+    """The evaluation return, with the number of seeds if several; then the training return."""
     if not values:
         return ""
     digits = 2 if max(map(abs, values)) < 10 else 0
@@ -221,16 +221,16 @@ def play(run_dir: str, episodes: int, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("--results", type=Path, default=RESULTS, help="where results are kept")
+    both.add_argument("--results", type=Path, default=RESULTS, help="file of results")
     both.add_argument("--who", nargs="+", choices=WHO, default=[*OURS, "sb3-ppo"])
     commands = parser.add_subparsers(dest="command", required=True)
-    missing = "what is not in the file of results yet"
+    missing = "run all that has no result in the file yet"
     running = commands.add_parser("run", parents=[both], help=missing)
     running.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     running.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     running.add_argument("--at-once", type=int, default=1)
-    commands.add_parser("table", parents=[both], help="of the file of results")
-    playing = commands.add_parser("play", help="with a run's newest checkpoint, deterministically")
+    commands.add_parser("table", parents=[both], help="print the table of results")
+    playing = commands.add_parser("play", help="play a run's newest checkpoint, deterministically")
     playing.add_argument("run_dir")
     playing.add_argument("--episodes", type=int, default=20)
     playing.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
-"""dm_env_rpc: what an observation costs, and how fast environments step through sockets.
+"""dm_env_rpc: the cost of an observation, and the speed of environments behind sockets.
 
-Beside each figure is that of the package dm-env-rpc itself.
+Each figure is compared with that of the package dm-env-rpc.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _show(
 
 
 def _time(call: Callable[[], None], seconds: float) -> float:
-    """Seconds of one call."""
+    """The duration of one call, in seconds."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds:

@@ -1,6 +1,6 @@
-"""The driver's side alone: a hub, a request pool and the core, and workers that answer at once.
+"""Only the driver's side: a hub, a request pool and the core, with workers that answer at once.
 
-The workers are fake, in processes of their own, each of which holds many streams. Prints one JSON
+The workers are fake. They run in processes of their own, each with many streams. Prints one JSON
 line: receipts booked per second, and the driver's CPU time for each.
 """
 
@@ -29,7 +29,7 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 def answer_at_once(address: str, first: int, count: int) -> None:
-    """Many runners in one process and thread: they must cost less than the driver does."""
+    """Many runners in one process and thread, which must cost less than the driver."""
 
     async def all_of_them() -> None:
         runners = [AnswersAtOnce(first + n) for n in range(count)]
@@ -39,7 +39,7 @@ def answer_at_once(address: str, first: int, count: int) -> None:
 
 
 class AnswersAtOnce(FakeWorker):
-    """Unlike a `FakeRunner` it answers all requests of a message in one."""
+    """A runner that answers all requests of a message in one, unlike a `FakeRunner`."""
 
     role = "envrunner"
 
@@ -49,7 +49,7 @@ class AnswersAtOnce(FakeWorker):
 
 
 class Bench:
-    """The driver's loop with a learner that is done at once, in this process."""
+    """The driver's loop, with a learner in this process that finishes updates at once."""
 
     def __init__(self, runners: int) -> None:
         settings = ModuleSettings(batch_size=LIVE_STEPS, max_open_updates=4 * runners)
@@ -67,8 +67,8 @@ class Bench:
             assert not isinstance(command, events.Discard), "nothing is in vain here"
 
     def turn(self) -> None:
-        """As the driver's loop, behind all that came at once."""
-        # The learner is done at once, which makes room for the next updates.
+        """Like the driver's loop, after all events that came together."""
+        # The learner finishes at once, which makes room for the next updates.
         while commands := self.core.issue_updates():
             for command in commands:
                 if isinstance(command, events.IssueUpdate):

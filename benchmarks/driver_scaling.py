@@ -1,4 +1,4 @@
-"""A whole driver with fake runners and learners. Prints one JSON line about what they cost it."""
+"""A whole driver with fake runners and learners. Prints one JSON line about its costs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.run_directory import RunDirectory
 from juggler.driver.record.wording import Level
 
-WARM_UP_LINES = 1  # metrics lines, of a second each
+WARM_UP_LINES = 1  # metrics lines, one a second
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the driver had used and done by then."""
+    """What the driver has used and done up to one moment."""
 
     time: float  # of the monotonic clock
     cpu: float  # seconds, of all its threads
@@ -37,7 +37,7 @@ class Moment:
 
 
 class Complaints(SilentProgress):
-    """Nobody should leave, and nothing else go wrong."""
+    """Records errors: no worker should leave, and nothing else go wrong."""
 
     def message(self, text: str, level: Level = "info") -> None:
         if level != "info":
@@ -48,13 +48,13 @@ class MeasuredDriver(Driver):
     """Runs until everybody is there and so many seconds have been measured.
 
     Attributes:
-        moments: the begin of what is measured, each metrics line since, and the end.
+        moments: the start of the measurement, each metrics line since, and the end.
         most_open: batches in the books at once, from request to end.
         line_seconds: CPU time of each metrics line.
     """
 
     def measure(self, script: Script, seconds: float, waits: Any) -> dict[str, Any]:
-        """The run's summary; `waits` gets what the runners saw."""
+        """Returns the run's summary; `waits` gets the waiting times of runners."""
         self._script, self._seconds, self._waits = script, seconds, waits
         self._complete_lines = 0
         self.moments: list[Moment] = []
@@ -97,7 +97,7 @@ def _now(line: dict[str, Any]) -> Moment:
 
 
 def _config(script: Script, batches: int, staleness: int) -> RunConfig:
-    """`batches` are those of each learner in an update."""
+    """`batches`: those of each learner in an update."""
     return RunConfig.from_flat(
         {
             "envs_per_runner": ROWS,
@@ -107,13 +107,13 @@ def _config(script: Script, batches: int, staleness: int) -> RunConfig:
             "batch_size": LIVE_STEPS * batches * script.learners,
             "max_staleness": staleness or _deep(script, batches),
             "checkpoint_seconds": 1e6,
-            "stop_seconds": 90.0,  # somebody was missing
+            "stop_seconds": 90.0,  # in case a worker never comes
         }
     )
 
 
 def _deep(script: Script, batches: int) -> int:
-    """So much that no runner ever waits for admission: its two requests are always in the air."""
+    """So much that no runner ever waits for admission: its two requests are always in flight."""
     updates = 4 * script.runners / (batches * script.learners)
     return 2 * int(updates + 4)
 
@@ -158,14 +158,14 @@ def measure(script: Script, batches: int, staleness: int, seconds: float) -> dic
 
 
 def _check(summary: dict[str, Any]) -> None:
-    """What the driver booked is what the learners say that they trained on."""
+    """Check that the driver's counts equal those of the learners."""
     theirs = sum(counts["trained"] for counts in summary["learner_steps"].values())
     if theirs != summary["env_steps_trained"]:
         raise AssertionError(f"{summary['env_steps_trained']} steps trained; learners: {theirs}")
 
 
 def _fairness(script: Script, waits: Waits, begin: float, end: float) -> dict[str, Any]:
-    """Of runners that are equally fast, and how long any of them waited between requests."""
+    """Fairness among equally fast runners, and their longest wait between requests."""
     within = {
         runner: [wait for at, wait in own if begin <= at < end] for runner, own in waits.items()
     }

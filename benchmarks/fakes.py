@@ -1,7 +1,7 @@
-"""Runners and learners that only say what such processes say, after latencies that a script sets.
+"""Fake runners and learners, which send the messages of real ones after latencies set by a script.
 
-They attach over real gRPC streams, all in one asyncio loop, so that hundreds of them fit a core.
-Batches are ids: a fake runner hands one to its fake learner within the process.
+They attach over real gRPC streams, all in one asyncio loop, so that one core can hold hundreds of
+them. Batches are only ids, which a fake runner hands to its fake learner within the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=tensors_pb
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """How many there are, and how long what they do takes.
+    """The number of workers, and their latencies.
 
     Attributes:
         sample_ms: median time for one batch; 0: none at all.
@@ -61,7 +61,7 @@ Waits = dict[int, list[tuple[float, float]]]
 
 
 def run_fakes(address: str, script: Script, waits: Any) -> None:
-    """In a process of its own, until the driver sends everybody home; puts `Waits` into `waits`."""
+    """Run in a process of its own until the driver ends the run; puts `Waits` into `waits`."""
     asyncio.run(_all_of_them(address, script, waits))
 
 
@@ -74,7 +74,7 @@ async def _all_of_them(address: str, script: Script, waits: Any) -> None:
 
 
 def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
-    """What a runner says that did as it was told, as long as what real ones say."""
+    """The receipt of a successful sample request, as long as a real one."""
     return training_pb2.Receipt(
         module_id=request.module_id,
         batch_id=request.batch_id,
@@ -94,7 +94,7 @@ class FakeWorker:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._outgoing = attach_pb2.FromWorker()  # what waits travels together
+        self._outgoing = attach_pb2.FromWorker()  # messages that wait are sent together
         self._wake = asyncio.Event()
 
     async def attach(self, address: str) -> None:
@@ -102,7 +102,7 @@ class FakeWorker:
         try:
             await self._attach(address)
         except* (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # it ended while something was being written
+            pass  # the stream ended during a write
 
     async def _attach(self, address: str) -> None:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -127,11 +127,11 @@ class FakeWorker:
                     task.cancel()
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What goes on beside the stream."""
+        """Work beside the stream."""
         return [self._beat()]
 
     def on(self, command_id: int, name: str, command: attach_pb2.Command) -> None:
-        """A command that not every worker understands."""
+        """Carry out a command that is specific to the role."""
         self.reply(command_id, attach_pb2.Done())
 
     def reply(self, command_id: int, body: Message) -> None:
@@ -172,7 +172,7 @@ class FakeWorker:
             await call.write(message)
 
     async def _beat(self) -> None:
-        await asyncio.sleep(random.random())  # they did not all begin at once
+        await asyncio.sleep(random.random())  # real workers do not all begin at once
         while True:
             self._outgoing.heartbeat.resident_bytes = 200 << 20
             self._wake.set()
@@ -195,8 +195,8 @@ class FakeRunner(FakeWorker):
         self._seconds = script.sample_ms * script.slowness(index) / 1e3
         self._jitter = script.jitter
         self._random = random.Random(index)
-        self._told: set[str] = set()  # the learners there are
-        self._room_since: deque[float] = deque()  # a moment for each receipt without a successor
+        self._told: set[str] = set()  # the present learners
+        self._room_since: deque[float] = deque()  # of receipts without a next request
         self._requests: asyncio.Queue[tuple[int, training_pb2.SampleRequest]] = asyncio.Queue()
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -205,7 +205,7 @@ class FakeRunner(FakeWorker):
     def on(self, command_id: int, name: str, command: attach_pb2.Command) -> None:
         if name == "juggler.v1.SampleRequest":
             request = training_pb2.SampleRequest.FromString(command.body.value)
-            if self._room_since:  # else it is one of the first
+            if self._room_since:  # otherwise it is one of the first
                 now = time.monotonic()
                 self.waits.append((now, now - self._room_since.popleft()))
             self._requests.put_nowait((command_id, request))
@@ -224,14 +224,14 @@ class FakeRunner(FakeWorker):
 
     def _finish(self, command_id: int, request: training_pb2.SampleRequest) -> None:
         if request.learner not in self._told:
-            raise ValueError(f"a batch for {request.learner}, of whom nobody told")
+            raise ValueError(f"a batch for {request.learner}, which it was not told of")
         self._learners[request.learner].take(request.batch_id)
         self.reply(command_id, receipt_for(request))
         self._room_since.append(time.monotonic())
 
 
 class FakeGroup:
-    """What makes the learners' updates one: all begin when the last rank can, and end together."""
+    """Joins the learners' updates: all begin when the last rank can, and end together."""
 
     def __init__(self, script: Script) -> None:
         self._seconds = script.update_ms / 1e3
@@ -246,7 +246,7 @@ class FakeGroup:
 
 
 class FakeLearner(FakeWorker):
-    """Holds batches, and uses those that it is told to."""
+    """Holds batches, and uses them in updates."""
 
     role = "learner"
 
@@ -298,7 +298,7 @@ class FakeLearner(FakeWorker):
             command_id, update = await self._updates.get()
             await self._group.update(update.update_id)
             for batch_id in update.batch_ids:
-                self._held.remove(batch_id)  # a KeyError where it never came
+                self._held.remove(batch_id)  # a KeyError if it never came
             self._version.update += 1
             self._trained += LIVE_STEPS * len(update.batch_ids)
             used = [

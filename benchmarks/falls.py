@@ -1,14 +1,14 @@
-"""How far CartPole falls after it was solved, seed by seed: for changes of the shipped settings.
+"""How far CartPole's return falls after it was solved, by seed: to try changes of settings.
 
     python benchmarks/falls.py --seeds 60
     python benchmarks/falls.py --seeds 60 lr=5e-4 entropy_coefficient=0.003
     python benchmarks/falls.py --seeds 60 --nothing-given
 
-The last one is of what a run chooses where nothing is given, with one runner.
+The last command uses what a run chooses if nothing is given, with one runner.
 
-One process samples and learns in turn, with weights that are two updates old, as in a whole run.
-So a seed brings the same whatever else the machine does, and a fall can be looked at again. The
-return is the mean of the last 100 episodes, after every update.
+One process samples and learns in turn, with weights that are two updates old, as in a whole run. So
+a seed always gives the same result, and a fall can be examined again. The return is the mean of the
+last 100 episodes, after every update.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from juggler.runtime.wire.spaces import space_to_message
 
 LAG = 2  # updates
 SOLVED = 475.0
-LATEST = 3_000_000  # steps until which it has to be solved
-MORE = 500_000  # steps behind that
+LATEST = 3_000_000  # steps by which it has to be solved
+MORE = 500_000  # steps after that
 
 
 def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | None, float]:
-    """(steps until it was solved; the least return after that); None: it was not."""
+    """(steps until it was solved, the least return after that); None: it was not solved."""
     torch.set_num_threads(1)
     seed_process(seed)
     config = RunConfig.from_flat({**base.flat(), **changes})
@@ -62,7 +62,7 @@ def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | Non
     strip_to_acting(module)
     policy = BehaviourPolicy(module, rows, steps, seed, module_to_env)
     sampler = Sampler(env, policy, steps, seed, connectors)
-    learned: State = {}  # by the connectors
+    learned: State = {}  # by connectors
     weights = deque([learner.get_weights()["default"]], maxlen=LAG + 1)
     returns: deque[float] = deque(maxlen=100)
     trained, solved, least = 0, None, 500.0
@@ -88,8 +88,8 @@ def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--nothing-given", action="store_true", help="instead of what ships")
-    parser.add_argument("changes", nargs="*", help="key=value of the configuration, in JSON")
+    parser.add_argument("--nothing-given", action="store_true", help="not the shipped settings")
+    parser.add_argument("changes", nargs="*", help="KEY=VALUE, the value in JSON")
     given = parser.parse_args()
     pairs = (change.split("=", 1) for change in given.changes)
     changes = {key: json.loads(value) for key, value in pairs}

@@ -1,9 +1,9 @@
-"""Damaged messages for everything that reads what comes from a network, in as many processes as
-there are processors, until somebody raises what it must not or the time is up.
+"""Gives damaged messages to all code that reads from a network, in as many processes as there are
+processors, until one raises a wrong error or the time is up.
 
-A message is a good one, or one of another kind, with bytes flipped, cut out, repeated or put in,
-and lengths, offsets and numbers of fields made huge. Each has to be taken, or refused with the
-error that closes its stream and with a line of sensible length; memory stays within the limits.
+A message is a valid one, or one of another kind, with bytes flipped, cut out, repeated or inserted,
+and with huge lengths, offsets and field numbers. Each must be accepted, or refused with the error
+that closes its stream and a message of sensible length. Memory must stay within the limits.
 
     python benchmarks/fuzz.py --seconds 120
 """
@@ -116,7 +116,7 @@ def _damaged(rng: random.Random, sample: bytes, samples: list[bytes]) -> bytes:
 
 
 class Reader(NamedTuple):
-    """Something that reads messages.
+    """Code that reads messages.
 
     Attributes:
         good: a message that it takes.
@@ -130,7 +130,7 @@ class Reader(NamedTuple):
 
 
 def _readers() -> dict[str, Reader]:
-    """By what is read."""
+    """The readers, by the kind of message."""
     store = BatchStore(BATCH_SPACES, lambda _: None, capacity=1 << 30)
     version = training_pb2.WeightsVersion(generation=1, update=2)
     header = episodes_pb2.BatchHeader(
@@ -156,7 +156,7 @@ def _readers() -> dict[str, Reader]:
         if frame is not None:
             store.take(frame)
             store.pop([frame.header.batch_id])
-            store._last_ids.clear()  # else every one but the first would be a replay
+            store._last_ids.clear()  # otherwise all but the first would be replays
 
     def read_space(message: bytes) -> None:
         try:
@@ -186,7 +186,7 @@ def _readers() -> dict[str, Reader]:
 
 
 def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
-    """What the driver reads of what workers answer and report."""
+    """The driver's readers of replies and reports."""
     version = training_pb2.WeightsVersion(generation=1, update=2)
     request = training_pb2.SampleRequest(batch_id=1, learner="learner-0")
     receipt = training_pb2.Receipt(
@@ -218,7 +218,7 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         module_id="default",
         description="cpu",
         meeting_point="host:1",
-        kept=version,
+        handed_over=version,
         last_updates=[done],
     )
     arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
@@ -254,7 +254,7 @@ def _answer(message: Any, read: Callable[[any_pb2.Any], Any]) -> Reader:
 
 
 def _batch() -> dict[str, Any]:
-    """The columns of a good batch: each row an episode that goes on."""
+    """The columns of a valid batch: each row is a part of an unfinished episode."""
     rows = np.arange(N, dtype=np.int32)  # [S]; S is N
     numbers = rows.astype(np.uint64)  # [S]
     ends = np.zeros((N, T), np.bool_)  # [N, T]

@@ -1,5 +1,5 @@
-"""Stories of simulators at a gateway (see tests/gateway/test_fuzzed_sessions.py), in as many
-processes as there are processors, until one goes wrong or the time is up.
+"""Random actions of simulators at a gateway (see tests/gateway/test_fuzzed_sessions.py), in as many
+processes as there are processors, until something goes wrong or the time is up.
 
     python benchmarks/fuzz_sessions.py --seconds 180
 """
@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gateway"
 import torch
 from test_fuzzed_sessions import Story
 
-HAPPENINGS = 200  # of a story
-NAMES = "stories", "messages", "steps", "wrong"  # of what is counted
+EVENTS = 200  # in a story
+NAMES = "stories", "messages", "steps", "wrong"  # of counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first story")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first story")
     given = parser.parse_args()
     processes = os.cpu_count() or 1
     jobs = [(given.seconds, given.seed + number, processes) for number in range(processes)]
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _fuzz(seconds: float, seed: int, stride: int) -> Counter[str]:
-    """Tell every story whose seed is this one, or some strides behind it."""
+    """Play the stories with this seed, this seed plus `stride`, and so on."""
     torch.set_num_threads(1)
     counts = Counter[str]()
     end = time.monotonic() + seconds
@@ -49,12 +49,12 @@ def _fuzz(seconds: float, seed: int, stride: int) -> Counter[str]:
         for wild in (False, True):
             counts["stories"] += 1
             try:
-                gateway = Story(seed, wild).tell(HAPPENINGS)
+                gateway = Story(seed, wild).tell(EVENTS)
                 counts["messages"] += gateway.messages
                 counts["steps"] += gateway.live
             except Exception:
                 counts["wrong"] += 1
-                print(f"Story({seed}, {wild}).tell({HAPPENINGS}):\n{traceback.format_exc()}")
+                print(f"Story({seed}, {wild}).tell({EVENTS}):\n{traceback.format_exc()}")
         seed += stride
     return counts
 

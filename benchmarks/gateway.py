@@ -1,7 +1,7 @@
-"""Simulators at a gateway, beside a bare gRPC echo of the same bytes.
+"""Simulators at a gateway, compared with a bare gRPC echo of the same bytes.
 
-The gateway acts with CartPole's policy and hands its batches to nobody. Its simulators are
-coroutines of one process, which send the same observations again and again.
+The gateway acts with CartPole's policy and discards its batches. The simulators are coroutines of
+one process, which send the same observations again and again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ IDLE = 1000
 
 
 class Waste:
-    """Wants as many samples as there are, and throws them away."""
+    """Requests as many samples as possible, and discards them."""
 
     def prepare(self, observation_space: Any, action_space: Any) -> Player:
         connectors, to_env = build_runner_pipelines(
@@ -71,7 +71,7 @@ class Waste:
 
 
 def gateway(pipe: Connection, max_wait: float) -> None:
-    """A process that is one."""
+    """A gateway in a process of its own."""
     import torch
 
     torch.set_num_threads(1)
@@ -83,7 +83,7 @@ def gateway(pipe: Connection, max_wait: float) -> None:
 
 
 def echo(pipe: Connection, _: float) -> None:
-    """A process that answers each message with as many bytes as a gateway would."""
+    """A process that answers each message with as many bytes as a gateway."""
     asyncio.run(_echo(pipe))
 
 
@@ -153,7 +153,7 @@ class Simulators:
             assert pb.ToSimulator.FromString(answer).HasField("actions"), answer
 
     async def play(self, seconds: float) -> list[float]:
-        """Step as fast as it goes -> the latencies of all batches of steps."""
+        """Step as fast as possible; returns the latencies of all batches of steps."""
         latencies: list[float] = []
         over = time.perf_counter() + seconds
 
@@ -184,7 +184,7 @@ def _varint(number: int) -> bytes:
 
 
 class Server:
-    """A process that serves, as a context."""
+    """A context with a serving process."""
 
     def __init__(self, target: Any, max_wait: float = 0.0) -> None:
         context = multiprocessing.get_context("spawn")
@@ -215,7 +215,7 @@ async def measure(server: Server, shape: tuple[int, int], seconds: float, greet:
 
 
 def compare(shape: tuple[int, int], seconds: float, rounds: int, max_wait: float) -> Any:
-    """The echo and the gateway in turns, since other work may go on beside them -> medians."""
+    """Medians of the echo and the gateway, in turns because other work may be going on."""
     results: dict[str, list[dict[str, float]]] = {"echo": [], "gateway": []}
     with Server(echo) as bare, Server(gateway, max_wait) as ours:
         for _ in range(rounds):
@@ -263,7 +263,7 @@ async def measure_idle(server: Server, count: int, seconds: float) -> dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each, in all rounds")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each of the two in all")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--max-wait-ms", type=float, default=0.0)
     parser.add_argument("--shapes", default=",".join(f"{s}x{e}" for s, e in SHAPES))

@@ -1,6 +1,6 @@
-"""What a GPU makes of it: `python benchmarks/gpu.py [TABLE …]`, on a machine with one or more.
+"""Tables for machines with GPUs: `python benchmarks/gpu.py [TABLE …]`.
 
-Without a GPU the same runs on the CPU at a small size, for figures that mean nothing.
+Without a GPU it runs on the CPU at a small size; those figures mean nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAIRS = 3 if ON_GPU else 1
 
 
 def end_to_end() -> str:
-    """A learner fed over gRPC, beside the same updates on what is on the device already."""
+    """A learner fed over gRPC, compared with updates on samples already on the device."""
     rows = []
     for encoder in ENCODERS:
         for precision in ("float32", "bfloat16"):
@@ -77,7 +77,7 @@ def passes() -> str:
 
 
 def _graph_ratio(encoder: str) -> float:
-    """How much faster gradients come from a CUDA graph: an experiment; learners use none."""
+    """The speed-up of gradients by a CUDA graph: an experiment, which learners do not use."""
     from gpu_feed import ACTIONS, FRAMES, image_batch
 
     from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -113,7 +113,7 @@ def _seconds(work: Any, times: int = 30) -> float:
 
 
 def several() -> str:
-    """Learner processes on one GPU, each by itself; and gradients of groups."""
+    """Separate learner processes on one GPU; and gradients of groups."""
     rows = []
     options = (sys.executable, "gpu_feed.py", "--only", "on_device", *SIZES)
     alone = _together(1, options)
@@ -129,7 +129,7 @@ def several() -> str:
 
 
 def _together(count: int, command: tuple[object, ...]) -> list[float]:
-    """Steps a second of processes that run at once."""
+    """Steps a second of several processes at once."""
     import subprocess
 
     here = Path(__file__).parent
@@ -142,7 +142,7 @@ def _together(count: int, command: tuple[object, ...]) -> list[float]:
 
 
 def runners() -> str:
-    """A whole run: Pong from ALE's vector with a runner on every core but one, one learner."""
+    """A whole run: Pong from ALE's vector, a runner on every core but one, and one learner."""
     cores = multiprocessing.cpu_count()
     runners = cores - 1 if ON_GPU else 1
     preset = "pong" if ON_GPU else "cartpole"
@@ -158,7 +158,7 @@ def runners() -> str:
 
 
 def forks() -> str:
-    """Workers of the forkserver that use the device: it has not touched CUDA, so they all can."""
+    """Workers of the forkserver can all use the device, because it has not touched CUDA."""
     rows = []
     for count in (1, 4):
         context = multiprocessing.get_context("spawn")
@@ -176,7 +176,7 @@ def forks() -> str:
 
 
 def use_device(queue: Any) -> None:
-    """In a worker: something that only works with a CUDA of its own."""
+    """In a worker: work that needs a CUDA context of its own."""
     x = torch.ones(1000, 1000, device=DEVICE)  # [1000, 1000]
     queue.put(f"{x.device}: {(x @ x).sum().item():.0f}")
 

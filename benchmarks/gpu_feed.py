@@ -1,6 +1,6 @@
-"""A learner fed over gRPC by processes that send batches of images, as fast as it takes them.
+"""A learner fed over gRPC by processes that send batches of images as fast as it takes them.
 
-The learner is the real one, in this process, with its streams; the driver's part is played here:
+The real learner with its streams runs in this process. This script plays the driver: it issues
 updates as soon as their steps are there, two in flight. Prints one JSON line: steps a second from
 arrival to published weights, and of the same updates on samples that are on the device already.
 """
@@ -60,7 +60,7 @@ PERMITS = Permits(bytes(32))
 
 
 def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
-    """A batch in the middle of episodes, one a row."""
+    """A batch in the middle of episodes, one for each row."""
     rng = np.random.default_rng(seed)
     numbers = np.arange(rows)
     flags = np.zeros((rows, steps), np.bool_)
@@ -89,7 +89,7 @@ def image_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
 
 
 def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
-    """A runner that has its batches ready: one for every credit, with the newest version's name."""
+    """A runner with prepared batches: it sends one for each request, with the newest version."""
     keep_freed_memory()
     tree = {"default": image_batch(rows, steps).to_tree()}
     sender = EpisodeSender(address, METADATA, lambda *_: None)
@@ -113,7 +113,7 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
 
 
 class Driver:
-    """The learner's attachment, and an end of its own: updates of what has arrived."""
+    """Stands in for the learner's attachment, and issues updates of batches that have arrived."""
 
     run_id = "bench"
     worker_id = "learner-0"
@@ -131,7 +131,7 @@ class Driver:
         self._answered = threading.Event()
 
     def ask(self, command: Message) -> None:
-        """Waits for the answer."""
+        """Wait for the answer."""
         self._answered.clear()
         self._tell(command)
         self._answered.wait()
@@ -151,7 +151,7 @@ class Driver:
                 )
                 self._tell(update)
 
-    # What the learner calls.
+    # The methods that the learner calls.
 
     def begins(self, command_id: int) -> None:
         pass
@@ -181,7 +181,7 @@ class Driver:
 
 
 def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any]:
-    """Steps a second through the whole of a learner."""
+    """Steps a second through a whole learner."""
     context = multiprocessing.get_context("spawn")
     per_update = given.steps // (given.rows * given.fragment)
     ids, credit = context.Value("Q", 0), context.Semaphore(per_update * OPEN)
@@ -216,7 +216,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
         for sender in senders:
             sender.start()
         weights = WeightsSubscription(address, METADATA, "bench", Limits())
-        first = weights.wait_for(Version(1, 3), timeout=120).version.update  # all is warm
+        first = weights.wait_for(Version(1, 3), timeout=120).version.update  # warm-up is over
         trained, begin = driver.trained, time.perf_counter()
         time.sleep(given.seconds)
         trained, seconds = driver.trained - trained, time.perf_counter() - begin
@@ -235,7 +235,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
 
 
 def on_device(given: argparse.Namespace, config: ImpalaConfig) -> float:
-    """Steps a second of the same updates, on samples that are there already."""
+    """Steps a second of the same updates on samples that are on the device already."""
     model = {"encoder": given.encoder}
     learner = build_learner(config, None, FRAMES, ACTIONS, model, device=given.device)
     count = given.steps // (given.rows * given.fragment)
@@ -260,12 +260,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default=devices_here()[0])
     parser.add_argument("--encoder", default="nature_cnn")
-    parser.add_argument("--steps", type=int, default=16384, help="live steps an update")
-    parser.add_argument("--rows", type=int, default=16, help="of a batch")
+    parser.add_argument("--steps", type=int, default=16384, help="live steps in an update")
+    parser.add_argument("--rows", type=int, default=16, help="rows of a batch")
     parser.add_argument("--fragment", type=int, default=32, help="steps of a row")
     parser.add_argument("--senders", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--block", type=int, default=10, help="updates between looks at the clock")
+    parser.add_argument("--block", type=int, default=10, help="updates between timings")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", choices=("on_device", "end_to_end"))

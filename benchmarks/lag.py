@@ -1,4 +1,4 @@
-"""The return over staleness: the same run with ever deeper queues."""
+"""The return over staleness: the same run with deeper and deeper queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 1_500_000
 
 
 def measure(picture: Path) -> str:
-    """The table; the curves go into `picture`."""
+    """The table; draws the curves into `picture`."""
     rows, curves = [], {}
     for depth in DEPTHS:
         runs = [_run(depth, seed) for seed in SEEDS]
@@ -44,7 +44,7 @@ def measure(picture: Path) -> str:
 
 
 def _run(depth: int, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    # As many requests in the air as the bound allows: the queue is as deep as it can be.
+    # As many requests in flight as the bound allows, so the queue is as deep as possible.
     return train(
         *("cartpole", "--seed", seed, "--stop-return", 501, "--no-confirm", "--stop-steps", STEPS),
         *("--max-staleness", depth, "--requests-per-runner", max(2, depth)),

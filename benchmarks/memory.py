@@ -1,4 +1,4 @@
-"""Memory of a whole run: the proportional set size of all its processes, added up."""
+"""Memory of a whole run: the sum of the proportional set sizes of all its processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _pss(pid: int) -> float:
-    """Megabytes: what a process holds alone, and its share of what it holds with others."""
+    """A process's own memory, and its share of memory held with others, in megabytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1000

@@ -1,4 +1,4 @@
-"""Sixteen learners at once, under vmap, beside sixteen that take their turns.
+"""Sixteen learners at once under vmap, compared with sixteen in turn.
 
 Both make the same updates in one process: sixteen learning rates on the same samples of CartPole.
 Prints one JSON line: milliseconds of CPU for an update of all sixteen, in pairs.
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _milliseconds(step: Callable[[Sample], object], samples: list[Sample], seconds: float) -> float:
-    """Of one update: of this process's only busy thread, whatever else the machine does."""
+    """CPU time of one update, of this process's only busy thread."""
     updates, started = 0, time.process_time()
     while time.process_time() - started < seconds:
         step(samples[updates % len(samples)])

@@ -1,8 +1,8 @@
-"""The baseline for PPO: one process, one plain torch loop, as one would write it by hand.
+"""The baseline for PPO: a plain torch loop in one process, as one would write it by hand.
 
-The same environment, network, batch, epochs and minibatches as Juggler is run with beside it.
-Prints one JSON line: environment steps trained on per second after a warm-up, and the share of the
-time that went to updates.
+It has the same environment, network, batch, epochs and minibatches as the run of Juggler that it is
+compared with. Prints one JSON line: environment steps trained on per second after a warm-up, and
+the share of time spent on updates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCHS, MINIBATCHES = 4, 4
 
 
 def gae(values, last_value, rewards, dones):
-    """Schulman et al. 2016, by the recurrence; all [T, N]."""
+    """GAE (Schulman et al. 2016) by its recurrence; all tensors are [T, N]."""
     advantages = torch.empty_like(values)
     carried = torch.zeros_like(last_value)
     for t in reversed(range(len(values))):

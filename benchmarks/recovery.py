@@ -1,8 +1,8 @@
-"""How long a run takes to get over a fault: `python benchmarks/recovery.py [--times 5]`.
+"""How long a run takes to recover from a fault: `python benchmarks/recovery.py [--times 5]`.
 
-For each fault, the longest stretch without an update, and the seconds from the fault until whoever
-was hit (or the process in its place) does its share again; then what a run loses while one of four
-EnvRunners is down. Ten minutes.
+For each fault: the longest time without an update, and the time until the process that was hit, or
+its replacement, does its share again. Then the throughput lost while one of four EnvRunners is
+down. Takes ten minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 
+from juggler.driver.monitoring import STATUS_METHOD
 from juggler.driver.record.driver_file import find_driver
 from juggler.driver.record.run_directory import RunDirectoryError
-from juggler.driver.watching import STATUS_METHOD
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 
@@ -47,14 +47,14 @@ class SlowCartPole(CartPoleEnv):
 
 
 class Observer:
-    """Asks a driver how its run is doing, many times a second."""
+    """Asks a driver for the run's status many times a second."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._ask: Any = None
 
     def look(self) -> status_pb2.RunStatus | None:
-        """None: there is no driver."""
+        """The status; None if there is no driver."""
         try:
             if self._ask is None:
                 self._ask = dial(find_driver(self._directory)).unary_unary(
@@ -71,7 +71,7 @@ class Observer:
     def until(
         self, good: Callable[[status_pb2.RunStatus], bool], seconds: float = 60.0
     ) -> tuple[float, float]:
-        """Seconds until it is so, and the longest stretch without an update meanwhile."""
+        """Seconds until a condition holds, and the longest time without an update until then."""
         began = last_update = time.monotonic()
         pause, updates = 0.0, -1
         while (now := time.monotonic()) < began + seconds:
@@ -86,7 +86,7 @@ class Observer:
         raise RuntimeError(f"not within {seconds} s: {self.look()}")
 
     def all_at_work(self, workers: int) -> None:
-        """Until so many workers have done something, and everybody is ready."""
+        """Wait until this many workers have done something, and all are ready."""
 
         def good(status: status_pb2.RunStatus) -> bool:
             ready = [each for each in status.workers if each.state == "ready" and each.steps]
@@ -96,9 +96,9 @@ class Observer:
         time.sleep(2.0)
 
     def recovery(self, worker_id: str, fault: Callable[[], None]) -> tuple[float, float]:
-        """Seconds without an update, and until there is another process that does its share."""
+        """Seconds without an update, and until another process does its share."""
         before = _worker(self.look(), worker_id)
-        joined: list[int] = []  # its steps when it came
+        joined: list[int] = []  # its steps when it joined
 
         def good(status: status_pb2.RunStatus) -> bool:
             worker = _worker(status, worker_id)
@@ -165,7 +165,7 @@ def only_learner(times: int) -> list[tuple[float, float]]:
 
 
 def driver(times: int) -> list[tuple[float, float]]:
-    """The command that resumes the run is given at once."""
+    """The driver is killed, and the run is resumed at once."""
     found = []
     for _ in range(times):
         with _run("cartpole", "--num-env-runners", 2, "--checkpoint-seconds", 1) as (
@@ -185,7 +185,7 @@ def driver(times: int) -> list[tuple[float, float]]:
 
 
 def cut(times: int) -> list[tuple[float, float]]:
-    """Of all connections, for 5 s."""
+    """All connections are cut for 5 s."""
     found, place = [], Place()
     try:
         with Network() as network:
@@ -226,8 +226,8 @@ def _cut(network: Network, observer: Observer) -> tuple[float, float]:
 
 
 def lost_with_one_of_four(times: int) -> list[float]:
-    """The share of its throughput that a run loses while an EnvRunner of four stands still, whose
-    environments, not the processors, set the pace."""
+    """The share of throughput that a run loses while one of four EnvRunners stands still. Slow
+    environments, not the processors, limit the throughput."""
     found, victims = [], itertools.cycle(range(4))
     sizes = ["--envs-per-runner", 8, "--fragment-steps", 16, "--batch-size", 480]
     place = Place()
@@ -248,7 +248,7 @@ def lost_with_one_of_four(times: int) -> list[float]:
 
 
 def _rate(observer: Observer, seconds: float) -> float:
-    """Steps a second trained on."""
+    """Trained steps a second."""
     counted = []
     for wait in (seconds, 0.0):
         status = observer.look()

@@ -1,7 +1,7 @@
 """Prints the tables of benchmarks/README.md: `python benchmarks/run.py [TABLE …]`.
 
-Every figure is a ratio against something that runs beside it in the same minute, the median of
-alternating pairs: absolute figures drift from machine to machine and from hour to hour.
+Every figure is a ratio to something that runs in the same minute, as the median of alternating
+pairs, because absolute figures drift from machine to machine and from hour to hour.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def _solved(goal: int, algorithm: str) -> str:
 
 
 def stays() -> str:
-    """Whether a solved CartPole stays solved."""
+    """Does a solved CartPole stay solved?"""
     from stays import measure
 
     return measure()
 
 
 def shares() -> str:
-    """Where the time of each process goes."""
+    """How each process spends its time."""
     endless = ("--stop-return", 501, "--no-confirm")
     summary, _ = train("cartpole", *endless, "--stop-seconds", SECONDS + 4)
     rows = []
@@ -133,7 +133,7 @@ def receipts() -> str:
 
 
 def streams() -> str:
-    """Episodes and weights against raw gRPC bytes."""
+    """Episodes and weights compared with raw gRPC bytes."""
     rows = []
     for size, name in ((256 << 10, "256 KB"), (4 << 20, "4 MB")):
         for kind in ("episodes", "weights"):
@@ -148,7 +148,7 @@ def streams() -> str:
 
 
 def lag() -> str:
-    """What staleness costs: the return over --max-staleness, and a picture."""
+    """The cost of staleness: the return over --max-staleness, and a picture."""
     from lag import measure
 
     return measure(Path(__file__).with_name("lag.png"))
@@ -162,21 +162,21 @@ def scaling() -> str:
 
 
 def atari() -> str:
-    """Pong from single frames against stacked ones."""
+    """Pong from single frames compared with stacked ones."""
     from atari import measure
 
     return measure()
 
 
 def sample_efficiency() -> str:
-    """PPO beside Stable-Baselines3's, and a picture."""
+    """PPO compared with Stable-Baselines3's, and a picture."""
     from sample_efficiency import measure
 
     return measure(Path(__file__).with_name("sample_efficiency.png"))
 
 
 def population() -> str:
-    """Sixteen learning rates at once against sixteen learners in turn."""
+    """Sixteen learning rates at once compared with sixteen learners in turn."""
     rows = []
     for envs, steps, hidden in ((4, 16, (32,)), (8, 32, (32,)), (8, 32, (64, 64)), (64, 32, (64,))):
         found = script(
@@ -193,7 +193,7 @@ def population() -> str:
 
 
 def all_reduce() -> str:
-    """Gradients of a learner group beside a raw all-reduce of one vector of their size."""
+    """The reduction of a learner group compared with a raw all-reduce of the same size."""
     rows = []
     for parameters, name in ((10_000, "2×64 tanh"), (1_700_000, "Nature CNN")):
         for learners in (2, 4):

@@ -1,6 +1,6 @@
-"""The return over steps beside Stable-Baselines3: PPO of both with the same hyper-parameters.
+"""The return over steps, compared with Stable-Baselines3: PPO with the same hyper-parameters.
 
-Needs a Python that has stable-baselines3, which JUGGLER_SB3_PYTHON names; it need not be this one.
+JUGGLER_SB3_PYTHON must name a Python with stable-baselines3; it need not be this one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 SEEDS = range(5)
-AT_ONCE = 2  # runs beside one another: only steps are counted here
+AT_ONCE = 2  # parallel runs: only steps are counted here
 THEIR_PYTHON = "JUGGLER_SB3_PYTHON"
 
 Curve = tuple[list[int], list[float]]  # steps, mean return of the last 100 episodes by then
@@ -27,7 +27,7 @@ Curve = tuple[list[int], list[float]]  # steps, mean return of the last 100 epis
 
 @dataclass(frozen=True)
 class Task:
-    """What both learn, and how; what is not here are the defaults of Stable-Baselines3."""
+    """A task with its settings; all others are the defaults of Stable-Baselines3."""
 
     env: str
     steps: int
@@ -51,12 +51,12 @@ class Task:
             *("--batch-size", self.batch, "--minibatches", self.batch // self.minibatch),
             *("--epochs", self.epochs, "--lr", self.lr, "--gamma", self.gamma),
             *("--lambda_", self.lambda_, "--clip", 0.2, "--entropy-coefficient", 0.0),
-            # The loss has half the squared error, theirs has the whole.
+            # Our loss has half the squared error, theirs the whole.
             *("--value-coefficient", 2 * 0.5, "--grad-clip", 0.5),
-            # Observations and rewards as they are.
+            # Observations and rewards are not changed.
             *("--connectors", "{}"),
         )
-        # Episodes of a round are booked when it has been trained on.
+        # Episodes of a round are counted once it has been trained on.
         known = [line for line in lines if line["episode_return_mean"] is not None]
         return (
             [line["env_steps_trained"] for line in known],
@@ -90,7 +90,7 @@ TASKS = (
 
 
 def measure(picture: Path, seeds: range = SEEDS, tasks: tuple[Task, ...] = TASKS) -> str:
-    """The table; the curves go into `picture`."""
+    """The table; draws the curves into `picture`."""
     if not os.environ.get(THEIR_PYTHON):
         raise SystemExit(
             f"sample_efficiency needs a Python with stable-baselines3, which {THEIR_PYTHON} names: "
@@ -117,7 +117,7 @@ def measure(picture: Path, seeds: range = SEEDS, tasks: tuple[Task, ...] = TASKS
 
 
 def _rows(task: Task, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[list[str]]:
-    """A task's rows, of returns [seeds, 20]: the median, and behind it the least and greatest."""
+    """A task's rows for returns [seeds, 20]: the median, with the least and the greatest."""
     rows = []
     for name, returns in (("Juggler", ours), ("Stable-Baselines3", theirs)):
         columns = [*returns[:, 4::5].T, returns.mean(1)]  # [seeds] each

@@ -16,7 +16,7 @@ LEARNERS = (1, 2, 4, 8)
 SENDERS = (1, 16, 64)
 SUBSCRIBERS = (1, 16, 64, 256)
 PAIRS = 3
-BATCHES = 8  # of each learner in an update, where nothing else is said
+BATCHES = 8  # of each learner in an update, by default
 
 Figures = dict[str, Any]
 
@@ -36,7 +36,7 @@ THOUSAND = ("--runners", 1000, "--learners", 64, "--slow-every", 8)
 
 
 def measure(picture: Path) -> str:
-    """The tables; the picture goes into `picture`."""
+    """The tables; draws the picture into `picture`."""
     capacity = {
         (runners, learners): _driver("--runners", runners, "--learners", learners)
         for learners in LEARNERS
@@ -46,7 +46,7 @@ def measure(picture: Path) -> str:
         name: _driver(*options, "--sample-ms", 100, "--slow-every", 8, seconds=6)
         for name, options in AT_WORK.items()
     }
-    # A batch takes 1 s there, or 4 s.
+    # Here a batch takes 1 s or 4 s.
     times = ("--sample-ms", 1000, "--update-ms", 20, "--batches", 2)
     at_work["1000 × 64"] = _driver(*THOUSAND, *times, seconds=8)
     at_work["1000 × 64, at once"] = _driver(*THOUSAND, seconds=3)
@@ -70,7 +70,7 @@ def _driver(*options: object, seconds: float = 2) -> Figures:
 
 
 def _cost(batches: int) -> float:
-    """Microseconds for each batch, of which each learner uses so many in an update."""
+    """Microseconds for each batch, if each learner uses `batches` in an update."""
     found = _driver("--runners", 256, "--learners", 8, "--batches", batches)
     return float(found["cpu_microseconds"])
 
@@ -98,12 +98,12 @@ def _capacity_table(capacity: dict[tuple[int, int], Figures]) -> str:
 
 
 def _parts_table() -> str:
-    """What one thing of a kind costs the driver."""
+    """The driver's costs of a batch, an update and a heartbeat."""
     idle = {
         runners: _driver("--runners", runners, "--sample-ms", 1e6)["cpu_share"]
         for runners in (1, 256, 1000)
     }
-    # With each batch comes one rank's share of an update, or an eighth of one.
+    # Each batch comes with one rank's share of an update, or an eighth of it.
     _, seldom, ratios = pairs(lambda: _cost(1), lambda: _cost(BATCHES), PAIRS)
     of_rank = seldom * (statistics.median(ratios) - 1) / (1 - 1 / BATCHES)
     of_batch = seldom - of_rank / BATCHES

@@ -1,4 +1,4 @@
-"""How far the configurations that ship get: runs them, and writes the table `seen` of their files.
+"""Runs the configurations that ship, and writes their results into the table `seen` of their files.
 
 python benchmarks/seen.py cartpole hopper
 python benchmarks/seen.py hopper --seeds 1 --seconds 600
@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[1] / "juggler" / "driver" / "configs"
 
 
 def seen(name: str, seeds: int, seconds: float, machine: str) -> str:
-    """A configuration's table, after runs of its own length or of `seconds` at most."""
+    """A configuration's table, after runs of its own length, limited to `seconds`."""
     ends: list[dict[str, Any]] = []
     for seed in range(seeds):
         summary, _ = train(name, "--seed", seed, "--stop-seconds", seconds, "--no-confirm")
@@ -36,7 +36,7 @@ def seen(name: str, seeds: int, seconds: float, machine: str) -> str:
 
 
 def write(name: str, table: str) -> None:
-    """In place of the one that the configuration's file ends with, if it does."""
+    """Write the table at the end of the configuration's file, replacing an earlier one."""
     file = CONFIGS / f"{name}.toml"
     settings = file.read_text().partition("\n[seen]")[0].rstrip("\n")
     file.write_text(f"{settings}\n\n{table}")
@@ -44,11 +44,11 @@ def write(name: str, table: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="+", help="of configurations that ship")
+    parser.add_argument("names", nargs="+", help="names of configurations that ship")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=600, help="that a run may take")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit of a run")
     default = f"{cores()} cores, {processor()}"
-    parser.add_argument("--machine", default=default, help="what this is")
+    parser.add_argument("--machine", default=default, help="name of this machine")
     options = parser.parse_args()
     for name in options.names:
         write(name, seen(name, options.seeds, options.seconds, options.machine))

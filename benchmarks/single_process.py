@@ -1,7 +1,7 @@
-"""The baseline: one process, one plain torch loop, as one would write it by hand.
+"""The baseline: a plain torch loop in one process, as one would write it by hand.
 
-The same environment, network, batch and number of passes as Juggler is run with beside it. Prints
-one JSON line: environment steps trained on per second, after a warm-up.
+It has the same environment, network, batch and number of passes as the run of Juggler that it is
+compared with. Prints one JSON line: environment steps trained on per second, after a warm-up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def tower(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def vtrace(values, next_values, rewards, ratios, continues):
-    """Espeholt et al. 2018, by the recurrence; all [T, N]."""
+    """V-trace (Espeholt et al. 2018) by its recurrence; all tensors are [T, N]."""
     rho = ratios.clamp(max=1.0)
     deltas = rho * (rewards + GAMMA * continues * next_values - values)
     targets = torch.empty_like(values)
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--sync", action="store_true", help="SyncVectorEnv in place of native")
+    parser.add_argument("--sync", action="store_true", help="SyncVectorEnv instead of native")
     given = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""A run in which something breaks every ten seconds: what grows meanwhile, and what slows down.
+"""A run in which something breaks every ten seconds: does anything grow or slow down?
 
 python benchmarks/soak.py --minutes 20                     # workers that the driver starts itself
 python benchmarks/soak.py --minutes 20 --workers remote    # workers over TCP, and a bad network
 
-Two EnvRunners and two learners; the second of each is killed, stopped and cut off, the others live
-as long as the run, so that what they gather shows. The last line that it prints is a JSON object.
+There are two EnvRunners and two learners. The second of each is killed, stopped and cut off. The
+others live as long as the run, so that leaks in them show. The last line printed is a JSON object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VICTIMS = ("envrunner 1", "learner 1")
 
 @dataclass(frozen=True)
 class Sample:
-    """Of one process at one moment."""
+    """Resources of one process at one moment."""
 
     minute: float
     steps: int  # that the run has trained on
@@ -61,14 +61,14 @@ class Sample:
 
 
 class Soak:
-    """A run, what is done to it, and what its processes need meanwhile."""
+    """A run, its faults, and the resources of its processes."""
 
     def __init__(self, place: Place, seed: int) -> None:
         self._place = place
         self._draws = random.Random(seed)
         self._samples: dict[tuple[int, str], list[Sample]] = defaultdict(list)
         self._done: Counter[str] = Counter()
-        self._stopped: dict[float, psutil.Process] = {}  # by when they are to go on
+        self._stopped: dict[float, psutil.Process] = {}  # by the time to continue them
         self.run: Command
         self.faults: list[Callable[[str], str]] = [self._kill, self._stop]
 
@@ -76,10 +76,10 @@ class Soak:
         self.run = self._place.start("train", *RUN, "--num-env-runners", 2)
 
     def look_after(self) -> None:
-        """Every second or so: what the driver does not do itself."""
+        """Called about every second: work that the driver does not do itself."""
 
     def soak(self, minutes: float, every: float) -> None:
-        """So many minutes, with a fault `every` so many seconds."""
+        """Run for some minutes, with a fault `every` so many seconds."""
         began = time.monotonic()
         next_fault, next_sample = began + every, began
         due: list[tuple[Callable[[str], str], str]] = []
@@ -100,7 +100,7 @@ class Soak:
             time.sleep(0.5)
 
     def processes(self) -> dict[str, Any]:
-        """Of those that were there nearly all the time, by name."""
+        """Samples of the processes that lived nearly all the time, by name."""
         longest = max(len(samples) for samples in self._samples.values())
         return {
             name: _growth(samples)
@@ -143,7 +143,7 @@ class Soak:
 
 
 class RemoteSoak(Soak):
-    """The same with workers that dial in, and are started again as a container would be."""
+    """The same with workers that dial in, and are restarted like containers."""
 
     def __init__(self, place: Place, seed: int, network: Network) -> None:
         super().__init__(place, seed)
@@ -183,7 +183,7 @@ class RemoteSoak(Soak):
 
     def _stop(self, victim: str) -> str:
         process = self._place.worker(victim, seconds=60)
-        self._stopped[time.monotonic() + 15] = process  # longer than one may be silent
+        self._stopped[time.monotonic() + 15] = process  # longer than a worker may be silent
         process.send_signal(signal.SIGSTOP)
         return f"SIGSTOP {victim}"
 
@@ -198,7 +198,7 @@ class RemoteSoak(Soak):
 
 
 def _growth(samples: list[Sample]) -> dict[str, Any]:
-    """What a process needs at the end, and how much more with each minute."""
+    """A process's resources at the end, and their growth in a minute."""
     warm = samples[int(len(samples) * WARM_UP) :]
     minutes = [sample.minute for sample in warm]
     thirds = warm[: len(warm) // 3], warm[-(len(warm) // 3) :]
@@ -218,13 +218,13 @@ def _growth(samples: list[Sample]) -> dict[str, Any]:
 
 
 def _cpu_per_step(samples: list[Sample]) -> float:
-    """Microseconds: what others do on the same machine changes them least."""
+    """Microseconds of CPU for each step, which other work on the machine changes least."""
     first, last = samples[0], samples[-1]
     return 1e6 * (last.cpu - first.cpu) / (last.steps - first.steps)
 
 
 def _throughput(directory: Path) -> dict[str, float]:
-    """Steps a second trained on: in the first and in the last third, and one to the other."""
+    """Trained steps a second in the first and in the last third, and their ratio."""
     lines = [line for line in metrics(directory) if line["env_steps_trained"]]
     lines = lines[int(len(lines) * WARM_UP) :]
     third = len(lines) // 3
@@ -253,7 +253,7 @@ def _soaks(workers: str, seed: int) -> Iterator[tuple[Soak, Path]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--fault-seconds", type=float, default=10.0, help="between two; inf: none")
+    parser.add_argument("--fault-seconds", type=float, default=10.0, help="inf: no faults")
     parser.add_argument("--workers", choices=("local", "remote"), default="local")
     parser.add_argument("--seed", type=int, default=7)
     given = parser.parse_args()

@@ -1,6 +1,6 @@
-"""What the specs of a module cost after its first call, and when they are checked in every call.
+"""The cost of a module's specs after its first call, and if every call checks them.
 
-The same two layers twice, as an RLModule and as a plain torch module; rounds take turns.
+Compares an RLModule with a plain torch module of the same two layers, in turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACTIONS = gymnasium.spaces.Discrete(2)
 
 
 class WithSpecs(RLModule):
-    """An RLModule that does as little as possible."""
+    """A minimal RLModule."""
 
     def __init__(self) -> None:
         super().__init__(OBSERVATIONS, ACTIONS, {})

@@ -1,4 +1,4 @@
-"""Solved stays solved: greedy play in a million steps behind the first return of 475."""
+"""Does solved stay solved? Greedy play in the million steps after the first return of 475."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 from commands import table, train
 
 SEEDS = range(5)
-SETTLED = 200_000  # steps until an evaluation is of a policy that had reached 475
+SETTLED = 200_000  # steps after which evaluations are of policies that had reached 475
 MORE = 1_000_000
 
 
@@ -28,7 +28,7 @@ def _row(algorithm: str) -> list[str]:
 
 
 def _run(algorithm: str, seed: int) -> tuple[int, list[float]]:
-    """Steps until 475, and what evaluations brought after that."""
+    """Steps until 475, and the results of evaluations after that."""
     _, lines = train(
         *("cartpole", "--algorithm", algorithm, "--seed", seed),
         *("--stop-return", 501, "--stop-steps", 2_000_000),

@@ -1,6 +1,6 @@
-"""Many senders of episodes to one learner, and its weights to many subscribers, over TCP.
+"""Episodes from many senders to one learner, and its weights to many subscribers, over TCP.
 
-The learner's ends are in this process, theirs in others. Prints one JSON line.
+The learner's ends are in this process, the others in further ones. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE = 30.0  # seconds
 
 
 class Used:
-    """Time and memory that this process has used since."""
+    """Time and memory that this process has used since the start of the measurement."""
 
     def __init__(self) -> None:
         self._time, self._cpu = time.perf_counter(), time.process_time()
@@ -51,13 +51,13 @@ class Used:
 
 
 def _peak() -> int:
-    """The most resident bytes that this process ever had."""
+    """The peak of this process's resident memory, in bytes."""
     (line,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     return int(line) * 1024
 
 
 def _serve(handler: grpc.GenericRpcHandler) -> tuple[grpc.Server, str]:
-    """A server, which stops when nobody holds it any more, and its address."""
+    """A server and its address. The server stops when its last reference is gone."""
     server = make_server()
     server.add_generic_rpc_handlers((handler,))
     address = bind(server, "127.0.0.1:0")
@@ -97,7 +97,7 @@ def send(address: str, count: int, size: int) -> None:
 
 
 def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
-    """What it takes to receive, as fast as it goes."""
+    """The cost of receiving as fast as possible."""
     received: Counter[str] = Counter()  # by sender
 
     def take(frame: BatchFrame) -> str:
@@ -136,7 +136,7 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 class Fanning(WeightsPublisher):
-    """Says when a subscriber has had all of a version."""
+    """Notes when a subscriber has a whole version."""
 
     def __init__(self) -> None:
         super().__init__(lambda metadata: None)
@@ -160,7 +160,7 @@ def subscribe(address: str, count: int) -> None:
 
 
 def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
-    """What it takes to publish a version until every subscriber has it."""
+    """The cost of publishing a version until every subscriber has it."""
     encode, calls = weights.encode_frame, 0
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -207,7 +207,7 @@ KINDS = {"episodes": episodes, "weights": fan_out}
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--count", type=int, default=16, help="senders, or subscribers")
+    parser.add_argument("--count", type=int, default=16, help="number of senders or subscribers")
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args()

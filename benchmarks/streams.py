@@ -1,9 +1,9 @@
-"""Episodes and weights from process to process, beside raw bytes over the same gRPC.
+"""Episodes and weights from process to process, compared with raw bytes over the same gRPC.
 
-One process sends, another receives, over a Unix socket; ours and the raw bytes take turns between
-processes that stay, each on a core of its own: where the scheduler moves their threads about, the
-same stream is twice as fast in one second as in the next. Prints one JSON line: megabytes a second,
-turn by turn.
+One process sends and another receives, over a Unix socket. Our streams and raw bytes take turns in
+the same two processes, each on a core of its own: if the scheduler moves their threads, the same
+stream is twice as fast in one second as in the next. Prints one JSON line: megabytes a second, turn
+by turn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IN_FLIGHT = 4  # messages, as many as a runner has requests
 
 
 def _tree(size: int) -> dict[str, Any]:
-    """Eight columns that together have so many bytes."""
+    """Eight columns with this many bytes in total."""
     columns = {f"column_{n}": np.random.bytes(size // 8) for n in range(8)}
     return {"default": {k: np.frombuffer(v, np.uint8) for k, v in columns.items()}}
 
@@ -55,8 +55,8 @@ def _serve(handlers: list[grpc.GenericRpcHandler], address: str) -> grpc.Server:
     return server
 
 
-# Raw: a stream of bytes up, a byte down for each. The bytes are made anew from an array for every
-# message, as they are by whoever has something to send.
+# Raw: a stream of messages up, and a byte down for each. The bytes of every message are newly made
+# from an array, as in a program that has something new to send.
 
 
 def raw_server(address: str, ready: Any, _: int) -> None:
@@ -103,7 +103,7 @@ def episodes_server(address: str, ready: Any, _: int) -> None:
 
 
 class Pushing:
-    """Sends the next batch as soon as one has been acknowledged, in the thread that hears of it."""
+    """Sends the next batch when one is acknowledged, in the thread that hears of that."""
 
     def __init__(self, address: str, size: int, name: str = "") -> None:
         self._tree = _tree(size)
@@ -132,8 +132,8 @@ def episodes_client(address: str, size: int, seconds: float) -> float:
     return rate
 
 
-# Weights: the next version is published by the thread that comes back for it, as a batch is sent by
-# the one that hears of the last.
+# Weights: the thread that asks for the next version publishes it, like the thread above that sends
+# the next batch.
 
 
 class Publishing(WeightsPublisher):
@@ -169,7 +169,7 @@ def weights_client(address: str, size: int, seconds: float) -> float:
     return rate
 
 
-# Raw from server to client, as weights go.
+# Raw bytes from server to client, in the direction of weights.
 
 
 def raw_down_server(address: str, ready: Any, size: int) -> None:
@@ -205,7 +205,7 @@ def _rate(one: Callable[[], object], size: int, seconds: float) -> float:
 
 
 def _rate_beside(count: Callable[[], int], size: int, seconds: float) -> float:
-    """The same for what other threads count."""
+    """The same, for counts of other threads."""
     time.sleep(seconds / 5)
     before, begin = count(), time.perf_counter()
     time.sleep(seconds)

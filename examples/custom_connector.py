@@ -2,8 +2,8 @@
 
     python examples/custom_connector.py
 
-trains CartPole for some seconds, until the mean return is 200, without being shown how fast
-anything moves: that has to be seen from one observation to the next. custom_connector.toml has the
+trains CartPole for some seconds, until the mean return is 200. The policy does not see how fast
+anything moves, and has to find that from the last three observations. custom_connector.toml has the
 same run in a file.
 """
 
@@ -19,7 +19,7 @@ import juggler
 
 
 class Positions(juggler.ObservationConnector):
-    """Of CartPole's four numbers, the two that are no velocities."""
+    """Keeps the two of CartPole's four numbers that are not velocities."""
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
@@ -33,7 +33,7 @@ class Positions(juggler.ObservationConnector):
 
 
 class StayInTheMiddle(juggler.LearnerConnector):
-    """Takes a part of the reward away, the more the farther out the cart is."""
+    """Lowers the reward, the more the farther out the cart is."""
 
     def __init__(
         self,

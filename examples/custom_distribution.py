@@ -1,10 +1,10 @@
-"""A distribution of your own: a categorical one that never stops trying.
+"""A distribution of your own: a categorical one that never stops exploring.
 
     python examples/custom_distribution.py
 
-trains with it on CartPole for a few seconds, until the mean return is 200, though one action in
-twenty is drawn blindly. custom_distribution.toml has the same run in a file. How to write one from
-the start is told in `juggler.DistributionSpec`.
+trains with it on CartPole for a few seconds, until the mean return is 200, although one action in
+twenty is random. custom_distribution.toml has the same run in a file. `juggler.DistributionSpec`
+explains how to write a distribution from scratch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import juggler
 
 
 class Curious(juggler.CategoricalSpec):
-    """Every action keeps its part of 5 % of the probability, whatever the policy says."""
+    """A categorical distribution that spreads 5 % of the probability evenly over all actions."""
 
     def __call__(self, inputs: torch.Tensor) -> juggler.Categorical:
         decided = torch.softmax(inputs, -1)  # [..., n]

@@ -1,4 +1,4 @@
-"""An encoder of your own, and the rest of the default module as it is.
+"""An encoder of your own in the default module.
 
     python examples/custom_encoder.py
 
@@ -17,12 +17,13 @@ import juggler
 
 
 class Waves(torch.nn.Module):
-    """Observations as sines of many frequencies, which a linear layer makes sharp functions of:
-    Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions"."""
+    """Encodes observations as sines of many frequencies, so that a linear layer can learn sharp
+    functions of them (Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency
+    Functions in Low Dimensional Domains")."""
 
     def __init__(self, space: gymnasium.spaces.Box, config: juggler.ModelConfig) -> None:
         super().__init__()
-        self.size = config.hidden_sizes[-1]  # how many features come out
+        self.size = config.hidden_sizes[-1]  # the number of features
         self.waves = torch.nn.Linear(math.prod(space.shape), 64)
         self.linear = torch.nn.Linear(64, self.size)
 

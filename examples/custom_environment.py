@@ -2,8 +2,8 @@
 
     python examples/custom_environment.py
 
-trains a thermostat for a few seconds. The mean return begins near -25 (degrees away from 20 °C,
-added up over 100 minutes, in tens) and the run stops at -7.
+trains a thermostat for a few seconds. The return is minus a tenth of the deviation from 20 °C,
+summed over 100 minutes. Its mean begins near -25, and the run stops at -7.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Thermostat(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.inside += 0.02 * (self.outside - self.inside) + action
         self.minute += 1
         error = abs(self.inside - 20)
-        # Nothing ends here by itself: the episode is cut off, which is a truncation.
+        # The task has no end of its own, so the time limit truncates the episode.
         return self._observe(), -error / 10, False, self.minute == 100, {}
 
     def _observe(self) -> NDArray[np.float32]:

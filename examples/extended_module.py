@@ -1,9 +1,9 @@
-"""The default module, extended: a trunk behind its encoder, and values of another size.
+"""The default module, extended: a trunk after its encoder, and values on another scale.
 
     python examples/extended_module.py
 
-trains it on CartPole for a few seconds, until the mean return is 300. From this directory the
-command line finds it by its name: juggler train cartpole --module extended_module:Extended
+trains it on CartPole for a few seconds, until the mean return is 300. In this directory, the
+command line finds it by name: juggler train cartpole --module extended_module:Extended
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import juggler
 class Extended(juggler.ActorCritic):
     """A residual block between encoder and policy, and a value head that begins near 50.
 
-    Discounted returns of CartPole get to 100. The value function of the default module would need
-    thousands of steps to get there from 0, or a `reward_scale`.
+    Discounted returns of CartPole reach 100. The value function of the default module starts at 0,
+    and would need thousands of steps to get there, or a `reward_scale`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Extended(juggler.ActorCritic):
 
 
 class Residual(torch.nn.Module):
-    """What comes in, and something added to it."""
+    """Adds the output of a layer to its input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""A learner around another library: an optimizer of torch's that changes parameters in place.
+"""A learner that trains with another library: an optimizer of torch that works in place.
 
     python examples/external_optimizer.py
 
-Algorithms that ship are functions of an explicit state. What keeps a state of its own, such as an
-optimizer of another library or a whole other trainer, becomes a `Learner` instead: it overrides
-`step`, `get_params`, `save` and `restore`, and has the rest (episodes, sources, asynchronous
-updates) from there. This one learns CartPole by advantage actor-critic (Mnih et al. 2016,
-"Asynchronous Methods for Deep Reinforcement Learning") with Nesterov's momentum, in some seconds.
+Juggler's algorithms are functions of an explicit state. To use an optimizer or a trainer that holds
+its own state, derive from `Learner` and override `step`, `get_params`, `save` and `restore`. The
+rest (episodes, sources, asynchronous updates) is inherited. This learner trains CartPole in some
+seconds by advantage actor-critic (Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement
+Learning") with Nesterov momentum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from juggler import (
 
 
 class NoCore(LearnerCore[dict[str, Any]]):
-    """What a Learner asks about its algorithm, which has no state that the Learner could hold."""
+    """An empty core: it only answers a Learner's questions about the algorithm."""
 
     name = "a2c with momentum"
     trains_on = frozenset({"episodes"})
@@ -64,14 +64,14 @@ class MomentumLearner(Learner):
         seed: int = 0,
         source: Iterator[Sample] | None = None,
     ) -> None:
-        # Of a core's methods only those are called that nothing here overrides.
+        # This learner never calls the methods that the core lacks.
         super().__init__(NoCore(config), source=source)  # type: ignore[abstract]
         torch.manual_seed(seed)
         self.module = make_module()
         self.optimizer = torch.optim.SGD(
             self.module.parameters(), lr=lr, momentum=0.9, nesterov=True
         )
-        # Momentum starts at 0, so that a new learner has all that a saved one has.
+        # Start with a momentum of 0, so that a new learner has the same state as a saved one.
         for parameter in self.module.parameters():
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -113,7 +113,7 @@ class MomentumLearner(Learner):
         return {"default": {"loss": loss.detach(), "grad_norm": norm}}
 
     def get_params(self) -> Params:
-        """Copies: later updates change the module in place."""
+        """Copies, because later updates change the module in place."""
         tensors = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         return {"default": {name: tensors[name] for name in acting_names(self.module)}}
 
@@ -133,7 +133,7 @@ class MomentumLearner(Learner):
         self.updates = int(extras["updates"])
 
     def _state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors themselves."""
+        """The state: the tensors themselves, not copies."""
         momentum = {
             name: self.optimizer.state[parameter]["momentum_buffer"]
             for name, parameter in self.module.named_parameters()

@@ -1,17 +1,17 @@
-"""A reward for what is new: a core around another core.
+"""A reward for new observations: a core that wraps another core.
 
     python examples/intrinsic_reward.py
 
-The deep sea (Osband et al. 2019, "Behaviour Suite for Reinforcement Learning") is a grid that a
-diver sinks through, a row with each step, to the left or to the right. Only who goes right every
-time finds the treasure, and each step to the right costs a little. A policy that explores at random
-finds it once in 2^19 dives, and has long learned by then that right does not pay.
+The deep sea (Osband et al. 2019, "Behaviour Suite for Reinforcement Learning") is a grid. A diver
+sinks one row with each step, to the left or to the right. The treasure is found only by going right
+every time, and each step to the right costs a little. A policy that explores at random finds the
+treasure once in 2^19 dives, and has learned long before that going right does not pay.
 
-`Curious` adds to each reward how new what was seen is: with features φ, and C the sum of φφᵀ over
-all that was ever seen, that is √(φᵀ C⁻¹ φ), or 1/√visits for one-hot φ (the elliptical bonus of
-Henaff et al. 2022, "Exploration via Elliptical Episodic Bonuses", here over all episodes). C is a
-part of the state, beside that of the core within. In some seconds it finds the treasure in every
-dive, while the same algorithm without it finds none.
+`Curious` adds a bonus to each reward that is larger for newer observations: √(φᵀ C⁻¹ φ) for
+features φ, with C the sum of φφᵀ over all observations so far. For one-hot φ this is 1/√visits. It
+is the elliptical bonus of Henaff et al. 2022, "Exploration via Elliptical Episodic Bonuses", here
+over all episodes. C is part of the core's state, beside the state of the inner core. In some
+seconds this finds the treasure in every dive; the same algorithm without the bonus never finds it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ DEPTH = 20
 OBSERVATIONS = gymnasium.spaces.Box(0, 1, (DEPTH * DEPTH,), np.float32)
 ACTIONS = gymnasium.spaces.Discrete(2)
 
-State = dict[str, Any]  # "inner": the state of the core within; "seen": [F, F]
+State = dict[str, Any]  # "inner": the state of the inner core; "seen": [F, F]
 
 
 class Curious(LearnerCore[State]):
-    """Trains as another core does, with a bonus for what was seldom seen."""
+    """Trains like the inner core, with a bonus for rare observations."""
 
     def __init__(self, inner: LearnerCore[Any], features: int, scale: float) -> None:
         self.inner, self.features, self.scale = inner, features, scale
@@ -105,13 +105,13 @@ class Curious(LearnerCore[State]):
 
 
 def live_features(columns: Any) -> Tensor:
-    """Observations [N, T, F], 0 where a step only resets the environment."""
+    """Observations [N, T, F]; 0 in steps that only reset the environment."""
     features: Tensor = columns["observations"] * columns["live"].unsqueeze(-1)  # [N, T, F]
     return features
 
 
 class DeepSea(gymnasium.Env[Any, Any]):
-    """One number for each cell of the grid, 1 where the diver is."""
+    """The observation has a number for each cell of the grid: 1 at the diver, else 0."""
 
     observation_space, action_space = OBSERVATIONS, ACTIONS
 

@@ -1,10 +1,10 @@
-"""A module that is a language model: a small causal transformer, made here and now.
+"""A module that is a language model: a small causal transformer.
 
     python examples/language_model.py
 
-It is shown a word of three letters and writes the word that it read, letter by letter, in what
-comes after it; for each right letter there is a reward of 1. Guessing gets 0.75 of 3, and after a
-few seconds it gets 2.9. From this directory the command line finds both by their names:
+It sees a word of three letters and has to write the same word after it, letter by letter. Each
+right letter has a reward of 1. Guessing has a return of 0.75; after a few seconds of training the
+return is 2.9. In this directory, the command line finds both classes by name:
 juggler train --env language_model:Repeat --module language_model:LanguageModel
 """
 
@@ -23,12 +23,12 @@ import juggler
 
 LETTERS = 4
 WORD = 3
-END = LETTERS  # of the word, and of what has been written so far
+END = LETTERS  # the token at the end of the word, and in places not written yet
 PAGE = 2 * WORD + 1
 
 
 class Repeat(gymnasium.Env[NDArray[np.int64], np.int64]):
-    """A page of letters: a word, and behind it what is written, one letter a step."""
+    """A page of letters: a word, and after it the written letters, one more with each step."""
 
     observation_space = gymnasium.spaces.MultiDiscrete([LETTERS + 1] * PAGE)
     action_space = gymnasium.spaces.Discrete(LETTERS)
@@ -44,13 +44,13 @@ class Repeat(gymnasium.Env[NDArray[np.int64], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.int64], float, bool, bool, dict[str, Any]]:
         right = action == self.page[self.written]
-        self.page[WORD + 1 + self.written] = action  # behind the word and its end
+        self.page[WORD + 1 + self.written] = action  # after the word and its end
         self.written += 1
         return self.page.copy(), float(right), self.written == WORD, False, {}
 
 
 class LanguageModel(juggler.RLModule):
-    """Predicts the token that comes after each one of a text; its last prediction is the policy.
+    """Predicts the next token after each token of a text; the last prediction is the policy.
 
     Vaswani et al. 2017, "Attention Is All You Need", with the normalization before each block.
     """
@@ -88,7 +88,7 @@ class LanguageModel(juggler.RLModule):
         }
 
     def _read(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """What is known at the last token that is written [B, H]."""
+        """The features at the last written token [B, H]."""
         text = batch["observations"]  # [B, L]
         x = self.token(text) + self.place  # [B, L, H]
         for block in self.blocks:
@@ -100,7 +100,7 @@ class LanguageModel(juggler.RLModule):
 
 
 class Block(torch.nn.Module):
-    """Every token looks at those before it, and thinks."""
+    """A transformer block: causal self-attention and an MLP."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ if __name__ == "__main__":
         batch_size=700,
         lr=1e-3,
         grad_clip=1.0,
-        gamma=0.5,  # a letter is paid for when it is written
+        gamma=0.5,  # each letter is rewarded at once
         stop_return=2.9,
         stop_seconds=300,
     )

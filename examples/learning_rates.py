@@ -1,11 +1,11 @@
-"""Sixteen learning rates, tried at once on one stream of data.
+"""Sixteen learning rates, compared at once on one stream of data.
 
     python examples/learning_rates.py
 
-Sixteen learners make their updates together: a `Population` is one algorithm under
-`torch.func.vmap`, whose members differ in their learning rates alone. Each fragment is sampled by
-the policy of another member, in turn, and all sixteen learn from it: V-trace makes up for what the
-others would have done differently. At the end each plays by itself. It takes about 20 seconds.
+A `Population` is one algorithm under `torch.func.vmap`. Its sixteen members make their updates
+together, and differ only in their learning rates. The members take turns to sample a fragment, from
+which all sixteen learn; V-trace corrects for the differences of their policies. At the end each
+member plays by itself. This takes about 20 seconds.
 """
 
 from __future__ import annotations

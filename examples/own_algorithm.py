@@ -3,13 +3,13 @@
     python examples/own_algorithm.py
     juggler train --env CartPole-v1 --algorithm own_algorithm:MyAlgorithm --help
 
-The first trains on CartPole for half a minute, until the mean return is 300; the second, in this
-directory or with it on PYTHONPATH, shows the options that a run has with this algorithm.
+The first command trains on CartPole for half a minute, until the mean return is 300. The second one
+shows the options of a run with this algorithm; call it in this directory, or with it on PYTHONPATH.
 
 The loss is that of PQN, "parallelised Q-network" (Gallici et al. 2024, "Simplifying Deep Temporal
 Difference Learning"). It learns values Q(x, a) of actions from many environments at once, without a
-replay and without a target network: the network's layers are normalized instead. The loss is a mean
-over steps t of
+replay buffer or a target network; instead, the network's layers are normalized. The loss is the
+mean over steps t of
 
     1/2 (G_t - Q(x_t, a_t))²        G_t = r_t + γ ((1 - λ) max_a Q(x_{t+1}, a) + λ G_{t+1})
 """
@@ -32,13 +32,13 @@ class MyConfig(juggler.LearnerConfig):
     """Its fields are keys of a run, in addition to those of every run."""
 
     lr: juggler.Scheduled = 1e-3
-    """Learning rate. This default is for this algorithm alone: others keep theirs."""
+    """Learning rate. This default applies only to this algorithm."""
 
     grad_clip: float | None = 10.0
     """Largest norm of the gradient."""
 
     reward_scale: float = 0.1
-    """What rewards are multiplied by: values that stay near 1 are learned best."""
+    """Factor of rewards: values near 1 are learned best."""
 
     batch_size: int = 256
     """Environment steps in one update."""
@@ -59,7 +59,7 @@ class MyConfig(juggler.LearnerConfig):
 
 
 class MyModule(juggler.RLModule):
-    """Values of actions, with normalized layers; acts on the largest, or at random."""
+    """Estimates the values of actions; acts on the largest, or at random."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class MyModule(juggler.RLModule):
         self.register_buffer("epsilon", torch.tensor(1.0))  # [] the learner sets it
 
     def _forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {"action_dist_inputs": self.layers(batch["observations"])}  # [B, n] likeliest: best
+        return {"action_dist_inputs": self.layers(batch["observations"])}  # [B, n]
 
     def _forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         values = self.layers(batch["observations"])  # [B, n]
@@ -97,7 +97,7 @@ class MyModule(juggler.RLModule):
 
 
 class MyCore(juggler.GradientCore):
-    """The loss. What is around it (optimizers, schedules, checkpoints, groups) is there already."""
+    """The loss. GradientCore adds optimizers, schedules, checkpoints and learner groups."""
 
     name = "my algorithm"
     config: MyConfig
@@ -140,7 +140,7 @@ class MyCore(juggler.GradientCore):
 
 
 class MyAlgorithm(juggler.Algorithm):
-    """What a run names: algorithm = "own_algorithm:MyAlgorithm"."""
+    """A run names this class: algorithm = "own_algorithm:MyAlgorithm"."""
 
     config = MyConfig
     core = MyCore

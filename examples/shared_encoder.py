@@ -2,11 +2,11 @@
 
     python examples/shared_encoder.py
 
-Two agents see the same signal ("global"), and each a switch of its own ("local"). The first is to
-say the signal's sign where its switch is on, and its opposite where it is off; for the other one
-it is the other way round. What they have to know of the signal they learn together: it goes through
-one encoder, and the switches through an encoder each. In a few seconds both go from 0.5 to above
-0.95 right answers. The encoder gets one step for both, so its parameters stay the same in both.
+Two agents see the same signal ("global"), and each has a switch of its own ("local"). The first has
+to answer with the sign of the signal if its switch is off, and with the opposite if it is on. For
+the second agent it is the other way round. One shared encoder reads the signal, and each module has
+an encoder of its own for its switch. In a few seconds the share of right answers rises from 0.5 to
+above 0.95 for both. The shared encoder makes one step for both, so its parameters stay equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEPS = 8
 
 
 class Signals(gymnasium.Env[dict[str, Any], np.int64]):
-    """A new signal and switch in each of eight steps; 1 for the right answer."""
+    """Eight steps, each with a new signal and switch; the reward of a right answer is 1."""
 
     observation_space, action_space = OBSERVATIONS, ACTIONS
 
@@ -71,8 +71,7 @@ class Signals(gymnasium.Env[dict[str, Any], np.int64]):
 
 
 class TwoPaths(RLModule):
-    """The global part of an observation through an encoder that is given, the local part through
-    one of its own."""
+    """Reads the global part of an observation with a given encoder, the local part with its own."""
 
     training_only = ("value",)
 
@@ -104,7 +103,7 @@ class TwoPaths(RLModule):
 
 
 class SharedEncoder(MultiRLModule):
-    """Modules of one encoder."""
+    """Modules that share one encoder."""
 
     def build(self, specs: Mapping[str, RLModuleSpec]) -> Mapping[str, RLModule]:
         encoder = torch.nn.Sequential(torch.nn.Linear(SIGNAL, 32), torch.nn.ReLU())

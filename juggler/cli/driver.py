@@ -17,7 +17,7 @@ from juggler.cli.arguments import (
     process_started,
     report_errors,
 )
-from juggler.cli.doors import DoorArguments
+from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Listen
 from juggler.driver.result import has_checkpoint
@@ -28,7 +28,7 @@ from juggler.runtime.checkpoints.checkpoint import read
 
 
 @dataclass(kw_only=True)
-class Arguments(DoorArguments):
+class Arguments(MonitoringArguments):
     """Drive a run. Workers dial in with `juggler envrunner` and `juggler learner`, at any time."""
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
@@ -89,7 +89,7 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             f"evaluation_seconds = {seconds:g}: workers that dial in do not evaluate. Set "
             "evaluation_seconds = 0, and play the checkpoints with `juggler evaluate`"
         )
-    doors = given.doors(given.insecure, listen.token, listen.tls)
+    monitoring = given.monitoring(given.insecure, listen.token, listen.tls)
     if checkpoint is not None:
         resume_run(
             Path(first.resume or ""),
@@ -97,9 +97,11 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             given.run,
             started=started,
             listen=listen,
-            doors=doors,
+            monitoring=monitoring,
         )
     else:
         keys |= keys_given(arguments)
-        start_run(given.run, keys, started=started, over=first.go_on, listen=listen, doors=doors)
+        start_run(
+            given.run, keys, started=started, over=first.go_on, listen=listen, monitoring=monitoring
+        )
     return 0

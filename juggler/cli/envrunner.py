@@ -27,17 +27,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _work(given: Arguments) -> int:
-    from juggler.envrunner.program import Door, EnvRunnerProgram
+    from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
 
-    door = None
+    gateway = None
     if given.gateway:
         from juggler.gateway.runner import main
 
         split_address(given.gateway)
-        door = Door(given.gateway, given.insecure)
+        gateway = GatewayAddress(given.gateway, given.insecure)
     else:
         from juggler.envrunner.envrunner_worker import main
     contact = given.contact("envrunner")
-    program = EnvRunnerProgram(contact, door=door)
+    program = EnvRunnerProgram(contact, gateway=gateway)
     work(contact, lambda: main(program))
     return 0

@@ -23,8 +23,8 @@ _LINE_SECONDS = 30.0
 
 def work(contact: Contact, main: Callable[[], None]) -> None:
     """Work until the driver says that the run is over. If the driver is lost, wait until somebody
-    listens at its address, and then start again as a new program. That program gets nothing from
-    the old one but what the old one kept for it.
+    listens at its address, and then start again as a new program. All that passes from the old
+    program to the new one is a learner's state.
 
     Args:
         contact: how the worker reaches its driver, and how long it waits.

@@ -98,9 +98,9 @@ def _statuses(given: Arguments) -> Iterator[Any]:
     """
     import grpc
 
+    from juggler.driver.monitoring import STATUS_METHOD
     from juggler.driver.record.driver_file import find_driver, not_running
     from juggler.driver.record.run_directory import RunDirectoryError
-    from juggler.driver.watching import STATUS_METHOD
     from juggler.runtime.actors.credentials import bearer, read_token
     from juggler.runtime.actors.endpoints import EndpointError, dial, split_address
     from juggler.runtime.actors.tls import read_tls

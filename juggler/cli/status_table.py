@@ -15,7 +15,7 @@ from juggler.runtime.wire.v1 import status_pb2
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
 _LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
 _SILENT_SECONDS = 3.0  # of an attached worker: more than a heartbeat or two
-_SHOWN_HAPPENINGS = 6
+_SHOWN_MESSAGES = 6
 _NARROW = 130  # terminal columns
 _ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory")
 
@@ -23,7 +23,7 @@ _ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory")
 def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
     """The most important facts, in a given number of columns."""
     workers = _workers(status, () if width >= _NARROW else _ONLY_WIDE)
-    return Group(_head(status), _books(status), workers, *_happenings(status))
+    return Group(_head(status), _books(status), workers, *_log_messages(status))
 
 
 def _head(status: status_pb2.RunStatus) -> Text:
@@ -54,7 +54,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
         "weights": f"generation {version.generation}, update {version.update:,}; staleness "
         f"{number(staleness.sum / consumed if consumed else None)} on average",
         "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
-        f"flight, {queues.held_batches} batches ({quantity(queues.held_steps)} steps) at learners",
+        f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
         "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
         f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
     }
@@ -101,14 +101,14 @@ def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
     }
 
 
-def _happenings(status: status_pb2.RunStatus) -> list[Text]:
+def _log_messages(status: status_pb2.RunStatus) -> list[Text]:
     now = time.time()
     return [
         Text(
             f"{clock(max(0.0, now - each.time))} ago: {each.text}",
             style=_LEVELS.get(each.level, ""),
         )
-        for each in status.happenings[-_SHOWN_HAPPENINGS:]
+        for each in status.log_messages[-_SHOWN_MESSAGES:]
     ]
 
 

@@ -18,14 +18,14 @@ from juggler.cli.arguments import (
     process_started,
     report_errors,
 )
-from juggler.cli.doors import DoorArguments
+from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.config import RunConfig
 from juggler.driver.script_classes import must_be_given_again
 from juggler.driver.training import load_given, resume_run, start_run
 
 
 @dataclass(kw_only=True)
-class Arguments(DoorArguments):
+class Arguments(MonitoringArguments):
     """Train on this host until a stop condition holds. Ctrl-C ends the run in order.
 
     Algorithms have their own options: `juggler train --algorithm ppo --help` shows those of PPO,
@@ -71,7 +71,7 @@ def _train(arguments: Sequence[str], started: float) -> int:
     given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
     keys |= keys_given(arguments)
-    start_run(given.run, keys, started=started, doors=given.doors(given.insecure))
+    start_run(given.run, keys, started=started, monitoring=given.monitoring(given.insecure))
     return 0
 
 
@@ -95,6 +95,6 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
             file=sys.stderr,
         )
         return 2
-    doors = given.doors(given.insecure)
-    resume_run(run_dir, checkpoint, given.run, started=started, doors=doors)
+    monitoring = given.monitoring(given.insecure)
+    resume_run(run_dir, checkpoint, given.run, started=started, monitoring=monitoring)
     return 0

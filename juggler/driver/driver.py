@@ -12,6 +12,7 @@ from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.ending import WORKERS_LEAVE_SECONDS, Ending
 from juggler.driver.loop import Event, Loop, StopAsked
+from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
 from juggler.driver.parts import RunParts
 from juggler.driver.record.driver_file import announce, withdraw
 from juggler.driver.record.journal import Journal, LineWriter
@@ -21,7 +22,6 @@ from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import Upkeep
-from juggler.driver.watching import Doors, Watching
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -74,7 +74,7 @@ class Driver:
         resume: Checkpoint | None = None,
         beginning: Beginning | None = None,
         listen: Listen | None = None,
-        doors: Doors | None = None,
+        monitoring: MonitoringOptions | None = None,
     ) -> None:
         """
         Args:
@@ -86,7 +86,7 @@ class Driver:
             resume: a state to go on from.
             beginning: of a new run, what it begins with that another one has learned.
             listen: take workers of other hosts there, and start none here.
-            doors: through which others may watch; None: its status alone.
+            monitoring: what else it serves besides its status; None: nothing.
         """
         self.signal = 0
         self._config = config
@@ -99,7 +99,9 @@ class Driver:
         clock = RunClock(started, resume)
         journal = Journal(progress, directory.path, self._run_id)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._watching = Watching(doors or Doors(), token, self._mailbox.put)
+        self._monitoring = MonitoringServices(
+            monitoring or MonitoringOptions(), token, self._mailbox.put
+        )
         most_learners = config.driver.most_learners(dialled=listen is not None)
         settings = HubSettings(
             run_id=self._run_id,
@@ -110,7 +112,7 @@ class Driver:
             # In a group, others wait for a learner that hangs.
             silence_of={LEARNER: _PEER_SILENCE_SECONDS} if most_learners > 1 else {},
             most_of={LEARNER: most_learners},
-            services=self._watching.services,
+            services=self._monitoring.services,
         )
         self._hub = Hub(settings, self._mailbox)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, own_code)
@@ -149,7 +151,7 @@ class Driver:
             try:
                 self._start()
                 self._loop.run()
-                self._watching.ready(False)
+                self._monitoring.ready(False)
                 self._ending.wind_down()
                 grace = WORKERS_LEAVE_SECONDS
             finally:
@@ -160,7 +162,7 @@ class Driver:
                     last.callback(lambda: summary.update(self._ending.close_books()))
                     last.callback(self._hub.close)
                     last.callback(self._local.close, grace)
-                    last.callback(self._watching.close)
+                    last.callback(self._monitoring.close)
                     last.callback(withdraw, self._directory.path)
         if self._parts.end.failure:
             raise RunFailed(self._parts.end.failure + self._ending.how_to_go_on())
@@ -171,7 +173,7 @@ class Driver:
         addresses = [self._local.driver_address] + ([listen.address] if listen else [])
         try:
             self._bound += self._hub.start(addresses, insecure=bool(listen and listen.insecure))
-            self._watching.start()
+            self._monitoring.start()
         except BaseException:
             self._hub.close()
             self._local.close(grace=0.0)
@@ -187,7 +189,7 @@ class Driver:
             for warning in self._beginning.warnings:
                 progress.message(warning, "warning")
         self._announce()
-        self._watching.ready(True)
+        self._monitoring.ready(True)
         if self._listen is None:
             self._local.start(self._config.driver, self._config.env_runner.gateway)
         else:

@@ -79,7 +79,7 @@ def evaluate(
     from juggler.envrunner.environments.vector import make_vector_env
     from juggler.envrunner.environments.video import record_videos
     from juggler.envrunner.evaluation import evaluate as play
-    from juggler.policies.loading import Recipe, restore_parts
+    from juggler.policies.loading import PolicyConfig, restore_parts
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
@@ -107,12 +107,12 @@ def evaluate(
         config.env_runner.vectorize = "sync"
     environments = make_vector_env(config.env_runner, factory)
     try:
-        recipe = Recipe(
+        policy_config = PolicyConfig(
             config.module, config.connectors.parsed(), module if callable(module) else None, own
         )
         built, env_to_module, module_to_env = restore_parts(
             found,
-            recipe,
+            policy_config,
             environments.single_observation_space,
             environments.single_action_space,
         )

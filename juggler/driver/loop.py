@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.core.events import Proceed
+from juggler.driver.monitoring import StatusAsked
 from juggler.driver.parts import RunParts
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import Upkeep
-from juggler.driver.watching import StatusAsked
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.hub_events import HubEvent
 from juggler.runtime.actors.mailbox import Mailbox

@@ -42,7 +42,7 @@ class StatusReader:
             queues=self._queues(),
             episodes=self._episodes(),
             staleness=_histogram(parts.metrics.staleness),
-            receipt_seconds=_histogram(parts.commands.receipt_seconds),
+            sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
             update_seconds=_histogram(parts.commands.update_seconds),
             driver=status_pb2.Resources(
                 cpu_seconds=time.process_time(), resident_bytes=resident_bytes()
@@ -53,7 +53,7 @@ class StatusReader:
             worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
             status.workers.append(worker)
         for moment, level, text in self.journal.newest:
-            status.happenings.add(time=moment, level=level, text=text)
+            status.log_messages.add(time=moment, level=level, text=text)
         return status
 
     def _steps(self) -> status_pb2.StepBooks:
@@ -71,8 +71,8 @@ class StatusReader:
         return status_pb2.Queues(
             requests_in_flight=core.requests_in_flight,
             updates_in_flight=core.updates_in_flight,
-            held_batches=core.held_batches,
-            held_steps=core.held_steps,
+            queued_batches=core.held_batches,
+            queued_steps=core.held_steps,
         )
 
     def _episodes(self) -> status_pb2.RunStatus.Episodes:

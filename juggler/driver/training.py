@@ -17,6 +17,7 @@ from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
 from juggler.driver.driver import Driver, Listen
+from juggler.driver.monitoring import MonitoringOptions
 from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectory
@@ -30,7 +31,6 @@ from juggler.driver.script_classes import (
 )
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.driver.signals import as_exception
-from juggler.driver.watching import Doors
 from juggler.envrunner.environments.naming import is_name
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
@@ -176,7 +176,7 @@ def start_run(
     own_code: bytes = b"",
     over: bool = False,
     listen: Listen | None = None,
-    doors: Doors | None = None,
+    monitoring: MonitoringOptions | None = None,
 ) -> Result:
     """Start a new run of a complete configuration. See `Driver` for the other arguments.
 
@@ -204,7 +204,7 @@ def start_run(
             own_code=own_code,
             beginning=beginning,
             listen=listen,
-            doors=doors,
+            monitoring=monitoring,
         )
         path = Path(config.driver.run_dir) if config.driver.run_dir else None
         if over and path is not None and (path / CONFIG_FILE).is_file():
@@ -226,7 +226,7 @@ def resume_run(
     started: float,
     own_code: bytes = b"",
     listen: Listen | None = None,
-    doors: Doors | None = None,
+    monitoring: MonitoringOptions | None = None,
 ) -> Result:
     """Resume a run, unless it has reached its goal. See `Driver` for the arguments.
 
@@ -258,7 +258,7 @@ def resume_run(
             own_code=own_code,
             resume=checkpoint,
             listen=listen,
-            doors=doors,
+            monitoring=monitoring,
         )
 
 

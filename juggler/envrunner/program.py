@@ -11,12 +11,12 @@ EVALUATOR = "evaluator"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where an EnvRunner takes simulators, instead of having environments of its own.
+class GatewayAddress:
+    """Where a gateway listens for simulators.
 
     Attributes:
-        address: "host:port"; runner i of a host has port + i; port 0: any.
-        insecure: listen beyond loopback even without TLS or without a token.
+        address: "host:port"; gateway i of a host has port + i; port 0: any.
+        insecure: whether to listen beyond loopback even without TLS or a token.
     """
 
     address: str
@@ -33,10 +33,10 @@ class EnvRunnerProgram:
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by the names that stand for them): of a notebook or script. Only from a parent
             process through its own pipe, never from the network.
-        door: where it takes simulators; None: it has environments.
+        gateway: where it listens for simulators; None: it has environments of its own.
     """
 
     contact: Contact
     role: str = ENVRUNNER
     own_code: bytes = b""
-    door: Door | None = None
+    gateway: GatewayAddress | None = None

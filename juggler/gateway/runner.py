@@ -21,7 +21,7 @@ from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy, policy_in
 from juggler.envrunner.paced.rows import oldest_version
-from juggler.envrunner.program import Door, EnvRunnerProgram
+from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
 from juggler.gateway import transport
@@ -46,12 +46,13 @@ _LOOK_SECONDS = 0.005
 
 def main(program: EnvRunnerProgram) -> None:
     """Attach and take simulators until told to stop."""
-    own_code, contact, door = prepare_process(program), program.contact, program.door
-    assert door is not None
+    own_code, contact = prepare_process(program), program.contact
+    gateway = program.gateway
+    assert gateway is not None
     attach_and_run(
         contact,
         program.role,
-        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, door, *own_code[1:]),
+        lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, gateway, *own_code[1:]),
     )
 
 
@@ -75,7 +76,7 @@ class GatewayRunner:
         attachment: Attachment,
         inbox: Mailbox[Command | Detached],
         contact: Contact,
-        door: Door,
+        gateway: GatewayAddress,
         module_factory: Any = None,
         own_connectors: Any = None,
     ) -> None:
@@ -84,7 +85,7 @@ class GatewayRunner:
         self._inbox = inbox
         self._contact = contact
         self._index = index_of(attachment)
-        self._door = door
+        self._gateway_address = gateway
         self._own_code = OwnCode(module_factory, own_connectors)
         self._loop = CommandLoop(attachment, inbox)
         self._loop.on(training_pb2.Setup, self._setup)
@@ -142,13 +143,13 @@ class GatewayRunner:
         self._server = GatewayServer(carrier, self, settings, self._failed, busy)
         if (why := transport.why_slow()) and not calls.why_slow():  # else it has been said
             self._attachment.report(training_pb2.Note(text=why))
-        address = self._server.start(self._address(), tls, self._door.insecure)
+        address = self._server.start(self._address(), tls, self._gateway_address.insecure)
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))
 
     def _address(self) -> str:
         """The address of this gateway: each gateway of a host has its own port."""
-        host, port = split_address(self._door.address)
+        host, port = split_address(self._gateway_address.address)
         host = f"[{host}]" if ":" in host else host
         return f"{host}:{port + self._index if port else 0}"
 

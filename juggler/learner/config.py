@@ -1,4 +1,4 @@
-"""What every algorithm is told about learning. No torch: the driver reads this too."""
+"""The keys that every algorithm has. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from juggler.learner.optim.config import (
 
 @dataclass(kw_only=True)
 class LearnerConfig(OptimizerConfig):
-    """What every algorithm has to know. Some have other defaults.
+    """The keys that every algorithm has. Some algorithms have other defaults.
 
     An algorithm of your own derives a dataclass from this one. Its fields become keys of a run, the
-    text below each is its help, and `validate` says what values may be. Where a default is to
-    differ, it has a field of the same name.
+    text below a field is its help, and `validate` checks the values. To change a default, declare a
+    field of the same name.
     """
 
     algorithm: str = "impala"
-    """What turns episodes into gradients: appo, impala, ppo, pqn, or one of your own, named as
-    package.module:Class."""
+    """The algorithm: appo, impala, ppo, pqn, or one of your own as package.module:Class."""
 
     reward_scale: float = 1.0
-    """What rewards are multiplied by before anything is learned from them. Returns of some tens
-    are learned best: a value function starts near 0, and gets to hundreds slowly."""
+    """Factor that rewards are multiplied by before learning. Returns of some tens are learned
+    best: a value function starts near 0, and reaches hundreds only slowly."""
 
     gamma: float = 0.99
     """Discount of the reward one step later."""
 
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Optimizers for parts of a module: tables by names of your own. In each, parameters lists
-    patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay, optimizer_epsilon,
-    grad_clip and grad_clip_by may differ from the run's."""
+    """Optimizers for parts of a module: tables with names of your choice. In each, the key
+    parameters lists patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay,
+    optimizer_epsilon, grad_clip and grad_clip_by may differ from the run's."""
 
     micro_batches: int = 1
-    """A sample, or each of its minibatches, is computed in so many parts, one after the other, by
-    rows: the gradient is that of the whole, for the memory of a part."""
+    """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
+    The gradient is that of the whole, and takes the memory of one part."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the module's training pass. bfloat16 runs it under torch.autocast, for devices
-    that are faster so; parameters, losses and optimizers stay float32."""
+    """Precision of the module's training pass. bfloat16 runs it under torch.autocast, which is
+    faster on some devices; parameters, losses and optimizers stay float32."""
 
     compile: bool = False
     """Whether torch.compile compiles the module's training pass, which takes a minute at first and
@@ -55,21 +54,21 @@ class LearnerConfig(OptimizerConfig):
     """Live environment steps in one update, over all learners of the group."""
 
     max_staleness: int = 6
-    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    """Updates that weights may be behind when steps that they sampled are trained on. Older steps
     are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
 
     weights_interval: int = 1
-    """Updates between the weights that EnvRunners get. What they sample is up to
-    weights_interval - 1 updates older for it, and max_staleness holds all the same. Asynchronous
-    runs only."""
+    """Updates from one publication of weights to the next. Steps become up to
+    weights_interval - 1 updates older by it, and max_staleness still holds. Only for asynchronous
+    runs."""
 
     weights_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which trained parameters are sent to EnvRunners, which act with what they get.
-    bfloat16 takes half the bytes and keeps eight significant bits. Checkpoints are not rounded."""
+    """Dtype in which trained parameters are sent to EnvRunners, which act with it. bfloat16 takes
+    half the bytes and keeps eight significant bits. Checkpoints are not rounded."""
 
     def validate(self) -> None:
         """Raises:
-        ValueError: a value is out of its range; names the key, the value and what is allowed.
+        ValueError: a value is out of range; names the key, the value and what is allowed.
         """
         self.validate_optimizer()
         self.optimizer_specs()
@@ -91,11 +90,11 @@ class LearnerConfig(OptimizerConfig):
 
     def validate_rows(self, steps: int) -> None:
         """Raises:
-        ValueError: there is nothing to learn from rows of so many steps.
+        ValueError: the algorithm cannot learn from rows of this many steps.
         """
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
-        """The optimizer for most parameters first, and those for parts of a module.
+        """The optimizers: first the one for most parameters, then those of the table `optimizers`.
 
         Raises:
             ValueError: a table in `optimizers` is wrong; names the key, and the nearest right one.
@@ -104,8 +103,8 @@ class LearnerConfig(OptimizerConfig):
         return [rest, *parse_optimizers(self, self.optimizers)]
 
     def numbers_of_losses(self) -> list[str]:
-        """Keys of what a loss reads as a number: those of floats that no optimizer has for itself,
-        and that are not none."""
+        """Keys of the numbers that a loss reads: floats that are not none and do not belong to an
+        optimizer."""
         hints = get_type_hints(type(self))
         return [
             key

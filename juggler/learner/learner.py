@@ -28,7 +28,7 @@ from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
 
-#: Batches of episodes by module id; a bare list is for the module "default".
+#: Batches of episodes by module id.
 Episodes: TypeAlias = Mapping[str, Sequence[EpisodeBatch]]
 Given: TypeAlias = Episodes | Sequence[EpisodeBatch]
 
@@ -36,16 +36,16 @@ Given: TypeAlias = Episodes | Sequence[EpisodeBatch]
 class Learner(GroupMember):
     """Turns samples, batches or episodes into better parameters.
 
-    It owns the state, where it lies, and the count of updates. No call waits for the device:
-    metrics are tensors there, until `fetch_metrics` is called on them.
+    It owns the state, its device, and the count of updates. No call waits for the device: metrics
+    are tensors there, and `fetch_metrics` reads them.
 
-    With `async_update`, updates run one after the other in a thread of their own. Calls of the
-    other methods wait until none is in flight, so that they see what all of them have led to;
-    `state` itself is for the thread alone until then.
+    With `async_update`, updates run one after the other in a thread of their own. The other methods
+    wait until no update is in flight, so that they see the results of all. Do not touch `state`
+    before that.
 
     A subclass may override `preprocess_episodes`, `before_gradients` and `after_gradients`. One
-    around another library overrides `step`, `get_params`, `save` and `restore`; the last three call
-    `wait` first if it is to be used with `async_update`.
+    that trains with another library overrides `step`, `get_params`, `save` and `restore`; with
+    `async_update`, the last three must call `wait` first.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Learner(GroupMember):
     ) -> None:
         """Args:
         core: the algorithm.
-        seed: what the first parameters are drawn from.
+        seed: of the initial parameters.
         device: where to compute.
-        source: where `step` takes samples from when it is given none.
-        pipelines: by module id, what batches and episodes of that module go through on the device
-            before anything is learned from them.
-        updates_in_flight: with `async_update`, how many may be asked for and not finished.
+        source: samples for `step`, if it is called without one.
+        pipelines: by module id, connectors that process the module's batches and episodes on the
+            device, before the core learns from them.
+        updates_in_flight: with `async_update`, the most unfinished updates.
         """
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
@@ -82,15 +82,15 @@ class Learner(GroupMember):
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
     def step(self, sample: Sample | None = None, **passes: Unpack[Passes]) -> Metrics:
-        """One update on the sample given, else on the next one of the source, as it is.
+        """One update on the given sample, or on the next one of the source; no pipeline changes it.
 
         Args:
             sample: columns on any device, by module id.
-            passes: as for `update_from_batch`.
+            passes: as in `update_from_batch`.
 
         Raises:
-            ValueError: neither is there, or the sample lacks what the algorithm needs.
-            StopIteration: the source has come to its end.
+            ValueError: there is neither a sample nor a source, or the sample lacks a column.
+            StopIteration: the source is exhausted.
         """
         passes = given_passes(passes)
         self.wait()
@@ -129,26 +129,26 @@ class Learner(GroupMember):
     def update_from_batch(
         self, batch: Sample, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
-        """One update on columns that are put together already, as a replay or a data set has them.
+        """One update on columns, such as those of a replay buffer or a data set.
 
         Args:
             batch: columns by module id. IMPALA, PPO and APPO take those of a batch of episodes, as
                 tensors or arrays; see `juggler.batch_of_columns`.
-            async_update: begin the update and return, once fewer than `updates_in_flight` others
-                are unfinished. The batch must not be changed before it is done.
-            passes: `minibatch_size`: live steps in each step of the optimizer, about. PPO takes it
-                in place of its `minibatches`; IMPALA and APPO, which estimate along whole rows, put
-                whole rows together. `num_epochs`: passes over the batch; PPO takes it in place of
-                its `epochs`. Where one is not given, or None, the config says how many, and without
-                that there is one pass over the whole batch.
+            async_update: start the update and return. If `updates_in_flight` others are unfinished,
+                wait for one of them first. Do not change the batch before the update is done.
+            passes: `minibatch_size` is about how many live steps there are in each optimizer step;
+                it replaces PPO's `minibatches`. For IMPALA and APPO, which estimate returns along
+                rows, a minibatch is made of whole rows. `num_epochs` is the number of passes over
+                the batch; it replaces PPO's `epochs`. Without them, or with None, the config
+                decides, and by default there is one pass over the whole batch.
 
         Returns:
-            Metrics; with `async_update` a handle, whose `result(timeout)` waits for them, or raises
-            what the update raised, and whose `done()` says whether it would wait.
+            Metrics. With `async_update`, a future: its `result(timeout)` waits for them, or raises
+            the error of the update.
 
         Raises:
-            TypeError: the algorithm learns from whole episodes.
-            ValueError: a column is missing or does not fit, or nobody knows a module.
+            TypeError: the algorithm learns only from episodes.
+            ValueError: a column is missing or does not fit, or a module is unknown.
         """
         self.check_serves("batch")
         passes = given_passes(passes)
@@ -174,19 +174,19 @@ class Learner(GroupMember):
     def update_from_episodes(
         self, episodes: Given, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
-        """One update on episodes as they come from envrunners.
+        """One update on episodes from EnvRunners.
 
         Args:
-            episodes: by module id; a bare list is for the module "default".
-            async_update: as for `update_from_batch`.
-            passes: the same.
+            episodes: by module id; a plain list is for the module "default".
+            async_update: as in `update_from_batch`.
+            passes: as in `update_from_batch`.
 
         Returns:
             As `update_from_batch`.
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
-            ValueError: there are no episodes, or nobody knows a module.
+            ValueError: there are no episodes, or a module is unknown.
         """
         self.check_serves("episodes")
         passes = given_passes(passes)
@@ -203,12 +203,12 @@ class Learner(GroupMember):
             raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
 
     def before_gradients(self, sample: Sample) -> Sample:
-        """For a subclass: what an update learns from, on the device, before any gradient of it is
-        computed -> what it learns from instead."""
+        """A hook for subclasses: takes the sample of an update, on the device, before gradients
+        are computed; returns the sample to use instead."""
         return sample
 
     def sample_from_episodes(self, episodes: Given) -> Sample:
-        """What `step` takes, on its way to the device, where steps before may still run.
+        """Episodes as a sample for `step`. Its copy to the device may still be under way.
 
         Learners of a group do this together, once for each update."""
         self.wait()
@@ -218,8 +218,8 @@ class Learner(GroupMember):
         return prepared
 
     def collated(self, episodes: Given) -> Sample:
-        """Episodes as a sample on the host, which no pipeline has seen yet; page-locked where the
-        device is a GPU. It may be made in any thread, beside updates."""
+        """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
+        This may be called in any thread, beside updates."""
         by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
         pin_memory = self.device.type == "cuda"
         return {
@@ -228,7 +228,7 @@ class Learner(GroupMember):
         }
 
     def prepared(self, sample: Sample) -> Sample:
-        """What `collated` made, on the device and through the pipelines: what `step` takes.
+        """The sample for `step`: one from `collated`, on the device, after the pipelines.
 
         Learners of a group do this together, once for each update."""
         self.wait()
@@ -241,15 +241,15 @@ class Learner(GroupMember):
         return prepared
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
-        """For a subclass to change episodes before anything is computed from them.
+        """A hook for subclasses: changes episodes before anything is computed from them.
 
-        In a learner process with a GPU, called in a thread of its own, ahead of the update; and
-        again if that turns out to be made of fewer of these episodes."""
+        In a learner process with a GPU it is called in another thread, ahead of the update, and
+        once more if some of the episodes turn out to be too old."""
         return episodes
 
     def example_states(self) -> dict[str, dict[str, Tree]]:
-        """By module id, what episodes must have in `states` for each row: these arrays [...] show
-        which, in what shapes and dtypes."""
+        """By module id, an example of the `states` that episodes need for each row: arrays [...] of
+        the expected shapes and dtypes."""
         examples: dict[str, dict[str, Tree]] = {}
         for module_id, state in self.core.initial_states().items():
             examples[module_id] = {MODULE_STATE: arrays_like(state)}
@@ -267,29 +267,29 @@ class Learner(GroupMember):
         return self.core.get_params(self.state)
 
     def get_weights(self) -> dict[str, Tree]:
-        """The same as arrays on the host; waits for the update that makes them."""
+        """The same as arrays on the host; waits for updates on the device."""
         return arrays_like(self.get_params())
 
     def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
-        """Go on with parameters and buffers from elsewhere.
+        """Continue with parameters and buffers from elsewhere.
 
-        The optimizer, what the algorithm keeps beside them, such as a target network, and samples
-        that were to be used again begin anew. Counts and the states of pipelines go on.
+        The optimizer and other state of the algorithm, such as a target network, start anew, and
+        samples to be used again are discarded. Counts and the states of pipelines continue.
 
         Args:
-            weights: name -> array by module id, such as `get_weights` and `juggler.read_weights`
-                give. What they lack stays as it is.
-            whole: weights that lack something are refused.
+            weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
+                Parameters and buffers that are missing stay as they are.
+            whole: whether missing weights are an error.
 
         Raises:
-            StateMismatch: they are not those of the learner's modules; nothing has changed.
+            StateMismatch: the weights do not fit the learner's modules; nothing has changed.
         """
         self.wait()
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
         self.forget()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """All that `restore` needs: arrays by name, and what of the state JSON can hold."""
+        """All that `restore` needs: arrays by name, and values for JSON."""
         self.wait()
         tree = self.core.state_to_tree(self.state)
         if states := self._pipeline_states():
@@ -297,16 +297,16 @@ class Learner(GroupMember):
         return tree, {"algorithm": self.core.name, "updates": self.updates}
 
     def forget(self) -> None:
-        """Let go of what `save` does not save, the samples that were to be used again: from here
-        on, this learner and one that restores what it saved do the same."""
+        """Discard samples that were to be used again, because `save` does not save them. From then
+        on this learner does the same as one that restores its state."""
         self.wait()
         self._data.clear()
 
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
-        """Goes on from where `save` was called.
+        """Continue from a saved state.
 
         Raises:
-            StateMismatch: another module, optimizer, algorithm or pipeline made this; nothing has
+            StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
         """
         if extras.get("algorithm") != self.core.name:
@@ -326,17 +326,17 @@ class Learner(GroupMember):
         self.updates = updates
 
     def wait(self) -> None:
-        """Until no update is in flight; at once in the course of one."""
+        """Wait until no update is in flight. Returns at once if called from within an update."""
         self._in_flight.wait()
 
     def close(self) -> None:
-        """Wait for updates in flight, and end their thread; there are no more with `async_update`
-        afterwards. A learner that never had one needs no closing."""
+        """Wait for updates in flight, and end their thread: `async_update` does not work any more.
+        A learner that never used it need not be closed."""
         self._in_flight.close()
 
     def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
-        """How many parts of about so many live steps a sample has: as many at every learner of a
-        group, though its own sample is smaller. The host waits for the device here."""
+        """The number of parts with about this many live steps, the same at every learner of a
+        group. The host waits for the device here."""
         if minibatch_size is None:
             return None
         live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
@@ -344,6 +344,6 @@ class Learner(GroupMember):
         return max(1, -(-int(self.sums(most)) // minibatch_size))
 
     def _pipeline_states(self) -> dict[str, Any]:
-        """By module id, of the pipelines that have one."""
+        """The states of pipelines that have one, by module id."""
         states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
         return {module_id: state for module_id, state in states.items() if state}

@@ -1,4 +1,4 @@
-"""Updates that run beside their caller."""
+"""Updates that run in a thread while their caller continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from juggler.learner.core.learner_core import Metrics
 
 
 class Handle(Future[Metrics]):
-    """Of an update; knows whether anybody has been told how it ended."""
+    """The future of an update, which knows whether anybody has asked for its result."""
 
     told = False
 
@@ -31,17 +31,17 @@ class Handle(Future[Metrics]):
 
 
 class UpdatesInFlight:
-    """Updates made one after the other by a thread of their own, in the order they are asked for.
+    """A thread that makes updates one after the other, in the order of the calls to `begin`.
 
-    The thread starts with the first of them.
+    The thread starts with the first update.
     """
 
     def __init__(self, limit: int) -> None:
         """Args:
-            limit: how many may be asked for and not finished.
+            limit: the largest number of unfinished updates.
 
         Raises:
-            ValueError: that is none.
+            ValueError: the limit is below 1.
         """
         if limit < 1:
             raise ValueError(f"updates_in_flight = {limit}: must be at least 1")
@@ -55,13 +55,13 @@ class UpdatesInFlight:
     def begin(
         self, update: Callable[..., Metrics], *arguments: Any, **passes: Unpack[Passes]
     ) -> Future[Metrics]:
-        """Have an update made; waits first while as many as may be are in flight.
+        """Start an update; first wait while the limit of unfinished updates is reached.
 
         Raises:
-            RuntimeError: closed before.
+            RuntimeError: the learner is closed.
         """
         if self._closed:
-            raise RuntimeError("the learner is closed: it makes no more updates with async_update")
+            raise RuntimeError("the learner is closed: async_update makes no more updates")
         self._places.acquire()
         self._begun = True
         handle = Handle()
@@ -69,20 +69,20 @@ class UpdatesInFlight:
         return handle
 
     def wait(self) -> None:
-        """Until none is in flight; at once in the course of one of them.
+        """Wait until no update is in flight. Returns at once if called from within an update.
 
         Raises:
-            Exception: of an update that failed, if nobody has asked its handle.
+            Exception: the error of a failed update, if nobody has asked its handle.
         """
         if self._begun and not self._closed and threading.get_ident() != self._thread:
-            self._executor.submit(int).result()  # its turn comes after those that are there
+            self._executor.submit(int).result()  # runs after all that were submitted before
             self._tell()
 
     def close(self) -> None:
-        """Wait for those in flight, and end the thread.
+        """Wait for the updates in flight, and end the thread.
 
         Raises:
-            Exception: as for `wait`.
+            Exception: as in `wait`.
         """
         self._closed = True
         self._executor.shutdown()

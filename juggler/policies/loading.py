@@ -30,7 +30,7 @@ from juggler.runtime.wire.v1 import spaces_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PolicyConfig:
     """What a policy is built from, besides spaces and a checkpoint.
 
     Attributes:
@@ -86,7 +86,7 @@ def load_policy(
     named = module_config(config)
     if isinstance(module, str):
         named.module = module
-    recipe = Recipe(
+    policy_config = PolicyConfig(
         named,
         ConnectorsConfig.parse(config.get("connectors", {})),
         module if callable(module) else None,
@@ -96,7 +96,7 @@ def load_policy(
         space_from_message(ParseDict(saved.spaces_of(module_id)[key], spaces_pb2.Space()))
         for key in ("observation", "action")
     )
-    parts = restore_parts(saved, recipe, observation_space, action_space, module_id)
+    parts = restore_parts(saved, policy_config, observation_space, action_space, module_id)
     return Policy(*parts, observation_space, action_space, seed)
 
 
@@ -111,7 +111,7 @@ def module_config(config: Mapping[str, Any]) -> ModuleConfig:
 
 def restore_parts(
     saved: Checkpoint,
-    recipe: Recipe,
+    policy_config: PolicyConfig,
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     module_id: str = DEFAULT_MODULE,
@@ -120,7 +120,7 @@ def restore_parts(
 
     Args:
         saved: the checkpoint.
-        recipe: what they are built from.
+        policy_config: what both are built from.
         observation_space: the environment's.
         action_space: the environment's.
         module_id: of the module in the checkpoint.
@@ -130,14 +130,16 @@ def restore_parts(
         ValueError: a part cannot be built; says which one.
     """
     where = saved.path or Path("in memory")
-    config = recipe.module
-    must_be_given_again("module", config.module, recipe.factory)
-    recipe.connectors.must_be_given_again(recipe.own, ("env_to_module", "module_to_env"))
+    config = policy_config.module
+    must_be_given_again("module", config.module, policy_config.factory)
+    policy_config.connectors.must_be_given_again(
+        policy_config.own, ("env_to_module", "module_to_env")
+    )
     env_to_module, module_to_env = build_runner_pipelines(
-        recipe.connectors, observation_space, action_space, recipe.own
+        policy_config.connectors, observation_space, action_space, policy_config.own
     )
     module = build_module(
-        recipe.factory or config.module,
+        policy_config.factory or config.module,
         env_to_module.module_observation_space,
         module_to_env.action_space,
         config.model,

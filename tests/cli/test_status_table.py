@@ -40,7 +40,7 @@ STATUS = status_pb2.RunStatus(
             seconds_since_error=65.0,
         ),
     ],
-    happenings=[status_pb2.Happening(level="error", text=f"trouble {n}") for n in range(9)],
+    log_messages=[status_pb2.LogMessage(level="error", text=f"trouble {n}") for n in range(9)],
 )
 
 

@@ -29,9 +29,9 @@ def long_run(cluster: Cluster) -> Cluster:
 
 def _told(cluster: Cluster, *texts: str) -> None:
     """`juggler status` says so."""
-    happenings = [each["text"] for each in cluster.status()["happenings"]]
+    log_messages = [each["text"] for each in cluster.status()["log_messages"]]
     for text in texts:
-        assert any(text in each for each in happenings), (text, happenings)
+        assert any(text in each for each in log_messages), (text, log_messages)
 
 
 def _figure(what: str, seconds: float) -> None:

@@ -82,14 +82,14 @@ def _exported() -> set[str]:
     """Names of all that /metrics has, of a run where everything has happened."""
     status = status_pb2.RunStatus()
     status.steps.dropped["stale"] = 1
-    for histogram in (status.staleness, status.receipt_seconds, status.update_seconds):
+    for histogram in (status.staleness, status.sample_request_seconds, status.update_seconds):
         histogram.counts.append(1)
     for field in ("return_mean", "length_mean", "evaluation_return_mean"):
         setattr(status.episodes, field, 1.0)
     status.workers.add(worker_id="learner-0", role="learner", state="ready").seconds["update"] = 1
     samples = {sample.name for family in families(status) for sample in family.samples}
     process = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
-    return samples | process | {"juggler_driver_answers"}
+    return samples | process | {"juggler_driver_up"}
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:

@@ -100,7 +100,7 @@ def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     assert runner.resources.resident_bytes == 1000
     assert runner.resources.cpu_seconds == 7.5
     assert learner.version.update == 1
-    for histogram in (status.receipt_seconds, status.update_seconds, status.staleness):
+    for histogram in (status.sample_request_seconds, status.update_seconds, status.staleness):
         assert sum(histogram.counts) == 1
     assert status.staleness.sum == 3
 
@@ -143,9 +143,9 @@ def test_counters_never_go_backwards(watched: Watched) -> None:
 def test_what_happened_is_told(watched: Watched) -> None:
     for n in range(30):
         watched.journal.message(f"something {n}\nmore of it", "warning")
-    happenings = watched.read().happenings
-    assert [each.text for each in happenings] == [f"something {n}" for n in range(10, 30)]
-    assert happenings[0].level == "warning"
+    log_messages = watched.read().log_messages
+    assert [each.text for each in log_messages] == [f"something {n}" for n in range(10, 30)]
+    assert log_messages[0].level == "warning"
 
 
 def test_metrics_beyond_loopback_need_to_be_asked_for() -> None:

@@ -17,8 +17,8 @@ from support.fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, f
 
 from juggler.runtime.episodes.version import Version
 
-HAPPENINGS = {"act": 40, "exchange": 40, "ask": 10, "time": 4, "use": 5, "settle": 2}
-HAPPENINGS |= {"vanish": 3, "come back": 6, "leave": 1, "join": 2, "be late": 1, "repeat": 2}
+EVENTS = {"act": 40, "exchange": 40, "ask": 10, "time": 4, "use": 5, "settle": 2}
+EVENTS |= {"vanish": 3, "come back": 6, "leave": 1, "join": 2, "be late": 1, "repeat": 2}
 MOST_SIMULATORS = 6
 
 
@@ -39,7 +39,7 @@ class Story:
             self.gateway = gateway
             self.simulators: list[Simulator] = [self._newcomer()]
             exchange(self.simulators)  # the first one says the spaces
-            names, weights = list(HAPPENINGS), list(HAPPENINGS.values())
+            names, weights = list(EVENTS), list(EVENTS.values())
             for name in self.rng.choices(names, weights, k=length):
                 self._happens(name)
             self._end()

@@ -1,4 +1,4 @@
-"""What batches go through between a learner's door and its algorithm."""
+"""The connectors that process batches before a learner's algorithm."""
 
 from __future__ import annotations
 

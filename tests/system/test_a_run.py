@@ -33,7 +33,7 @@ MODULE_KEYS = {
     "value_loss",
     "entropy",
     "kl",
-    "clipped_share",
+    "clip_fraction",
     "explained_variance",
     "grad_norm",
     "lr",

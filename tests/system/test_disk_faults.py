@@ -56,7 +56,7 @@ class Watched:
 
 
 def _said(found: dict[str, Any], text: str) -> bool:
-    return any(text in happening["text"] for happening in found["happenings"])
+    return any(text in message["text"] for message in found["log_messages"])
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 // A simulator in C++: simulator HOST:PORT [EPISODES]
 //
 // It steps 16 environments together and lets a gateway of Juggler act in them. Take it as a
-// template: only `CartPole` is about the task.
+// template: only `CartPole` is specific to the task.
 
 #include <grpcpp/grpcpp.h>
 
@@ -52,7 +52,7 @@ struct CartPole {
   bool truncated() const { return !terminated() && steps == kLongest; }
 };
 
-// -- what goes over the wire: arrays as little-endian bytes ----------------------------------------
+// -- messages: arrays as little-endian bytes -------------------------------------------------------
 
 void AppendFloat(std::string* data, float value) {
   uint32_t bits;
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   auto stub = sim::Simulator::NewStub(
       grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
-  // A run that has a token wants to see it in each call.
+  // If the run has a token, each call must carry it.
   if (const char* token = std::getenv("JUGGLER_TOKEN")) {
     context.AddMetadata("authorization", std::string("Bearer ") + token);
   }
@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
     }
     message.Clear();
     sim::Rows* rows = message.mutable_steps()->add_agents();
-    if (answer.has_actions()) {  // else it is the welcome, and nothing came before
+    if (answer.has_actions()) {  // otherwise it is the Welcome, before any action
       const std::string& actions = answer.actions().agents(0).actions(0).data();
       std::vector<CartPole> cut;
       for (int i = 0; i < kEnvironments; ++i) {
@@ -145,7 +145,7 @@ int main(int argc, char** argv) {
         rows->add_rewards(1);
         rows->add_terminated(pole.terminated());
         rows->add_truncated(pole.truncated());
-        if (pole.truncated()) {  // the gateway wants to know how it looked in the end
+        if (pole.truncated()) {  // the gateway needs its final observation
           rows->add_final_rows(i);
           cut.push_back(pole);
         }

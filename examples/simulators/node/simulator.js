@@ -1,7 +1,7 @@
 // A simulator in JavaScript: node simulator.js HOST:PORT [EPISODES]
 //
 // It steps 16 environments together and lets a gateway of Juggler act in them. Take it as a
-// template: only `reset` and `step` are about the task, which is to keep a ball on a board that
+// template: only `reset` and `step` are specific to the task, which is to keep a ball on a board that
 // can be tilted to the left (action 0) or to the right (action 1).
 
 const path = require('path');
@@ -23,7 +23,7 @@ function step(ball, action) {
   return { reward: 1, terminated, truncated: !terminated && ball.steps === LONGEST };
 }
 
-// -- what goes over the wire: arrays as little-endian bytes ----------------------------------------
+// -- messages: arrays as little-endian bytes -------------------------------------------------------
 
 function observationsOf(balls) {
   const data = Buffer.alloc(balls.length * 2 * 4);
@@ -52,7 +52,7 @@ const definition = loader.loadSync('juggler/runtime/wire/v1/simulator.proto', {
 });
 const { Simulator } = grpc.loadPackageDefinition(definition).juggler.simulator.v1;
 
-// A run that has a token wants to see it in each call.
+// If the run has a token, each call must carry it.
 const metadata = new grpc.Metadata();
 if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.env.JUGGLER_TOKEN}`);
 
@@ -73,11 +73,11 @@ function send(rows) {
   stream.write({ steps: { seq, agents: [{ observations: observationsOf(balls), ...rows }] } });
 }
 
-// Actions in, what they led to out.
+// Takes actions, steps the environments, and sends the results.
 function play(actions) {
   const data = actions.agents[0].actions[0].data; // int64, one for each environment
   const results = balls.map((ball, i) => step(ball, Number(data.readBigInt64LE(i * 8))));
-  // Of an episode that was cut off, the gateway wants to know how it looked in the end.
+  // The gateway needs the final observation of a truncated episode.
   const cut = results.flatMap((result, i) => (result.truncated ? [i] : []));
   const finals = observationsOf(cut.map((i) => balls[i]));
   results.forEach((result, i) => {
@@ -104,7 +104,7 @@ function play(actions) {
 stream.on('data', (message) => {
   switch (message.message) {
     case 'welcome':
-      send({}); // the first observations: nothing came before them
+      send({}); // the first observations
       break;
     case 'actions':
       play(message.actions);

@@ -75,7 +75,7 @@ def serve_metrics(
     return close
 
 
-_ANSWERS = "1 if the driver's loop answers, else 0"
+_UP = "1 if the driver's loop answers within 5 s, else 0"
 
 
 class _RunCollector(Collector):
@@ -86,9 +86,9 @@ class _RunCollector(Collector):
         try:
             status = self._read()
         except TimeoutError:
-            yield _gauge("driver_answers", _ANSWERS, 0)
+            yield _gauge("driver_up", _UP, 0)
             return
-        yield _gauge("driver_answers", _ANSWERS, 1)
+        yield _gauge("driver_up", _UP, 1)
         yield from families(status)
 
 
@@ -109,7 +109,11 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     yield from _episodes(status.episodes)
     for name, text, histogram in (
         ("staleness_updates", "Staleness of trained batches", status.staleness),
-        ("receipt_seconds", "From a sample request to its receipt", status.receipt_seconds),
+        (
+            "sample_request_seconds",
+            "From a sample request to its receipt",
+            status.sample_request_seconds,
+        ),
         ("update_seconds", "From an update's command to its answer", status.update_seconds),
     ):
         yield _histogram(name, text, histogram)
@@ -125,9 +129,13 @@ def _steps(steps: status_pb2.StepBooks, queues: status_pb2.Queues) -> Iterator[M
     yield _gauge("env_steps_lost_unreported", "Steps asked of dead workers", steps.lost_unreported)
 
     yield _gauge("requests_in_flight", "Open sample requests", queues.requests_in_flight)
-    yield _gauge("updates_in_flight", "Updates issued", queues.updates_in_flight)
-    yield _gauge("held_batches", "Batches at learners that no update has used", queues.held_batches)
-    yield _gauge("held_steps", "Steps of these batches", queues.held_steps)
+    yield _gauge(
+        "updates_in_flight", "Updates issued and not yet answered", queues.updates_in_flight
+    )
+    yield _gauge(
+        "queued_batches", "Batches that wait at learners for an update", queues.queued_batches
+    )
+    yield _gauge("queued_steps", "Steps of these batches", queues.queued_steps)
 
 
 def _episodes(episodes: status_pb2.RunStatus.Episodes) -> Iterator[Metric]:

@@ -28,16 +28,17 @@ class CommandSender:
 
     Attributes:
         pool: the commands that are in flight.
-        receipt_seconds: from each sample request to its receipt.
+        sample_request_seconds: from each sample request to its receipt.
         update_seconds: from each update's issue to a learner's answer.
     """
 
     def __init__(
         self, hub: Hub, registry: WorkerRegistry, connectors: Mapping[str, ConnectorState]
     ) -> None:
-        self.receipt_seconds, self.update_seconds = Histogram(DURATIONS), Histogram(DURATIONS)
+        self.sample_request_seconds = Histogram(DURATIONS)
+        self.update_seconds = Histogram(DURATIONS)
         latencies = {
-            training_pb2.SampleRequest: self.receipt_seconds,
+            training_pb2.SampleRequest: self.sample_request_seconds,
             training_pb2.Update: self.update_seconds,
         }
         self.pool = RequestPool(hub, cap=1 << 16, latencies=latencies)

@@ -75,7 +75,7 @@ class Learners:
         module = self._registry.module_setup(self._core.module_id, seed)
         if self._had_learner and not self._core.members:
             oldest = Version(self._core.weights_version.generation, 0)
-            module.kept.CopyFrom(oldest.message())
+            module.oldest_handover.CopyFrom(oldest.message())
         yield module
         state = self._state_for(learner)
         if state is not None:
@@ -109,13 +109,13 @@ class Learners:
             ValueError: it says what cannot be.
         """
         given = self._given.pop(learner, "")
-        if ready.HasField("kept"):
+        if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
                 yield read_update_kept(self._core.module_id, learner.worker_id, done, self._newest)
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
-            weights = f"its weights{self._of_module} of update {ready.kept.update}"
+            weights = f"its weights{self._of_module} of update {ready.handed_over.update}"
             text = f"{learner.worker_id} is back with {weights}"
             unheard = f", and with {trained} steps trained on that nobody had heard of"
             self._progress.message(text + (unheard if trained else ""), "info")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from juggler.driver.config import DriverConfig
-from juggler.envrunner.program import ENVRUNNER, EVALUATOR, Door, EnvRunnerProgram
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram, GatewayAddress
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import (
@@ -37,7 +37,7 @@ class LocalWorkers:
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
-        self._posts: set[str] = set()
+        self._worker_ids: set[str] = set()
         self._shares = False  # the forkserver
         self._timeout = 20.0  # seconds for a worker to reach the driver
 
@@ -56,12 +56,12 @@ class LocalWorkers:
             config: how many.
             gateway: where EnvRunners take simulators; "": they have environments.
         """
-        door = Door(gateway) if gateway else None
+        address = GatewayAddress(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
         for index in range(config.learners):
             self.start_learner(index)
         for index in range(config.num_env_runners):
-            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, door)
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, address)
 
     def start_learner(self, index: int) -> None:
         """As `start`, of one learner."""
@@ -69,7 +69,7 @@ class LocalWorkers:
 
     def start_evaluator(self) -> None:
         """As `start`, once there is something to evaluate. The second call does nothing."""
-        if f"{EVALUATOR}-0" not in self._posts:
+        if f"{EVALUATOR}-0" not in self._worker_ids:
             self._start(EVALUATOR, 0, RestartPolicy())
 
     def cpu_seconds(self) -> float:
@@ -94,12 +94,12 @@ class LocalWorkers:
 
     def any_up(self, role: str) -> bool:
         """Whether a process of this role runs or will run again."""
-        return any(post.startswith(f"{role}-") for post in self._posts - self._down)
+        return any(each.startswith(f"{role}-") for each in self._worker_ids - self._down)
 
     def keep_failing(self, role: str) -> bool:
         """Whether every process of this role has died twice or more without enough use."""
-        posts = [post for post in self._posts if post.startswith(f"{role}-")]
-        return bool(posts) and all(map(self._supervisor.keeps_failing, posts))
+        worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
+        return bool(worker_ids) and all(map(self._supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
         """For people, where somebody removed what a worker needs to start; else ""."""
@@ -115,7 +115,7 @@ class LocalWorkers:
         self._directory.remove()
 
     def _start(
-        self, role: str, index: int, policy: RestartPolicy, door: Door | None = None
+        self, role: str, index: int, policy: RestartPolicy, gateway: GatewayAddress | None = None
     ) -> None:
         if not self._shares:
             share_forkserver()
@@ -134,9 +134,9 @@ class LocalWorkers:
             target = "juggler.learner.process.learner_worker:main"
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
-            gateway = "juggler.gateway.runner:main"
-            target = gateway if door else "juggler.envrunner.envrunner_worker:main"
-            program = EnvRunnerProgram(contact, role, self._own_code, door)
+            of_gateway = "juggler.gateway.runner:main"
+            target = of_gateway if gateway else "juggler.envrunner.envrunner_worker:main"
+            program = EnvRunnerProgram(contact, role, self._own_code, gateway)
         worker_id = f"{role}-{index}"
-        self._posts.add(worker_id)
+        self._worker_ids.add(worker_id)
         self._supervisor.add(worker_id, WorkerProgram(target, program), policy)

@@ -1,4 +1,4 @@
-"""Algorithms by name: those that ship, and those of others. No torch until one is built."""
+"""Algorithms by name: those that ship, and those of users. Imports torch only to build one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from juggler.runtime.nearest import nearest
 if TYPE_CHECKING:
     from juggler.learner.learner import Learner
 
-#: Those that ship. What lists algorithms, lists these.
+#: The algorithms that ship.
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "appo": AppoAlgorithm,
     "impala": ImpalaAlgorithm,

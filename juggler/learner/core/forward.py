@@ -1,4 +1,4 @@
-"""What the loss of an algorithm gets and gives: a training pass, and a loss."""
+"""Forward and Loss: what an algorithm's loss function takes and returns."""
 
 from __future__ import annotations
 
@@ -115,16 +115,16 @@ class Forward(NamedTuple):
 
     @property
     def module(self) -> RLModule:
-        """For its spaces and its distribution; its own parameters are not those in training."""
+        """The module, for its spaces and its distribution. Its own parameters are not trained."""
         return self.group.modules[self.module_id]
 
     def initial_state(self) -> dict[str, Any]:
-        """As the module's `get_initial_state`."""
+        """The module's `get_initial_state`, with the parameters and buffers of the state."""
         return self.group.initial_state(self.module_id, self.parameters, self.buffers)
 
     def set_buffer(self, name: str, value: Tensor) -> None:
-        """Have a buffer of the module hold a value, from this step of the optimizer on: who acts
-        gets it with the weights."""
+        """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
+        weights."""
         name = self.group.names(self.module_id)[name]
         self.buffers[name] = value.to(self.buffers[name].dtype)
 
@@ -132,13 +132,13 @@ class Forward(NamedTuple):
         return self.group.forward_train(self.module_id, self.parameters, self.buffers, batch)
 
 
-#: Observations in one part.
+#: Observations in one chunk.
 CHUNK = 2048
 
 
 class InChunks(Forward):
-    """A training pass for outputs that need no gradient, in parts, whose memory does not grow with
-    the number of observations."""
+    """A training pass without gradients, in chunks, so that its memory does not grow with the
+    number of observations."""
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> dict[str, Any]:

@@ -46,15 +46,15 @@ from juggler.runtime.wire.trees import Tree
 class GradientCore(LearnerCore[State], ABC):
     """A LearnerCore that minimizes a loss for each module.
 
-    Modules that share parameters form one parameter group: its loss is the sum of theirs, and what
-    they share takes one step of its optimizer. Every other module is a group by its own id.
+    Modules that share parameters form one parameter group. Its loss is the sum of their losses, and
+    its optimizer makes one step of all their parameters. Every other module is a group by itself.
 
-    An algorithm is a subclass with a `name` and a `loss`, which finds its hyper-parameters in
+    An algorithm is a subclass with a `name` and a `loss`. The loss finds its hyper-parameters in
     `config`, and those that change with the steps trained on in `schedules`.
 
-    If a gradient is not finite, its group's state stays as it was, and the metric `skipped` is 1.
-    So does what belongs only to modules without a live step in the sample, the optimizer's memory
-    of it included.
+    If a gradient is not finite, the state of its group stays as it was, and the metric `skipped` is
+    1. Parameters that belong only to modules without a live step in the sample stay as they were
+    too, and so do the optimizer's moments of them.
     """
 
     name: str
@@ -62,25 +62,25 @@ class GradientCore(LearnerCore[State], ABC):
     trains_on: frozenset[str] = frozenset({"episodes", "batch"})
 
     learns_from_episodes: bool = False
-    """Whether a batch of columns has to be a whole batch of episodes, with all of its columns."""
+    """Whether a batch of columns must have all the columns of a batch of episodes."""
 
     mean_names: tuple[str, ...] = ()
     """Names of the `means` of its Loss; see there."""
 
     schedules: dict[str, Callable[[Tensor], Tensor]]
-    """By key of the config: steps trained on -> the value at present, both 0-d."""
+    """By key of the config: steps trained on -> the present value, both 0-d."""
 
     mapped: bool = False
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 
     def __init__(self, factories: Factories, config: LearnerConfig) -> None:
         """Args:
-            factories: by module id, what makes that module with freshly drawn parameters; or what
-                makes a MultiRLModule.
+            factories: by module id, functions that make a module with newly drawn parameters; or
+                one function that makes a MultiRLModule.
             config: hyper-parameters, the same for all modules.
 
         Raises:
-            ValueError: a hyper-parameter is out of its range, or a module cannot be trained.
+            ValueError: a hyper-parameter is out of range, or a module cannot be trained.
         """
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
@@ -101,7 +101,7 @@ class GradientCore(LearnerCore[State], ABC):
 
     @property
     def modules(self) -> dict[str, RLModule]:
-        """By id, for their spaces and distributions; what they hold is not trained."""
+        """By id, for their spaces and distributions. Their own parameters are not trained."""
         return {key: each for group in self._groups.values() for key, each in group.modules.items()}
 
     @abstractmethod
@@ -109,21 +109,21 @@ class GradientCore(LearnerCore[State], ABC):
         """The loss of one module.
 
         Args:
-            forward: the module's training pass, with the parameters that the loss is about.
+            forward: the module's training pass, with the parameters to differentiate.
             columns: the module's part of the sample.
-            state: of its parameter group, before this update; its tensors take no gradient.
+            state: its parameter group's state before this update; its tensors need no gradient.
 
         Returns:
             A `Loss`. `grads` raises a ValueError about anything else.
         """
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
-        """What the algorithm keeps at first beside the parameters [P] of a group."""
+        """The initial `extra`: what the algorithm keeps beside a group's parameters [P]."""
         return {}
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
-        """The same after a step of the optimizer, from the state after it (its `extra` is still
-        that from before)."""
+        """The next `extra`, given the state after an optimizer step (whose `extra` is still the old
+        one)."""
         return new["extra"]
 
     def init(self, seed: int) -> State:
@@ -134,7 +134,7 @@ class GradientCore(LearnerCore[State], ABC):
         }
 
     def forward(self, state: State, module_id: str) -> Forward:
-        """The training pass of a module with the parameters and copies of the buffers of a state.
+        """The training pass of a module, with a state's parameters and copies of its buffers.
 
         Raises:
             ValueError: there is no such module.
@@ -146,7 +146,7 @@ class GradientCore(LearnerCore[State], ABC):
         return Forward(group, module_id, own["parameters"], buffers)
 
     def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
-        """Module by module, as their losses are means over live steps of their own."""
+        """Gradients module by module: each loss is a mean over the module's own live steps."""
         self._must_know(sample)
         grads: Grads = {}
         aux: Aux = {}
@@ -232,7 +232,7 @@ class GradientCore(LearnerCore[State], ABC):
         parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
         before, each = state, []
         for _ in range(epochs):
-            # As many at every learner, though its sample has fewer rows.
+            # Every learner makes the same number of steps, even if its sample has fewer rows.
             for place in range(count):
                 part = {key: own[place] for key, own in parts.items() if place < len(own)}
                 state, metrics, _ = super().step(state, part, seam)
@@ -318,10 +318,10 @@ class GradientCore(LearnerCore[State], ABC):
     def _beginning(
         self, group: ParameterGroup, parameters: Tensor, buffers: dict[str, Tensor], seed: int
     ) -> ParameterGroupState:
-        """The state of a group that was never trained, with these parameters [P] and buffers."""
+        """The state of an untrained group with these parameters [P] and buffers."""
         moments = self._optimizers[group.id].init(parameters)
         if len(group.modules) > 1:
-            # Every parameter counts its own updates: not all of them are in each of the group's.
+            # Every parameter counts its own updates, because an update may change only some.
             moments = {
                 name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
                 for name, moment in moments.items()
@@ -338,8 +338,8 @@ class GradientCore(LearnerCore[State], ABC):
 def _by_vmap(
     core: GradientCore, forward: Forward, columns: Columns, state: ParameterGroupState
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
-    """The gradient [P], the loss and the buffers behind it, as `torch.func.vmap` can map it: slower
-    than torch.autograd, which it cannot."""
+    """The gradient [P], the loss and the buffers after it, by `torch.func.grad`: slower than
+    torch.autograd, but `torch.func.vmap` can map it."""
 
     def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
         buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
@@ -354,5 +354,5 @@ def _by_vmap(
 def _choose(
     condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Tensors of one of two maps, by a condition that the host never reads."""
+    """The tensors of `new` if the condition holds, else those of `old`. The host reads nothing."""
     return {name: torch.where(condition, new[name], tensor) for name, tensor in old.items()}

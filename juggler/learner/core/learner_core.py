@@ -1,4 +1,4 @@
-"""LearnerCore: what an algorithm is, apart from devices, processes and counting."""
+"""LearnerCore: an algorithm, without devices, processes or counters."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from juggler.runtime.wire.trees import Tree
 S = TypeVar("S")
 Space = gymnasium.Space[Any]
 
-#: Gradients, each one flat vector [P], by parameter group: the id of a module, or of those that
-#: are trained as one.
+#: Gradients by parameter group, each one flat vector [P]. A group is named after its modules.
 Grads = dict[str, Tensor]
-#: Numbers about an update by name, by module id; 0-d tensors where the update was computed.
+#: By module id, numbers about an update by name: 0-d tensors on the device of the update.
 Metrics = dict[str, dict[str, Tensor]]
-#: Parameters and buffers by name, by module id.
+#: By module id, parameters and buffers by name.
 Params = dict[str, dict[str, Tensor]]
 
 
 class GradientAux(NamedTuple):
-    """What `grads` found out about one parameter group, beside its gradient."""
+    """What `grads` returns about one parameter group besides its gradient."""
 
-    live_steps: dict[str, Tensor]  # [] int64 by module id: their weights in a mean over learners
+    live_steps: dict[str, Tensor]  # [] int64 by module id: the weights in a mean over learners
     metrics: Metrics
     buffers: dict[str, Tensor]  # as the forward passes left them
-    #: What the algorithm decides by, 0-d means over live steps: learners of a group agree on them
-    #: as on the gradient.
+    #: 0-d means over live steps that the algorithm's decisions depend on. They are reduced over the
+    #: learners of a group, like the gradient.
     means: Metrics
-    #: In a group of several modules the part of each in the gradient [P]: its weight in a mean over
-    #: learners is the module's own.
+    #: In a group of several modules, each module's part of the gradient [P], because each has its
+    #: own weight in a mean over learners.
     gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
 
 
@@ -45,7 +44,7 @@ Aux = dict[str, GradientAux]
 
 
 class StepOutput(NamedTuple, Generic[S]):
-    """What an update leads to."""
+    """The result of an update."""
 
     state: S
     metrics: Metrics
@@ -53,18 +52,18 @@ class StepOutput(NamedTuple, Generic[S]):
 
 
 class Seam(Protocol):
-    """What happens to gradients between `grads` and `apply`: the one place for all that concerns
-    them as such, such as reducing them over the learners of a group."""
+    """What happens to gradients between `grads` and `apply`, such as their reduction over the
+    learners of a group."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
-        """What to apply in place of these."""
+        """The gradients to apply instead of these."""
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums over a sample -> the same over all learners' samples, elementwise."""
+        """Sums over this learner's sample -> sums over all learners' samples, elementwise."""
 
 
 class Alone:
-    """The seam of a learner by itself, where nothing happens."""
+    """The seam of a single learner, which changes nothing."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         return grads, aux
@@ -79,51 +78,50 @@ ALONE: Final = Alone()
 class LearnerCore(Protocol[S]):
     """An algorithm as functions of an explicit state, a tree of tensors.
 
-    The same state and sample give the same result, bit for bit on the same device: a core holds no
-    tensors of its own that training changes, nor a random generator, and draws from none; all of
-    that is in the state. Modules that a sample has no part for stay as they are.
+    The same state and sample give the same result, bit for bit on the same device. Everything that
+    training changes is in the state: a core has no such tensors and no random generator of its own,
+    and draws from none. Modules that a sample has no part for stay as they are.
 
-    `apply` and `step` may consume the state that they are given, and nothing else: whoever called
-    them goes on with the new one alone, and copies the old one first where both are needed. They
-    may change the old one's tensors in place, or make the new one of them. Never changed are the
-    sample, which another core may learn from next, and what `get_params` and `state_to_tree`
-    returned before, of which a core with tensors that change in place returns copies. `grads`
-    changes nothing at all.
+    `apply` and `step` may consume the state that they are given: they may change its tensors in
+    place, or use them in the new state. A caller who needs the old state later copies it first.
+    They never change the sample, from which another core may learn next. Nor do they change what
+    `get_params` and `state_to_tree` returned before: a core that changes tensors in place returns
+    copies from these. `grads` changes nothing at all.
 
-    A core may stand around another one: its state holds the other's, and it changes samples,
-    gradients or states on their way.
+    A core may wrap another one: its state then holds the other's state, and it changes samples,
+    gradients or states on the way.
     """
 
     name: str
-    """As in a run's configuration and in its checkpoints."""
+    """The name in a run's configuration and checkpoints."""
 
     trains_on: frozenset[str]
-    """Which updates it serves: "episodes", "batch" or both."""
+    """What it can learn from: "episodes", "batch" (columns) or both."""
 
     config: LearnerConfig
     """Its hyper-parameters."""
 
     def data_source(self) -> DataSource:
-        """What decides which samples are learned from, and when: a new one for each learner."""
+        """A new source of data, which decides what is learned from and when; one per learner."""
         return Queue()
 
     def init(self, seed: int) -> S:
-        """A state on the CPU with parameters drawn from the seed; the same ones every time."""
+        """A state on the CPU. The same seed draws the same parameters every time."""
 
     def grads(self, state: S, sample: Sample) -> tuple[Grads, Aux]:
-        """Gradients for the modules in the sample, means over its live steps.
+        """Gradients for the modules in the sample, as means over its live steps.
 
         Leaves the state as it is.
         """
 
     def apply(self, state: S, grads: Grads, aux: Aux) -> StepOutput[S]:
-        """One step of the optimizer, for the modules that have a gradient.
+        """One optimizer step, for the modules that have a gradient.
 
         May consume the state, and leaves gradients and sample as they are.
         """
 
     def step(self, state: S, sample: Sample, seam: Seam = ALONE) -> StepOutput[S]:
-        """One update: `apply` after `grads`, as often as the algorithm does that with one sample.
+        """One update: `grads` and `apply`, as often as the algorithm repeats them on one sample.
 
         May consume the state, and leaves the sample as it is.
         """
@@ -132,58 +130,59 @@ class LearnerCore(Protocol[S]):
     def step_in_parts(
         self, state: S, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[S]:
-        """One update in so many steps of the optimizer.
+        """One update with a given number of minibatches and epochs.
 
         May consume the state, and leaves the sample as it is.
 
         Args:
-            state: as of `step`.
-            sample: the same.
-            seam: the same.
-            minibatches: parts of the sample, of a step each; none: as the config says.
-            epochs: passes over all of them; none: as the config says.
+            state: as in `step`.
+            sample: as in `step`.
+            seam: as in `step`.
+            minibatches: parts of the sample, one optimizer step for each; None: the config's.
+            epochs: passes over all minibatches; None: the config's.
 
         Raises:
-            ValueError: the core does not do that.
+            ValueError: the core does not support it.
         """
         raise ValueError(f"{self.name} takes neither minibatch_size nor num_epochs")
 
     def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
-        """By module id, the observation and the action space that batches of columns must fit,
-        which then are checked as whole batches of episodes; {}: columns may be any."""
+        """By module id, (observation space, action space) of batches of columns. Such batches are
+        then checked like batches of episodes; {}: any columns are accepted."""
         return {}
 
     def nothing(self, state: S) -> tuple[Grads, Aux]:
-        """What `grads` would give for a sample of all modules without a single live step: what a
-        learner of a group contributes where its own sample lacks a module.
+        """The result of `grads` for a sample without a single live step. A learner of a group
+        contributes it for modules that its own sample lacks.
 
         Raises:
-            ValueError: the core cannot be one of a group.
+            ValueError: the core cannot train in a group of learners.
         """
         raise ValueError(f"{self.name} has no `nothing`: it cannot train in a group of learners")
 
     def initial_states(self) -> dict[str, Any]:
-        """By module id, what modules with a state begin an episode with: trees of tensors [...]."""
+        """By module id, the state at the start of an episode: trees of tensors [...]."""
         return {}
 
     def get_params(self, state: S) -> Params:
-        """The parameters and buffers that acting needs, in the `weights_dtype` of the config. Later
+        """The parameters and buffers that acting needs, in the config's `weights_dtype`. Later
         steps do not change them."""
 
     def with_weights(
         self, state: S, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
     ) -> S:
-        """The state with parameters and buffers from elsewhere in place of its own. What follows
-        from these (the optimizer's memory, a target network) begins anew; counts go on.
+        """The state with parameters and buffers from elsewhere. What depends on them (the
+        optimizer's moments, a target network) starts anew; counts continue.
 
         Args:
-            state: on any device; left as it is.
-            weights: name -> array by module id, as of `get_params`. What they lack stays.
-            seed: of what begins anew.
-            whole: weights that lack something are refused.
+            state: on any device; not changed.
+            weights: name -> array by module id, as from `get_params`. Others stay as they are.
+            seed: for what starts anew.
+            whole: whether missing weights are an error.
 
         Raises:
-            ValueError: the core cannot do that, or a StateMismatch: they do not fit its modules.
+            StateMismatch: the weights do not fit the modules.
+            ValueError: the core does not support it.
         """
         raise ValueError(f"{self.name} has no `with_weights`: it cannot take over weights")
 
@@ -191,8 +190,8 @@ class LearnerCore(Protocol[S]):
         """The state as named arrays, for a checkpoint. Later steps do not change them."""
 
     def state_from_tree(self, tree: Tree, like: S) -> S:
-        """The state in a checkpoint, on the devices where `like`, a state of this core, is.
+        """The state from a checkpoint, on the devices of `like`, another state of this core.
 
         Raises:
-            StateMismatch: the arrays are not those of a state of this core.
+            StateMismatch: the arrays are not a state of this core.
         """

@@ -21,20 +21,21 @@ class LiveMean:
         self._weights = (live / self.live_steps.clamp(min=1)).flatten()  # [N T]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of x [N, T], finite even where steps are not live -> []."""
+        """The mean of x [N, T] -> []. x must be finite even where steps are not live."""
         return torch.dot(self._weights.to(x.dtype), x.flatten())  # []
 
     def variance(self, x: Tensor) -> Tensor:
-        """Of x [N, T] -> []."""
+        """The variance of x [N, T] -> []."""
         return self((x - self(x)).square())  # []
 
     def kl(self, log_ratios: Tensor) -> Tensor:
-        """KL(μ || π) -> [], from log π/μ [N, T] of actions that μ sampled; μ is what the steps were
-        sampled with. Each term is at least 0, and the mean unbiased."""
+        """An unbiased estimate of KL(μ || π) -> [], from log π/μ [N, T] of actions that the
+        behaviour policy μ sampled. Each term is at least 0 (Schulman 2020, "Approximating KL
+        Divergence", k3)."""
         return self(log_ratios.exp() - 1 - log_ratios)  # []
 
     def explained_variance(self, targets: Tensor, errors: Tensor) -> Tensor:
-        """How much of the variance of targets [N, T] values explain that are off by errors [N, T]
-        -> []: 1 is all, 0 what a constant would."""
+        """The share of the variance of targets [N, T] that values explain, given their errors
+        [N, T] -> []. 1: all of it; 0: no more than a constant would."""
         spread = self.variance(targets).clamp(min=1e-8)  # []
         return 1 - self.variance(errors) / spread  # []

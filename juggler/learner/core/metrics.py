@@ -1,4 +1,4 @@
-"""Metrics: of several steps of the optimizer as of one update, and as plain numbers."""
+"""Metrics: means over several optimizer steps, and conversion to plain numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from juggler.learner.core.learner_core import Metrics
 
 
 def mean_metrics(each: Sequence[Metrics]) -> Metrics:
-    """Means over those that have a module, by its names in the first; computed on the device."""
+    """Each module's means over the entries that have it, computed on the device. The names are
+    those of its first entry."""
     if len(each) == 1:
         return each[0]
     means: Metrics = {}

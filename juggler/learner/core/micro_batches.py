@@ -1,4 +1,4 @@
-"""Micro-batches: a sample in parts by rows, where the whole's gradient takes too much memory."""
+"""Micro-batches: parts of a sample whose gradient would take too much memory as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from juggler.learner.core.learner_core import Columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
-#: Columns that are not one entry for each row, by the one that says which row they belong to.
+#: Columns without one entry for each row, by the column of their row indices.
 _INDEXED = {
     c.FINAL_ROWS: c.FINALS,
     c.SEGMENT_ROWS: c.SEGMENTS,
@@ -19,14 +19,15 @@ _INDEXED = {
 
 
 def micro_batches(columns: Columns, count: int) -> list[Columns]:
-    """One module's part of a sample in parts of about equally many rows, as views. Parts that no
-    segment is in are left out: there is nothing to learn from.
+    """Split one module's columns into parts with about equally many rows, as views. Parts without a
+    segment are left out: there is nothing to learn from.
 
-    Which truncations and segments belong to a part the host has to ask the device: it waits here.
+    The host waits for the device here, because it has to read which truncations and segments belong
+    to a part.
 
     Args:
-        columns: [N, ...], or [K] or [S] with indices of rows, as `collate` makes them.
-        count: of parts; as many as there are rows, where these are fewer.
+        columns: [N, ...], or [K] or [S] with row indices, as `collate` makes them.
+        count: the number of parts; there are never more than rows.
     """
     if count == 1:
         return [columns]
@@ -50,10 +51,10 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
 
 
 class MeanOverParts:
-    """A mean of trees of tensors, each with the weight of its live steps; 0 where there are none.
+    """The mean of trees of tensors, weighted by their live steps; 0 where there are none.
 
-    What is a mean over live steps in every part is then the one over the whole. A tree is a tensor,
-    or a map or a tuple of trees.
+    The means over the live steps of each part so become the mean over the whole. A tree is a
+    tensor, or a map or a tuple of trees.
     """
 
     def __init__(self) -> None:
@@ -62,18 +63,18 @@ class MeanOverParts:
         self.live_steps: Any = 0  # []
 
     def add(self, tree: Any, live_steps: Tensor) -> None:
-        """One part's tree, and how many live steps [] it has."""
+        """Add one part's tree and the number of its live steps []."""
         if self._parts == 1:
             self._sums = _map(lambda x: x * self.live_steps, self._sums)
         if self._parts:
             self._sums = _map(lambda x, y: x + y * live_steps, self._sums, tree)
         else:
-            self._sums = tree  # as it is, where no other comes
+            self._sums = tree  # as it is: a single part needs no arithmetic
         self._parts += 1
         self.live_steps = self.live_steps + live_steps  # []
 
     def mean(self) -> Any:
-        """Of those added so far."""
+        """The mean of the trees added so far."""
         if self._parts == 1:
             return self._sums
         return _map(lambda x: x / self.live_steps.clamp(min=1), self._sums)

@@ -1,4 +1,4 @@
-"""Population: many learners of one algorithm that take their steps together, in one process."""
+"""Population: many learners of one algorithm that train together in one process."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ from juggler.runtime.wire.trees import Tree
 
 
 class PopulationState(TypedDict):
-    """The states of M members, and what they differ by."""
+    """The states of M members, and the hyper-parameters in which they differ."""
 
     members: State  # with M in front of every shape
     hyperparameters: dict[str, Tensor]  # [M] float64 each, by key of the config
 
 
 class Population(LearnerCore[PopulationState]):
-    """M members of one algorithm, under `torch.func.vmap`: one operation does for all of them what
-    it would do for each.
+    """M members of one algorithm under `torch.func.vmap`: each operation runs once for all members.
 
-    Members differ in the parameters they start with, in their hyper-parameters, or in both. They
-    learn from one sample together, or from one of their own each. What one member does is, up to
-    rounding, what the algorithm would do by itself from that member's state.
+    Members differ in their initial parameters, in their hyper-parameters, or in both. All learn
+    from the same sample, or each from its own. Up to rounding, a member does what the algorithm
+    alone would do from that member's state.
 
-    Gradients, samples of members' own and all of the state have M in front of their shapes.
+    Gradients, the members' own samples and the whole state have M as their first dimension.
     Parameters and metrics are by module id and member, as `member_id` names them. A seam is called
-    within vmap, once for all members, and sees shapes as for one.
+    within vmap, once for all members, and sees the shapes of one member.
     """
 
     def __init__(
@@ -65,24 +64,22 @@ class Population(LearnerCore[PopulationState]):
         own_samples: bool = False,
     ) -> None:
         """Args:
-            core: what every member does.
-            size: M; may be left out where there are hyper-parameters.
-            hyperparameters: M values by key, in place of the config's: for what has a schedule,
-                such as "lr", and for numbers that the loss reads, such as "gamma" and "clip", where
-                they are not none in the config.
-            same_start: all members start with the same parameters; else each with its own.
-            own_samples: each member learns from a sample of its own, as `stacked` puts them
-                together; else all from the same one.
+            core: the algorithm.
+            size: M; not needed with hyper-parameters.
+            hyperparameters: M values by key, instead of the config's. Possible for keys with a
+                schedule, such as "lr", and for numbers that the loss reads, such as "gamma" and
+                "clip", unless the config sets them to none.
+            same_start: whether all members start with the same parameters.
+            own_samples: whether each member learns from a sample of its own, see `stacked`.
 
         Raises:
-            ValueError: there are no members, their numbers differ, members cannot differ in a key
-                or have a value of it, or the core, a module or what the config asks for cannot be
-                mapped by vmap.
+            ValueError: the size is 0 or contradictory, members cannot differ in a key, a value is
+                out of range, or vmap cannot map the core, a module or the config.
         """
         if not isinstance(core, GradientCore):
             raise ValueError(
-                f"{core.name} ({type(core).__name__}) cannot be in a population: it is no "
-                "GradientCore. One around another core goes around the population instead"
+                f"{core.name} ({type(core).__name__}) cannot be in a population: it is "
+                "not a GradientCore. If it wraps another core, wrap the population with it instead"
             )
         given = {key: list(values) for key, values in (hyperparameters or {}).items()}
         for key, values in given.items():
@@ -99,8 +96,8 @@ class Population(LearnerCore[PopulationState]):
             raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
         if own_samples and core.config.micro_batches > 1:
             raise ValueError(
-                f"micro_batches = {core.config.micro_batches}: vmap cannot take members' samples "
-                "apart; set it to 1"
+                f"micro_batches = {core.config.micro_batches}: vmap cannot split members' samples; "
+                "set it to 1"
             )
         (self.size,) = sizes
         self.name = f"population of {core.name}"
@@ -115,8 +112,8 @@ class Population(LearnerCore[PopulationState]):
         return self._core.data_source()
 
     def init(self, seed: int) -> PopulationState:
-        """Member i starts as the algorithm by itself does with seed + i, or with the seed where all
-        have the same start."""
+        """Member i starts like the algorithm alone with `seed + i`, or with `seed` if all start the
+        same."""
         seeds = [seed + (0 if self._same_start else index) for index in range(self.size)]
         return PopulationState(
             members=tree_map(
@@ -130,7 +127,7 @@ class Population(LearnerCore[PopulationState]):
         )
 
     def _own(self, index: int) -> GradientCore:
-        """What a member does, for what is not mapped."""
+        """A member's core, for operations outside of vmap."""
         values = {key: torch.tensor(own[index]) for key, own in self._hyperparameters.items()}
         return as_member(self._core, values)
 
@@ -168,7 +165,7 @@ class Population(LearnerCore[PopulationState]):
         return self._output(state, *torch.func.vmap(of_member, in_dims)(members, values, sample))
 
     def member(self, state: PopulationState, index: int) -> State:
-        """The state of one member, as one of the algorithm by itself, that goes on by itself."""
+        """A copy of one member's state, which the algorithm alone can continue from."""
         member: State = tree_map(lambda x: x[index].clone(), state["members"])
         return member
 
@@ -229,18 +226,18 @@ class Population(LearnerCore[PopulationState]):
 
 
 def member_id(module_id: str, index: int) -> str:
-    """What a member's module is called among those of all members."""
+    """The id of a member's module among those of all members."""
     return f"{module_id}[{index}]"
 
 
 def stacked(samples: Sequence[Sample]) -> Sample:
-    """Samples of M members as one, with M in front of every shape.
+    """Stack the samples of M members into one, with M as the first dimension.
 
-    They agree in rows and steps. Where they differ in how many episodes were truncated, some of
-    those are named again. Segments are left out, which only modules with a state read.
+    All must have the same rows and steps. Where they differ in their number of truncated episodes,
+    some of these are repeated. Segments are left out, because only modules with a state read them.
 
     Raises:
-        ValueError: the samples are of different modules or shapes.
+        ValueError: the samples differ in their modules or shapes.
     """
     padded = []
     for sample in samples:
@@ -251,7 +248,7 @@ def stacked(samples: Sequence[Sample]) -> Sample:
 
 
 def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
-    """A module's columns without segments, with so many truncated episodes."""
+    """A module's columns without segments, padded to a number of truncated episodes."""
     kept = {name: x for name, x in columns.items() if name not in c.SEGMENTS}
     missing = truncated - len(kept[c.FINAL_ROWS])
     if not missing:
@@ -259,7 +256,7 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
     if len(kept[c.FINAL_ROWS]):
         last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in c.FINALS}  # [1, ...]
     else:
-        # What follows a row's last step anyway, where that is not truncated.
+        # The same observation follows a row's last step anyway, unless that is truncated.
         steps = kept[c.LIVE].shape[1]
         last = {
             c.FINAL_ROWS: torch.zeros_like(kept[c.LIVE][:1, 0], dtype=torch.int64),  # [1]
@@ -274,8 +271,8 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
 
 
 def as_member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
-    """The same core for use within `torch.func.vmap`, with values [] by key in place of those of
-    its schedules and of its config."""
+    """A copy of the core for use within `torch.func.vmap`, with values [] by key that replace those
+    of its schedules and its config."""
     dtype = next(
         parameter.dtype
         for module in core.modules.values()
@@ -283,7 +280,7 @@ def as_member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
         if parameter.requires_grad
     )
     fixed = {key: x for key, x in values.items() if key in core.schedules}
-    # As a number would be: it does not make the losses of smaller parameters larger.
+    # In the dtype of the parameters: like a number, they must not promote the loss.
     numbers: dict[str, Any] = {key: x.to(dtype) for key, x in values.items() if key not in fixed}
     member = copy.copy(core)
     member.mapped = True
@@ -293,20 +290,20 @@ def as_member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
 
 
 def _fixed(value: Tensor, steps: Tensor) -> Tensor:
-    """A value [] whatever the steps."""
+    """A schedule with a constant value []."""
     return value
 
 
 def _check_values(core: GradientCore, key: str, values: Sequence[float]) -> None:
     """Raises:
-    ValueError: members cannot differ in a key, or one of the values cannot be.
+    ValueError: members cannot differ in this key, or a value is out of range.
     """
     keys = [*core.schedules, *core.config.numbers_of_losses()]
     if key not in keys:
         if getattr(core.config, key, key) is None:
             raise ValueError(
                 f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
-                "number, as others may then be in its place"
+                "number, so that members may have others"
             )
         raise ValueError(
             f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
@@ -331,8 +328,8 @@ def _check_module(module_id: str, module: RLModule) -> None:
     what = f"module {module_id!r} ({type(module).__name__})"
     if module.get_initial_state():
         raise ValueError(
-            f"{what} has a state, and cannot be in a population: how long its sequences are has to "
-            "be read from the data. Train its members as learners by themselves"
+            f"{what} has a state, and cannot be in a population: the lengths of its sequences have "
+            "to be read from the data. Train its members as separate learners"
         )
     tensors = {
         name: torch.stack([tensor.detach()] * 2)  # [M = 2, ...]
@@ -349,6 +346,6 @@ def _check_module(module_id: str, module: RLModule) -> None:
     except RuntimeError as error:
         buffers = [name for name, _ in module.named_buffers()]
         raise ValueError(
-            f"{what} cannot be in a population, as torch.func.vmap cannot map its training pass"
+            f"{what} cannot be in a population: torch.func.vmap cannot map its training pass"
             f"{f' (its buffers are {buffers})' if buffers else ''}: {error}"
         ) from error

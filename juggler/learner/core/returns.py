@@ -2,13 +2,13 @@
 
 Both estimators read rows of T steps that may hold several episodes, and treat their ends alike:
 
-- terminated: nothing comes after the step, its discount is 0.
-- truncated: the episode would have gone on; the value of its own final observation stands in for
-  the rest, and nothing flows back from the step after, which belongs to another episode.
-- the row's end: as truncated, with the value of the row's last observation.
-- a step that is not live (it only reset an environment, or pads a row): it contributes nothing.
-  Its own correction is masked as well as its discount; a masked discount alone would let
-  0 - V flow back into the live steps before it.
+- Terminated: nothing comes after the step, so its discount is 0.
+- Truncated: the value of the episode's final observation stands in for the rewards that would have
+  come. Nothing flows back from the next step, which belongs to another episode.
+- The end of a row: as truncated, with the value of the row's last observation.
+- A step that is not live (it only resets an environment, or pads a row) contributes nothing. Both
+  its discount and its own correction are masked. If only the discount were, 0 - V would flow back
+  into the live steps before it.
 
 V-trace: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
 Actor-Learner Architectures", section 4.1. GAE: Schulman et al. 2016, "High-Dimensional Continuous
@@ -28,9 +28,9 @@ __all__ = ["Estimates", "gae", "linear_recurrence", "next_values", "vtrace"]
 
 
 class Estimates(NamedTuple):
-    """What an estimator makes of a batch; both are 0 where a step is not live."""
+    """Value targets and advantages; both are 0 where a step is not live."""
 
-    targets: Tensor  # [N, T] what the value function should have said
+    targets: Tensor  # [N, T] for the value function
     advantages: Tensor  # [N, T] for the policy gradient
 
 
@@ -41,17 +41,17 @@ def next_values(
     final_rows: Tensor,
     final_steps: Tensor,
 ) -> Tensor:
-    """V(x_{t+1}): the value of what each step of an episode led to.
+    """V(x_{t+1}): the value of the observation that each step led to.
 
     Args:
-        values: [N, T] of the observation before each step.
-        last_values: [N] of the observation after each row.
-        final_values: [K] of the final observations of episodes truncated in the batch.
-        final_rows: [K] int64, where they were truncated.
-        final_steps: [K] int64
+        values: [N, T], of the observation before each step.
+        last_values: [N], of the observation after each row.
+        final_values: [K], of the final observations of truncated episodes.
+        final_rows: [K] int64, the rows of the truncations.
+        final_steps: [K] int64, the steps of the truncations.
 
     Returns:
-        [N, T]; of no meaning where an episode terminated.
+        [N, T]; meaningless where an episode terminated.
     """
     after = torch.cat([values[:, 1:], last_values.unsqueeze(1)], 1)  # [N, T]
     return after.index_put((final_rows, final_steps), final_values)  # [N, T]
@@ -87,7 +87,7 @@ def vtrace(
         log_ratios: log w_t, [N, T].
         rewards: [N, T]
         values: V(x_t), [N, T].
-        next_values: V(x_{t+1}), [N, T], from the function of that name.
+        next_values: V(x_{t+1}), [N, T], from `next_values`.
         terminated: [N, T] bool
         truncated: [N, T] bool
         live: [N, T] bool
@@ -125,7 +125,7 @@ def gae(
         target_t = A_t + V(x_t)
 
     Args:
-        As those of `vtrace`.
+        The same as those of `vtrace`.
     """
     discounts = gamma * (live & ~terminated).to(values.dtype)  # [N, T]
     errors = (rewards + discounts * next_values - values) * live  # [N, T]

@@ -1,7 +1,8 @@
-"""The steps of a sample as sequences: what a module with a state reads, and where its outputs go.
+"""The steps of a sample as sequences, for modules with a state.
 
-A sequence is the stretch of one episode within one row (a segment), followed by the observation
-after its last step, whose value the return of a stretch that is not the end is estimated with.
+A sequence is a segment (the stretch of one episode within one row), followed by the observation
+after its last step. The return of a segment that does not end its episode is bootstrapped from that
+observation's value.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from juggler.runtime.wire.structures import tree_map
 
 
 def all_observations(columns: Columns) -> Any:
-    """Every observation of a sample once: tree [N T + N + K, ...].
+    """Every observation of a sample once -> tree [N T + N + K, ...].
 
-    Those before each step, row by row; those after each row; the final ones.
+    First come those before each step, row by row, then those after each row, then the final ones.
     """
     return tree_map(
         lambda before, last, final: torch.cat([before.flatten(0, 1), last, final]),
@@ -34,12 +35,12 @@ class Sequences(NamedTuple):
 
     rows: Tensor  # [S]
     starts: Tensor  # [S] first step
-    lengths: Tensor  # [S] steps; 0 or less: none
+    lengths: Tensor  # [S] steps; 0 or less: the sequence is empty
     offsets: Tensor  # [S] steps of the same episode before them
 
     @classmethod
     def of(cls, columns: Columns) -> Sequences:
-        """One for each segment of a sample. If it has none, as nothing in it is live, its rows."""
+        """One sequence for each segment; in a sample without a live step, one for each row."""
         rows = columns[c.SEGMENT_ROWS]  # [S]
         if len(rows):
             starts, lengths = columns[c.SEGMENT_STARTS], columns[c.SEGMENT_LENGTHS]  # [S]
@@ -49,18 +50,18 @@ class Sequences(NamedTuple):
         return cls(rows, torch.zeros_like(rows), torch.full_like(rows, t), torch.zeros_like(rows))
 
     def without_first(self, steps: Tensor) -> Sequences:
-        """The same sequences without so many of their first steps [S]."""
+        """The same sequences without their first steps; `steps` [S] says how many."""
         return Sequences(self.rows, self.starts + steps, self.lengths - steps, self.offsets + steps)
 
     def longest(self) -> int:
-        """Steps of the longest. The host waits for the device here: it has to know the shape of
-        what it asks for."""
+        """The length of the longest sequence. The host waits for the device here, because the
+        length is a dimension of the tensors that follow."""
         return int(self.lengths.max())
 
     def observed(self, columns: Columns, length: int) -> Tensor:
-        """Which of `all_observations` each sequence reads -> [S, length], int64.
+        """The indices in `all_observations` that each sequence reads -> [S, length], int64.
 
-        The one after a sequence's last step is read again and again up to `length`.
+        The observation after a sequence's last step is repeated up to `length`.
         """
         n, t = columns[c.LIVE].shape
         final_rows, final_steps = columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]  # [K]
@@ -77,11 +78,11 @@ class Sequences(NamedTuple):
         return torch.where(steps < self.lengths.unsqueeze(1), within, after.unsqueeze(1))
 
     def places(self, columns: Columns, length: int) -> Tensor:
-        """Where the steps of the sample are in the sequences, or -1 where in none -> [N, T], int64.
+        """Where each step of the sample is in the sequences -> [N, T], int64; -1: in none.
 
         Args:
-            columns: of the sample.
-            length: of the padded sequences; their places count through [S, length].
+            columns: the sample's columns.
+            length: the length of the padded sequences; the result indexes [S, length], flattened.
         """
         n, t = columns[c.LIVE].shape
         steps = torch.arange(length, device=self.rows.device)  # [length]

@@ -1,4 +1,4 @@
-"""Parameters and buffers from elsewhere, put into those of a group."""
+"""Replaces parameters and buffers of a parameter group by weights from elsewhere."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def with_weights(
     *,
     whole: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The parameters [P] and buffers of a group with others in place of some of them.
+    """The parameters [P] and buffers of a group, with some of them replaced.
 
     Args:
-        group: whose they are.
+        group: the parameter group.
         parameters: [P]
         buffers: by their names in the group.
-        weights: the others, name -> array by module id; parameters of float32 may be rounded to
+        weights: the new ones, name -> array by module id; float32 parameters may be rounded to
             bfloat16.
-        whole: nothing of the group may be lacking.
+        whole: whether all parameters and buffers of the group must be given.
 
     Raises:
-        StateMismatch: a module has no such weights, or theirs have another shape or dtype.
+        StateMismatch: a module has no weights of such a name, shape or dtype.
     """
     tensors = {**group.named(parameters), **buffers}
     found: dict[str, Tensor] = {}
@@ -50,8 +50,8 @@ def with_weights(
             tensor = _tensor(f"{name!r} of module {module_id!r}", array, tensors[names[name]])
             if not torch.equal(found.setdefault(names[name], tensor), tensor):
                 raise StateMismatch(
-                    f"weights {name!r} of module {module_id!r} are shared with another module, "
-                    "which is given other ones"
+                    f"weights {name!r} of module {module_id!r} are shared with another module, for "
+                    "which other values are given"
                 )
     lacking = [name for name in tensors if name not in found]
     if whole and lacking:
@@ -64,17 +64,17 @@ def with_weights(
 def _tensor(what: str, array: object, like: Tensor) -> Tensor:
     """
     Raises:
-        StateMismatch: it cannot be in the place of the other one.
+        StateMismatch: the array does not fit.
     """
     if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
-        array = array.astype(np.float32)  # [...] as a run's weights_dtype may have rounded them
+        array = array.astype(np.float32)  # [...] a run with weights_dtype = "bfloat16" rounds them
     if not isinstance(array, np.ndarray):
-        raise StateMismatch(f"weights {what} are no array but {type(array).__name__}")
+        raise StateMismatch(f"weights {what} are a {type(array).__name__}, not an array")
     if array.shape != like.shape:
         raise StateMismatch(
-            f"weights {what} have shape {array.shape}, and its own have {tuple(like.shape)}"
+            f"weights {what} have shape {array.shape}; expected {tuple(like.shape)}"
         )
     tensor = torch.tensor(array)  # [...] a copy
     if tensor.dtype != like.dtype:
-        raise StateMismatch(f"weights {what} are {tensor.dtype}, and its own are {like.dtype}")
+        raise StateMismatch(f"weights {what} are {tensor.dtype}; expected {like.dtype}")
     return tensor.to(like.device)

@@ -1,4 +1,4 @@
-"""Trees of tensors and trees of arrays: a learner's state on its way to a checkpoint and back."""
+"""Converts a learner's state between trees of tensors and trees of arrays, for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from juggler.runtime.wire.trees import Tree
 
 
 class StateMismatch(ValueError):
-    """A checkpoint that was made by another module, algorithm or optimizer; names the array."""
+    """A checkpoint of another module, algorithm or optimizer; the message names the array."""
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """A tree of tensors on a device; from pinned memory the copies may still be under way."""
+    """Copy a tree of tensors to a device; copies from page-locked memory may still be under way."""
     if isinstance(tree, Tensor):
         return tree.to(device, non_blocking=True)
     return {key: to_device(branch, device) for key, branch in tree.items()}
 
 
 def to_host(tree: Any) -> Any:
-    """A tree of tensors on the host; from a GPU they come into page-locked memory, and the copies
-    may still be under way."""
+    """Copy a tree of tensors to the host. Copies from a GPU go to page-locked memory, and may still
+    be under way."""
     if isinstance(tree, Tensor):
         return tree.to("cpu", non_blocking=True)
     return {key: to_host(branch) for key, branch in tree.items()}
 
 
 def arrays_like(tree: Mapping[str, Any]) -> dict[str, Tree]:
-    """A tree of tensors as arrays on the host; those of tensors on the CPU share their memory."""
+    """A tree of tensors as arrays on the host; arrays of CPU tensors share their memory."""
     return {
         key: _array(branch) if isinstance(branch, Tensor) else arrays_like(branch)
         for key, branch in tree.items()
@@ -49,18 +49,18 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def as_sent(parameters: Tensor, weights_dtype: str) -> Tensor:
-    """Parameters as a run's `weights_dtype` has them sent; only those of float32 are rounded."""
+    """Parameters in the dtype in which they are sent; only float32 parameters are rounded."""
     if weights_dtype == "bfloat16" and parameters.dtype == torch.float32:
         return parameters.bfloat16()  # [P]
     return parameters  # [P]
 
 
 def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of arrays as tensors of its own, which must be those of another tree of tensors.
+    """Copy a tree of arrays into tensors, if it has the structure of another tree of tensors.
 
     Args:
-        tree: of arrays.
-        like: of tensors, with the keys, shapes, dtypes and devices to expect.
+        tree: the arrays.
+        like: tensors with the expected keys, shapes, dtypes and devices.
 
     Raises:
         StateMismatch: a key is missing or unknown, or an array has another shape or dtype.
@@ -92,8 +92,8 @@ def _tensor(array: object, expected: Tensor, path: tuple[str, ...]) -> Tensor:
     if array.shape != expected.shape:
         shapes = f"{array.shape} in the checkpoint, and {tuple(expected.shape)} here"
         raise _mismatch(path, f"has shape {shapes}")
-    # In torch's own memory: what a matrix product gives may depend on how its operands are aligned,
-    # and training that goes on from here must give what it gives without a break.
+    # Copied into torch's own memory: the result of a matrix product may depend on how its operands
+    # are aligned, and resumed training must give the same numbers as uninterrupted training.
     tensor = torch.tensor(array)  # [...]
     if tensor.dtype != expected.dtype:
         raise _mismatch(path, f"is {tensor.dtype} in the checkpoint, and {expected.dtype} here")

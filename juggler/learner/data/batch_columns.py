@@ -1,4 +1,4 @@
-"""Columns that somebody has put together, for algorithms that learn from episodes."""
+"""Checks columns that a script has put together, for algorithms that learn from episodes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def checked_batch(
     spaces: Mapping[str, tuple[Space, Space]],
     states: Mapping[str, Mapping[str, Tree]],
 ) -> Sample:
-    """A batch of columns as `collate` makes it. They are looked at on the host; those of other
-    names than a batch of episodes has go along as they are.
+    """Check a batch of columns on the host, and return it as `collate` would make it.
+
+    Columns that no batch of episodes has are returned as they are.
 
     Args:
         batch: by module id, columns as tensors or arrays.
-        spaces: of the observations and the actions in batches, by module id.
-        states: what is in `states` for each row, by module id, as `Learner.example_states`.
+        spaces: by module id, the spaces of observations and of actions.
+        states: by module id, the expected `states` of one row, as from `Learner.example_states`.
 
     Raises:
         ValueError: a column is missing, or its shape, dtype or content does not fit; names the
-            module and the column, and says what is expected.
+            module and the column, and says what was expected.
     """
     if not isinstance(batch, Mapping) or not batch:
         raise ValueError("no batch: give columns by name, by module id")

@@ -1,4 +1,4 @@
-"""Batches that have arrived at a learner and wait for their update."""
+"""The batches that wait at a learner for an update."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from juggler.runtime.wire.trees import Tree, flatten
 
 Space = gymnasium.Space[Any]
 
-_REMEMBERED = 4096  # batches that are here no more
+_REMEMBERED = 4096  # ids of batches that were taken lately
 _HALF_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """One module's share of a batch, checked, with what its header said."""
+    """One module's part of a validated batch, with fields of its header."""
 
     batch_id: int
     envrunner: str
@@ -36,23 +36,23 @@ class HeldBatch:
     nbytes: int
 
     def staleness(self, update: int) -> int:
-        """In updates, given the weights of one."""
+        """How many updates older it is than the weights of an update."""
         return max(0, update - self.version.update)
 
 
 class BatchStore:
-    """Takes batches in the server's thread; gives them to the learner's own.
+    """Takes batches in the server's thread, and gives them to the learner's thread.
 
     Args:
-        spaces: (observation space, action space) of each module id that this learner trains.
+        spaces: by id of the modules that this learner trains, (observation space, action space).
         arrived: called for each batch that was taken, in the server's thread.
-        capacity: batches held at most. Admission keeps a healthy run far below.
-        capacity_bytes: that they may take.
-        states: what a batch's `states` must be, by module id: trees of arrays of one row. Without
-            one, batches of a module have none.
+        capacity: the largest number of batches. Admission keeps a healthy run far below it.
+        capacity_bytes: the most memory that batches may take.
+        states: by module id, the expected `states` of one row, as trees of arrays; batches of
+            modules without an entry must have none.
 
     Raises:
-        UnsupportedSpace: nobody encodes one of the spaces.
+        UnsupportedSpace: Juggler cannot encode one of the spaces.
     """
 
     def __init__(
@@ -72,26 +72,26 @@ class BatchStore:
         self._capacity_bytes = capacity_bytes
         self._held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
-        # Of batches taken lately, to refuse a replay. A dict would look for its oldest key behind
-        # all those that were taken out before it.
+        # Of batches taken lately, to refuse a replay. In a dict, finding the oldest key would mean
+        # passing over all that were removed before it.
         self._last_ids: OrderedDict[int, None] = OrderedDict()
-        self._joined = 0  # the group's generation when this learner joined it
+        self._joined = 0  # the generation of the group when this learner joined it
         self._lock = threading.Lock()
 
     def serve(self, joined: int) -> None:
-        """Take batches meant for this generation of the group or a later one.
+        """Take batches for this generation of the group and later ones.
 
-        One for an earlier generation was meant for a predecessor under the same worker id; one
-        for a later generation may be here before this learner has heard of that.
+        A batch for an earlier generation was meant for a predecessor with the same worker id. A
+        batch for a later one may arrive before this learner has heard of that generation.
         """
         with self._lock:
             self._joined = joined
 
     def take(self, frame: BatchFrame) -> str:
-        """Why this batch came in vain, or "" where it was taken.
+        """Take a batch. Returns why it was refused; "" if it was taken.
 
         Raises:
-            WireError: no honest EnvRunner would have sent it.
+            WireError: the batch is invalid; no correct EnvRunner sends such a batch.
         """
         header = frame.header
         held = HeldBatch(
@@ -118,12 +118,12 @@ class BatchStore:
         return ""
 
     def peek(self, batch_ids: Iterable[int]) -> list[HeldBatch]:
-        """Those of the batches named that are here, in that order; they stay."""
+        """The named batches that are here, in that order; they stay in the store."""
         with self._lock:
             return [self._held[batch_id] for batch_id in batch_ids if batch_id in self._held]
 
     def pop(self, batch_ids: Iterable[int]) -> tuple[list[HeldBatch], list[int]]:
-        """(the batches named, in that order; the ids that are not here)."""
+        """Remove batches. Returns (those that are here, in that order; the ids of the others)."""
         with self._lock:
             found = [(batch_id, self._held.pop(batch_id, None)) for batch_id in batch_ids]
             self._held_bytes -= sum(held.nbytes for _, held in found if held)

@@ -1,4 +1,4 @@
-"""From batches of episodes to the columns that a learner trains on."""
+"""Collation: joins batches of episodes into the columns of one sample."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 
-#: Step columns that are filled up with zeros (false).
+#: Step columns that are padded with zeros (false).
 _ZERO_FILLED = (c.REWARDS, c.TERMINATED, c.TRUNCATED, c.LIVE, c.ACTION_LOGP)
 
-#: The indices among the columns, int64 in a sample; those of rows count through all batches.
+#: Columns of indices, int64 in a sample. Row indices count through all batches.
 _ROW_INDICES = (c.FINAL_ROWS, c.SEGMENT_ROWS)
 _INDICES = (c.FINAL_STEPS, c.SEGMENT_STARTS, c.SEGMENT_LENGTHS, c.SEGMENT_OFFSETS)
 
 
 def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dict[str, Any]:
-    """Several batches as one: N rows in all, T steps (the most that any has), K truncations and S
-    segments.
+    """Join several batches into one sample of N rows, T steps (those of the longest row), K
+    truncations and S segments.
 
-    Every array is copied once, so that the batches' memory is free afterwards. Rows of fewer steps
-    are filled up with steps that are not live, which see the row's last observation: the value of
-    what comes after a row's last live step is then the one of the step to its right.
+    Every array is copied once, so that the batches' memory is free afterwards. Shorter rows are
+    padded with steps that are not live and hold the row's last observation. So the value after a
+    row's last live step is always the value of the step to its right.
 
     Args:
-        batches: of one module, in the order their rows shall have.
-        pin_memory: the result lies in page-locked memory, from which copies to a GPU run beside
-            the host. Torch gives such memory to nobody else while a copy is under way.
+        batches: of one module, in the order of their rows in the sample.
+        pin_memory: whether the result lies in page-locked memory, from which copies to a GPU run
+            without the host. Torch does not reuse such memory while a copy is under way.
 
     Returns:
         By the names in `columns`: step columns [N, T, ...]; last_observations and states [N, ...];
         final_observations [K, ...], final_rows and final_steps [K]; segment_rows, segment_starts,
         segment_lengths and segment_offsets [S]. Indices are int64. Observations, actions and
-        states are trees of tensors where they are trees of arrays in the batches.
+        states are trees of tensors if they are trees of arrays in the batches.
 
     Raises:
-        ValueError: no batches, or they differ in the arrays of observations, actions or states.
+        ValueError: there are no batches, or their arrays of observations, actions or states differ
+            in shape or dtype.
     """
     if not batches:
         raise ValueError("no batches: there is nothing to train on")
@@ -53,7 +54,7 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     after: list[Tree] = [tree_map(_as_step, b.last_observations) for b in batches]
     sample: dict[str, Any] = {
         c.OBSERVATIONS: tree_map(copies.steps, *(b.observations for b in batches), *after),
-        # Any action that the space has will do; that of the step before is one.
+        # Padding needs any valid action: the row's last one.
         c.ACTIONS: tree_map(
             copies.steps,
             *(b.actions for b in batches),
@@ -74,17 +75,17 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
 
 
 class _Copies:
-    """Arrays of several batches, copied into one tensor."""
+    """Copies arrays of several batches into one tensor."""
 
     def __init__(self, batches: Sequence[EpisodeBatch], pin_memory: bool) -> None:
         self._steps = max(batch.steps for batch in batches)
         self._pin_memory = pin_memory
         rows = np.cumsum([0, *(batch.rows for batch in batches)])
-        self.starts = rows[:-1]  # [B] of each batch's rows among all
+        self.starts = rows[:-1]  # [B] first row of each batch
         self._rows = int(rows[-1])
 
     def steps(self, *arrays: NDArray[Any]) -> Tensor:
-        """B arrays [n, t, ...] and B others to fill up short rows with -> [N, T, ...]."""
+        """B arrays [n, t, ...], then B arrays to pad short rows with -> [N, T, ...]."""
         count = len(self.starts)
         tensor = self._empty((self._rows, self._steps, *arrays[0].shape[2:]), arrays[0].dtype)
         columns = tensor.numpy()  # [N, T, ...]
@@ -115,7 +116,7 @@ def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
-    """The arrays of a column may differ between batches in their leading dimensions alone."""
+    """The arrays of a column may differ between batches only in their leading dimensions."""
     first = _kinds(trees[0], dimensions)
     for other in (_kinds(tree, dimensions) for tree in trees[1:]):
         for path in first.keys() | other.keys():
@@ -123,8 +124,8 @@ def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
             if one != another:
                 where = path_name((name, *path))
                 raise ValueError(
-                    f"batches differ in their {where}: {one} and {another}; all envrunners must "
-                    "run one environment and one module"
+                    f"batches differ in their {where}: {one} and {another}; all EnvRunners must "
+                    "run the same environment and the same module"
                 )
 
 

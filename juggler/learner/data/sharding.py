@@ -1,4 +1,4 @@
-"""Episodes in shards, one for each of several learners."""
+"""Splits batches of episodes into shards, one for each of several learners."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def shard(
     episodes: Mapping[str, Sequence[EpisodeBatch] | Mapping[str, Any]] | Sequence[EpisodeBatch],
     count: int,
 ) -> list[dict[str, list[EpisodeBatch]]]:
-    """Batches in shards that hold their rows one after the other.
+    """Split batches into shards of consecutive rows.
 
-    Each shard has a live step of each module, and about equally many: they differ by less than two
-    rows' worth, or as much as it takes that none is empty. Rows are views of what is given.
+    Each shard has a live step of every module, and about as many live steps as the others: they
+    differ by less than those of two rows, unless a shard would be empty otherwise. Rows are views
+    of the given arrays.
 
     Args:
-        episodes: batches by module id; a bare list is for the module "default". Columns, as
-            `update_from_batch` takes them, are the one batch that they make.
-        count: how many shards.
+        episodes: batches by module id; a plain list is for the module "default". Columns, as
+            `update_from_batch` takes them, count as one batch.
+        count: the number of shards.
 
     Returns:
-        For each shard, what `update_from_episodes` takes.
+        For each shard, an argument for `update_from_episodes`.
 
     Raises:
-        ValueError: a module has fewer rows with a live step than there are to be shards.
+        ValueError: a module has fewer rows with a live step than shards are wanted.
     """
     if count < 1:
         raise ValueError(f"{count} shards: there must be at least 1")
@@ -61,22 +62,22 @@ def shard(
 
 
 def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
-    """Where each of some shards ends, which has a live step and about as many as the others.
+    """The end of each shard, such that all have about as many live steps, and at least one.
 
     Args:
-        live_steps: [N] of each row.
-        count: of shards.
+        live_steps: [N], of each row.
+        count: the number of shards.
     """
-    rows = np.flatnonzero(live_steps)  # [R] those with any
+    rows = np.flatnonzero(live_steps)  # [R] rows with a live step
     if len(rows) < count:
         raise ValueError(
-            f"{len(rows)} rows with a live step cannot be shared out to {count} learners"
+            f"{len(rows)} rows with a live step cannot be split among {count} learners"
         )
     sums = np.cumsum(live_steps[rows])  # [R]
     ends, last = [], 0
     for place in range(1, count):
         wanted = sums[-1] * place / count
-        after = int(np.searchsorted(sums, wanted))  # rows before the one that gets there
+        after = int(np.searchsorted(sums, wanted))  # rows before the one that reaches it
         nearest = after + bool(
             sums[after] - wanted < wanted - (sums[after] - live_steps[rows[after]])
         )
@@ -86,7 +87,7 @@ def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:
 
 
 def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[EpisodeBatch]:
-    """Rows of several batches that count through all of them."""
+    """Some rows of several batches; row numbers count through all batches."""
     found, before = [], 0
     for batch in batches:
         first, last = max(start - before, 0), min(end - before, batch.rows)
@@ -97,7 +98,7 @@ def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[Epis
 
 
 def _rows(batch: EpisodeBatch, start: int, end: int) -> EpisodeBatch:
-    """Some rows of a batch as one."""
+    """Some rows of a batch, as a batch."""
     columns: dict[str, Any] = {}
     for rows_name, names in (("final_rows", _FINALS), ("segment_rows", _SEGMENTS)):
         rows = getattr(batch, rows_name)  # [K] or [S]

@@ -1,4 +1,4 @@
-"""Where updates take their samples from: an algorithm chooses its source of data."""
+"""Sources of data: which samples an algorithm learns from, and how often."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ Sample: TypeAlias = Mapping[str, Columns]
 
 
 class DataSource(Protocol):
-    """Samples go in as they come, and out as they are to be learned from.
+    """Takes every sample that arrives, and says which samples to learn from now.
 
-    A run makes an update whenever a sample has come, so what comes in decides when something is
-    learned, and the source from what. A replay, which is asked for samples whether or not one has
-    come, needs an admission of its own and is none of these yet.
+    A run makes an update whenever a sample has arrived. A replay buffer, which also gives samples
+    when none has arrived, would need an admission of its own and is not possible yet.
     """
 
     def add(self, sample: Sample) -> Sequence[Sample]:
-        """Take in a sample; return those to learn from now, one after the other. There is one at
-        least."""
+        """Take a sample; return the samples to learn from now, in order: at least one."""
 
     def clear(self) -> None:
-        """Let go of all samples."""
+        """Discard all samples."""
 
 
 class Queue(DataSource):
-    """Every sample is learned from once, when it comes."""
+    """Learns from every sample once, when it arrives."""
 
     def add(self, sample: Sample) -> Sequence[Sample]:
         return [sample]
@@ -42,16 +40,16 @@ class Queue(DataSource):
 class CircularBuffer(DataSource):
     """Keeps the newest N samples, and learns from each of them K times.
 
-    The j-th use (from 0) of a sample is due when ⌊j N / K⌋ others have come after it: the first at
-    once, the rest spread evenly over the time that it stays. A sample that leaves has been used
-    exactly K times (Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with
-    Clipped Target Networks", section 3).
+    The j-th use (from 0) of a sample is due when ⌊j N / K⌋ others have arrived after it. So the
+    first is due at once, and the others are spread evenly over the time that it stays. When a
+    sample leaves, it has been used exactly K times (Luo et al. 2020, "IMPACT: Importance Weighted
+    Asynchronous Architectures with Clipped Target Networks", section 3).
     """
 
     def __init__(self, batches: int, uses: int) -> None:
         """Args:
-        batches: N
-        uses: K
+        batches: N.
+        uses: K.
         """
         self._samples: deque[Sample] = deque(maxlen=batches)
         self._uses_at_age = [0] * batches
@@ -59,7 +57,7 @@ class CircularBuffer(DataSource):
             self._uses_at_age[use * batches // uses] += 1
 
     def add(self, sample: Sample) -> Sequence[Sample]:
-        """The oldest first."""
+        """Take a sample, and return those that are due, the oldest first."""
         self._samples.append(sample)
         youngest = len(self._samples) - 1
         return [

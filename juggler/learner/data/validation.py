@@ -1,4 +1,4 @@
-"""What batches of one module must hold for its learner to train on them."""
+"""Batch validation: checks a batch against the spaces and the state of its module."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ Space = gymnasium.Space[Any]
 
 
 class BatchValidator:
-    """Whether a batch fits a module's spaces and the state that it carries.
+    """Checks batches of one module.
 
     Args:
-        module: its id, for people.
-        observation_space: of what its batches hold.
-        action_space: what it acts in.
-        states: a tree of arrays [...] such as `EpisodeBatch.states` has for each row; {} where
-            there is nothing to remember.
+        module: the module's id, for messages.
+        observation_space: of the observations in its batches.
+        action_space: of the actions in its batches.
+        states: the expected `EpisodeBatch.states` of one row, a tree of arrays [...]; {}: none.
 
     Raises:
-        UnsupportedSpace: nobody encodes one of the spaces.
+        UnsupportedSpace: Juggler cannot encode one of the spaces.
     """
 
     def __init__(
@@ -42,11 +41,11 @@ class BatchValidator:
         self._states = dict(flatten(states))
 
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """The batch with its actions in the dtypes that policies act in, whatever they came in, so
-        that batches of several runners fit into one update.
+        """Check a batch, and return it with its actions in the dtypes that policies act in, so that
+        batches of several EnvRunners fit into one update.
 
         Raises:
-            WireError: it does not fit; names the array.
+            WireError: the batch does not fit; names the array.
         """
         for column, leading in (
             ("observations", "N, T"),
@@ -60,7 +59,7 @@ class BatchValidator:
         actions = self._arrays("actions", batch.actions, self._actions)
         for path, array in actions.items():
             space = self._actions[path]
-            # A policy acts in float32 where the space says float64: only the kind must fit.
+            # A policy acts in float32 if the space is float64, so only the kind must fit.
             self._check("actions", path, array, space, "N, T", _kind(array) == _kind(space))
         states = self._arrays("states", batch.states, self._states)
         for path, array in states.items():
@@ -106,7 +105,7 @@ class BatchValidator:
                 f"{array.dtype} do not fit the space {space}"
             )
         first, last = _bounds(space)
-        # Indices: one that is out of range would break the update.
+        # These are indices, and one out of range would break the update.
         if first is not None and ((array < first).any() or (array > last).any()):
             raise WireError(
                 f"{self._name(column, path)} hold a number outside "
@@ -118,7 +117,7 @@ class BatchValidator:
 
 
 def _bounds(space: Space) -> tuple[Any, Any]:
-    """The least and greatest numbers of what is counted; None for a Box."""
+    """The least and the greatest value of a discrete space; (None, None) for a Box."""
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start + space.n - 1)
     if isinstance(space, spaces.MultiDiscrete):

@@ -1,4 +1,4 @@
-"""A module's place in its group of learners: which generation it is in, and with whom."""
+"""Membership of one module's learner in its group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class Joins(Protocol):
-    """A learner, as far as its group is concerned."""
+    """The part of a learner that its group needs."""
 
     device: torch.device
     updates: int
@@ -26,7 +26,7 @@ class Joins(Protocol):
 
 
 class Membership:
-    """Forms the groups of one module's learners that the driver asks for.
+    """Forms groups with the other learners of a module when the driver asks for it.
 
     Attributes:
         lost: why the group of the present generation cannot update; "" while it can.
@@ -36,8 +36,8 @@ class Membership:
         """
         Args:
             worker_id: of this learner.
-            host: by which other learners can reach this process.
-            insecure: the network between them is trusted.
+            host: the address at which other learners can reach this process.
+            insecure: whether the network between them is trusted.
         """
         self.lost = ""
         self._worker_id = worker_id
@@ -45,8 +45,9 @@ class Membership:
         self._insecure = insecure
 
     def meeting_address(self) -> str:
-        """Where a group forms whose first member this learner is; "" where others than its members
-        could reach that, and nobody said that they may: this learner can only be alone then."""
+        """The address where a group meets if this learner is its first member. "" if others than
+        the members could reach it and `insecure` was not given: then this learner can only train
+        alone."""
         return self._meeting_point.address if self._insecure or is_loopback(self._host) else ""
 
     @cached_property
@@ -54,7 +55,7 @@ class Membership:
         if not is_loopback(self._host):
             # torch.distributed has neither encryption nor a secret, whatever gRPC has.
             text = "learners of a group talk to each other unencrypted and unauthenticated, at"
-            text += f" {self._host}, with TLS too: keep that private"
+            text += f" {self._host}, even with TLS: keep that network private"
             print(f"juggler {self._worker_id}: {text}", file=sys.stderr)
         return MeetingPoint(self._host)
 
@@ -64,9 +65,9 @@ class Membership:
         """Meet the other members, and agree on one state.
 
         Args:
-            group: who they are.
-            learner: updates with them from here on.
-            superseded: whether there is another group to form already.
+            group: names the members.
+            learner: this learner, which makes its updates with them from now on.
+            superseded: says whether the driver has asked for another group by now.
         """
         self.lost = ""
         learner.leave()
@@ -95,6 +96,6 @@ class Membership:
         return formed
 
     def lose(self, learner: Joins, why: str) -> None:
-        """Somebody of the group is gone: no updates until the next one."""
+        """Leave the group because a member is gone: no updates until the next group."""
         self.lost = why
         learner.leave()

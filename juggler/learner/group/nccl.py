@@ -1,9 +1,9 @@
-"""Sums over learners that compute on a GPU each, from GPU to GPU: NCCL.
+"""Sums over learners with a GPU each, made by NCCL.
 
-A sum hangs on the devices when a member dies. The host waits for each sum, so that no step of an
-optimizer is made of one that failed, and breaks it off. The learner's state is then as it was, and
-the next generation of the group gets an NCCL group of its own. Where the device does not come back
-from that, the process has to be replaced.
+When a member dies, a sum hangs on the devices of the others. The host therefore waits for each sum
+before the optimizer step that needs it, and aborts the sum if it hangs. The learner's state is then
+as it was, and the next generation of the group gets an NCCL group of its own. If the device does
+not recover from that, the process has to be replaced.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from torch import Tensor
 
 from juggler.learner.group.peer_lost import PeerLost, said
 
-dist: Any = torch.distributed  # half of what is used here its types do not know
+dist: Any = torch.distributed  # its types lack half of what is used here
 
-#: What a sum may take. The driver finds a member that hangs before that, and forms another group.
+#: Time limit of a sum. The driver notices a member that hangs earlier, and forms another group.
 _SUM_SECONDS = 8.0
-#: What it may take to connect, and to break off what hangs.
+#: Time limits for connecting, and for aborting what hangs.
 _CONNECT_SECONDS = 30.0
 _END_SECONDS = 5.0
-#: How often a thread that waits looks whether the device is done, and whether it waits in vain.
+#: How often a waiting thread checks whether the device is done, and whether to give up.
 _LOOK_SECONDS = 50e-6
 _ASK_SECONDS = 10e-3
 
 
 class NcclStuck(RuntimeError):
-    """NCCL cannot be stopped any more: only a new process can use this device again."""
+    """NCCL does not stop: only a new process can use this device again."""
 
 
 def gpu_number(device: torch.device) -> list[int]:
-    """Which GPU of the world a device is, in two whole numbers of 64 bits: zeros for one that NCCL
-    does not reach from here."""
+    """The UUID of a GPU as two signed 64-bit integers; zeros for a device that NCCL cannot use."""
     if device.type != "cuda" or not dist.is_nccl_available():
         return [0, 0]
     number = UUID(str(torch.cuda.get_device_properties(device).uuid)).int
@@ -49,23 +48,23 @@ def gpu_number(device: torch.device) -> list[int]:
 
 
 def by_nccl(gpu_numbers: Sequence[Sequence[int]]) -> bool:
-    """Whether NCCL makes the sums of learners with these GPUs.
+    """Whether NCCL can make the sums of learners with these GPUs.
 
-    It wants a GPU for each of them. Several on one, or some on a CPU, sum on their hosts.
+    It needs a GPU of its own for each learner. Otherwise the sums are made on the hosts.
     """
     distinct = {tuple(number) for number in gpu_numbers}
     return (0, 0) not in distinct and len(distinct) == len(gpu_numbers)
 
 
 class NcclGroup:
-    """This learner among the others, in one generation of their group."""
+    """This learner's membership in one generation of its group."""
 
     def __init__(self, group: Any, device: torch.device, superseded: Callable[[], bool]) -> None:
         """
         Args:
-            group: torch's.
+            group: the process group of torch.
             device: of this learner.
-            superseded: whether there is no use in waiting any longer.
+            superseded: says whether the driver has asked for another group by now.
         """
         self._group = group
         self._device = device
@@ -80,17 +79,17 @@ class NcclGroup:
         device: torch.device,
         superseded: Callable[[], bool],
     ) -> NcclGroup:
-        """With the others, who all call this too.
+        """Connect to the other members, all of which call this too.
 
         Raises:
-            PeerLost: one of them does not.
-            NcclStuck: nor can this process go on.
+            PeerLost: a member does not connect.
+            NcclStuck: the same, and this process cannot use its device any more.
         """
-        # Otherwise torch ends the process where a member is lost.
+        # Otherwise torch ends the process when a member is lost.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(int(_CONNECT_SECONDS)))
         options = dist.ProcessGroupNCCL.Options()
-        options.config.blocking = 0  # so that connecting, too, can be broken off
+        options.config.blocking = 0  # so that connecting can be aborted too
         options._timeout = timedelta(seconds=_CONNECT_SECONDS)
         made = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
         found = cls(made, device, superseded)
@@ -98,11 +97,11 @@ class NcclGroup:
         return found
 
     def connect(self) -> None:
-        """NCCL does so with the first sum, which this is.
+        """Make a first sum, because NCCL connects with it.
 
         Raises:
-            PeerLost: another one does not.
-            NcclStuck: nor can this process go on.
+            PeerLost: a member does not connect.
+            NcclStuck: the same, and this process cannot use its device any more.
         """
         connected = _beside(self._summed, torch.zeros(1, device=self._device))  # [1]
         why = self._awaited(connected.done, _CONNECT_SECONDS)
@@ -113,11 +112,11 @@ class NcclGroup:
             raise PeerLost(f"the learners' GPUs could not connect: {why}")
 
     def sum(self, x: Tensor) -> Tensor:
-        """Elementwise over all learners, the same bit for bit at each of them. Changes x.
+        """Sum elementwise over all learners, with the same bits at each. Changes x.
 
         Raises:
-            PeerLost: somebody is gone.
-            NcclStuck: nor can this process go on.
+            PeerLost: a member is gone.
+            NcclStuck: the same, and this process cannot use its device any more.
         """
         try:
             why = self._awaited(self._begun(x).query, _SUM_SECONDS)
@@ -129,10 +128,10 @@ class NcclGroup:
         return x
 
     def end(self, why: str) -> None:
-        """Break off whatever is under way; there are no more sums in this group.
+        """Abort whatever is under way, and leave the group.
 
         Args:
-            why: for people.
+            why: the reason, for the message.
 
         Raises:
             NcclStuck: the device does not come back.
@@ -151,13 +150,13 @@ class NcclGroup:
         else:
             return
         raise NcclStuck(
-            f"NCCL cannot be stopped on {self._device}: {problem}. A new process has to take this "
-            f"learner's place, with the state of one that is left. It was to be stopped since {why}"
+            f"NCCL cannot be stopped on {self._device}: {problem}. A new process has to replace "
+            f"this learner, with the state of another one. NCCL had to be stopped: {why}"
         )
 
     def _begun(self, x: Tensor) -> Any:
-        """The event behind a sum."""
-        self._group.allreduce([x]).wait()  # it is the device's stream that waits
+        """Begin a sum; the event returned follows it on the device."""
+        self._group.allreduce([x]).wait()  # makes the device's stream wait, not the host
         device_module = torch.get_device_module(self._device)
         event = device_module.Event()
         event.record(device_module.current_stream(self._device))
@@ -167,7 +166,7 @@ class NcclGroup:
         self._begun(x).synchronize()
 
     def _awaited(self, over: Callable[[], bool], seconds: float) -> str:
-        """Why it is in vain to wait any longer; "" where it is over."""
+        """Wait until it is over; returns why waiting was given up, or ""."""
         started = asked = time.monotonic()
         while not over():
             now = time.monotonic()
@@ -186,7 +185,7 @@ class NcclGroup:
 
 
 def _beside(work: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Have work done in a thread of its own, which may hang."""
+    """Do work in a thread of its own, which may hang."""
     future: Future[None] = Future()
 
     def run() -> None:

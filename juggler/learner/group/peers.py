@@ -1,12 +1,12 @@
-"""The learners of a group, to each other: torch.distributed, made anew for every generation.
+"""Communication between the learners of a group, over torch.distributed.
 
-A process group of torch is of no use once one of its members has died, and a wait in gloo cannot be
-broken off. So each generation of a learner group gets one of its own, under a prefix of its own in
-a store, waits are short, and whoever hangs in one is for the driver to find and to kill: the others
-then notice at once that a connection has closed.
+A process group of torch is useless once one of its members has died, and a wait in gloo cannot be
+aborted. So each generation of a learner group gets a new process group, under its own prefix in a
+store, and waits have short time limits. If a learner hangs, the driver notices and kills it; the
+others then see at once that a connection has closed.
 
-What learners tell each other goes over gloo, from host to host. Where each of them has a GPU of its
-own, sums of what lies there are made by NCCL, from GPU to GPU.
+Learners communicate over gloo, from host to host. If each of them has a GPU of its own, NCCL sums
+tensors on GPUs directly.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from juggler.learner.group.nccl import NcclGroup, by_nccl, gpu_number
 from juggler.learner.group.peer_lost import PeerLost as PeerLost
 from juggler.learner.group.peer_lost import said
 
-dist: Any = torch.distributed  # half of what is used here its types do not know
+dist: Any = torch.distributed  # its types lack half of what is used here
 
-#: What one operation may take, and what it may take to meet. Nothing can end it before.
+#: Time limits of one operation, and of meeting. Nothing can end either of them earlier.
 COLLECTIVE_SECONDS = 8.0
 _CONNECT_SECONDS = 4.0
 _STORE_SECONDS = 1.0
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.005
 
 
 class MeetingPoint:
-    """A place where the learners of a group find each other, if this one is their first.
+    """The store where the learners of a group find each other, at the group's first learner.
 
     Attributes:
         address: "host:port".
@@ -45,7 +45,7 @@ class MeetingPoint:
     def __init__(self, host: str) -> None:
         """
         Args:
-            host: by which the others can reach this process, and to listen on.
+            host: the address to listen on, at which the others can reach this process.
 
         Raises:
             OSError: this process cannot listen there.
@@ -54,7 +54,7 @@ class MeetingPoint:
         listener = socket.create_server((host, 0), family=family, backlog=128)
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
-        # Given a socket that listens, torch opens none of its own on every interface.
+        # Without a listening socket, torch would open one on every interface.
         self._store = dist.TCPStore(
             host,
             port,
@@ -66,11 +66,11 @@ class MeetingPoint:
 
 
 class Peers:
-    """This learner among those of its group, in one generation of it.
+    """This learner's connections to the others, in one generation of its group.
 
     Attributes:
         rank: of this learner.
-        size: how many there are.
+        size: the number of learners.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Peers:
         """Meets the others.
 
         Args:
-            meeting_point: address of that of rank 0.
+            meeting_point: the address of the meeting point of rank 0.
             generation: of the group.
             rank: of this learner.
-            size: how many there are.
-            host: by which the others can reach this process.
-            superseded: whether there is no use in waiting any longer.
+            size: the number of learners.
+            host: the address at which the others can reach this process.
+            superseded: says whether the driver has asked for another group by now.
             device: where this learner computes; None: on the CPU.
 
         Raises:
-            PeerLost: not all of them came.
-            NcclStuck: they did, and then not, and this process cannot go on.
+            PeerLost: a learner did not come, or could not connect.
+            NcclStuck: the same, and this process cannot use its device any more.
         """
         self.rank, self.size = rank, size
         self._nccl: NcclGroup | None = None
@@ -119,20 +119,20 @@ class Peers:
             self._nccl = NcclGroup.connected(store, rank, size, device, superseded)
 
     def close(self) -> None:
-        """Leave the others alone.
+        """Leave the group.
 
         Raises:
-            NcclStuck: this process cannot go on.
+            NcclStuck: this process cannot use its device any more.
         """
         if self._nccl is not None:
             self._nccl.end("the group is over")
 
     def sum(self, x: Tensor) -> Tensor:
-        """Elementwise over all learners, the same bit for bit at each of them. May change x.
+        """Sum elementwise over all learners, with the same bits at each. May change x.
 
         Raises:
-            PeerLost: somebody is gone.
-            NcclStuck: the same, and this process cannot go on.
+            PeerLost: a learner is gone.
+            NcclStuck: the same, and this process cannot use its device any more.
         """
         if self._nccl is not None and x.device.type != "cpu":
             return self._nccl.sum(x)
@@ -143,13 +143,13 @@ class Peers:
         return on_host.to(x.device, non_blocking=True)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """By rank, the whole numbers of 64 bits that each learner has."""
+        """All learners' values, signed 64-bit integers, by rank."""
         table = torch.zeros((self.size, len(values)), dtype=torch.int64)  # [k, n]
         table[self.rank] = torch.tensor(values)
         return self.sum(table).tolist()
 
     def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
-        """What the learner with rank `root` has, `size` bytes; the others pass None."""
+        """Send `size` bytes from rank `root` to all; the others pass None and get them."""
         x = torch.empty(size, dtype=torch.uint8)  # [size]
         if data is not None:
             x.numpy()[:] = memoryview(data)
@@ -169,10 +169,9 @@ class Peers:
 def _met(
     address: str, generation: int, rank: int, size: int, superseded: Callable[[], bool]
 ) -> Any:
-    """The store at a meeting point, once all learners of this generation are there.
+    """The store at a meeting point, once all learners of this generation have come there.
 
-    Connecting cannot be broken off, and waits for whoever is not there. So nobody begins with it
-    before all have come.
+    Connecting waits for absent learners and cannot be aborted, so it begins only then.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + COLLECTIVE_SECONDS
@@ -194,7 +193,7 @@ def _met(
 
 
 def _on_host(x: Tensor) -> Tensor:
-    """Page-locked where it comes from a GPU: the copies there and back run at full speed."""
+    """The tensor on the host; from a GPU, in page-locked memory, for copies at full speed."""
     if x.device.type == "cpu":
         return x
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)

@@ -1,9 +1,9 @@
-"""Gradients of several learners, each on a sample of its own, as of one learner on all of them.
+"""Reduction: the gradients that one learner would get on the samples of all learners.
 
-What a learner finds in its sample for a module are means over live steps, so the mean over all
-samples weights each learner's by its count of them. Gradients, counts, buffers and the means that
-an algorithm decides by go through one reduction, as one flat vector. Modules that share parameters
-have counts of their own, and so have their parts in the gradient until these are means.
+A learner's gradients are means over the live steps of its sample, so the mean over all samples
+weights each learner by its live steps. Gradients, counts, buffers and the algorithm's means go
+through one reduction, as one flat vector. Modules that share parameters have their own counts, so
+their parts of the gradient are reduced separately and then added.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from juggler.learner.core.learner_core import Aux, GradientAux, Grads
 
 
 class _Found(NamedTuple):
-    """What one learner found for one parameter group, with all modules of that."""
+    """One learner's results for a parameter group, with an entry for each of its modules."""
 
     gradients: dict[str, Tensor]  # [P] by module id
     aux: GradientAux
 
 
 class _Weighted(NamedTuple):
-    """Means over the same live steps."""
+    """Tensors that are means over the same live steps."""
 
     means: list[Tensor]  # of any shape, in the gradient's dtype
     live_steps: Tensor  # []
@@ -35,16 +35,18 @@ class _Weighted(NamedTuple):
 def mean_over_learners(
     grads: Grads, aux: Aux, nothing: tuple[Grads, Aux], total: Callable[[Tensor], Tensor]
 ) -> tuple[Grads, Aux]:
-    """
+    """Reduce gradients over all learners.
+
     Args:
-        grads: of this learner, by parameter group.
-        aux: the same.
-        nothing: of a sample without a live step, for the parameter groups and modules that this
-            learner's sample has no part of: all learners must reduce the same.
-        total: sums a vector [B] over the learners, elementwise.
+        grads: this learner's gradients, by parameter group.
+        aux: this learner's other results, by parameter group.
+        nothing: the same two for a sample without a live step. They stand in for groups and modules
+            that this learner's sample lacks, because all learners must reduce the same.
+        total: sums a vector [B] elementwise over the learners.
 
     Returns:
-        Those of all learners' samples; metrics are still this learner's own.
+        Gradients and other results for the samples of all learners. Metrics are still this
+        learner's own.
     """
     groups = {group_id: _found(group_id, grads, aux, nothing) for group_id in sorted(nothing[1])}
     weighted = {group_id: list(_weighted(found)) for group_id, found in groups.items()}
@@ -81,7 +83,7 @@ def _found(group_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) ->
 
 
 def _weighted(found: _Found) -> Iterator[_Weighted]:
-    """All that is reduced for one parameter group: what is of each module, then the buffers."""
+    """All that is reduced for one parameter group: first that of each module, then buffers."""
     aux = found.aux
     for module_id, gradient in sorted(found.gradients.items()):
         means = [mean.to(gradient.dtype) for _, mean in sorted(aux.means[module_id].items())]  # []
@@ -89,12 +91,12 @@ def _weighted(found: _Found) -> Iterator[_Weighted]:
         yield _Weighted([gradient, one, *means], aux.live_steps[module_id])
     live_steps = reduce(torch.add, aux.live_steps.values())  # []
     buffers = [buffer.to(gradient.dtype) for buffer in _reduced(aux).values()]
-    # Of a sample without a live step they may be anything.
+    # Without a live step in the sample, buffers may hold anything.
     yield _Weighted([torch.where(live_steps > 0, x, 0.0) for x in buffers], live_steps)  # [...]
 
 
 def _taken_apart(sums: Iterator[Tensor], found: _Found) -> _Found:
-    """The other way round, from sums over live steps of all learners, which it divides in place."""
+    """The inverse of `_weighted`: means from sums over all live steps, divided in place."""
     aux = found.aux
     gradients, live_steps, means = {}, {}, {}
     for module_id in sorted(found.gradients):
@@ -117,5 +119,5 @@ def _taken_apart(sums: Iterator[Tensor], found: _Found) -> _Found:
 
 
 def _reduced(aux: GradientAux) -> dict[str, Tensor]:
-    """Buffers that are estimates; others count passes, which learners make alike."""
+    """Buffers of floats, which are estimates. Others count passes, and are the same everywhere."""
     return {name: buffer for name, buffer in aux.buffers.items() if buffer.is_floating_point()}

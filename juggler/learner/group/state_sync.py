@@ -1,4 +1,4 @@
-"""One state for all learners of a group: that of the one that has got furthest."""
+"""State sync: all learners of a group take the state of the one with the most updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class HasState(Protocol):
-    """A learner, as far as its state goes."""
+    """The part of a learner that state sync needs."""
 
     updates: int
 
@@ -26,11 +26,12 @@ class HasState(Protocol):
 
 
 def take_over_newest(learner: HasState, peers: Peers) -> None:
-    """Have what the learner with most updates has, the one of lowest rank among several. An update
-    may have succeeded at some of them alone: theirs it is then.
+    """Take over the state of the learner with the most updates; of several, that of lowest rank.
+
+    If an update succeeded at only some learners, all continue from theirs.
 
     Raises:
-        PeerLost: somebody is gone.
+        PeerLost: a learner is gone.
     """
     states = peers.gather([learner.updates, state_hash(learner)])
     leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
@@ -50,7 +51,7 @@ def take_over_newest(learner: HasState, peers: Peers) -> None:
 
 
 def state_hash(learner: HasState) -> int:
-    """XXH3 with 64 bits, signed, of all that updates change, what connectors estimate among it."""
+    """The signed 64-bit XXH3 of all that updates change, including the connectors' estimates."""
     digest = xxhash.xxh3_64()
     tree, _ = learner.save()
     for path, array in flatten(tree):

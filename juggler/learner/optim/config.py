@@ -1,4 +1,4 @@
-"""What optimizers are told, and the table `optimizers`. No torch: the driver reads this too."""
+"""Optimizers' keys and the table `optimizers`. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import msgspec
 
 from juggler.runtime.nearest import nearest
 
-#: A number, or what it is after so many steps trained on: (step, value) pairs by rising step.
+#: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
 
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
-    """What each of several optimizers may have for itself."""
+    """The keys that each of several optimizers may have of its own."""
 
     lr: Scheduled = 5e-4
     """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
-    steps trained on. It is on straight lines between them, and constant before and after."""
+    steps trained on. It is linear between them, and constant before and after."""
 
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """How gradients become steps of the parameters."""
@@ -41,12 +41,12 @@ class OptimizerConfig:
     """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What grad_clip limits: the norm of an optimizer's whole gradient, that of each parameter's
-    gradient, or the size of each number. What is larger is scaled down to it."""
+    """What grad_clip limits: the norm of an optimizer's whole gradient, the norm of each
+    parameter's gradient, or the size of each number. Larger ones are scaled down to the limit."""
 
     def validate_optimizer(self) -> None:
         """Raises:
-        ValueError: a value is out of its range; names the key, the value and what is allowed.
+        ValueError: a value is out of range; names the key, the value and what is allowed.
         """
         self.check_schedule("lr", above_0=True)
         self.check_above("optimizer_epsilon", 0)
@@ -61,8 +61,8 @@ class OptimizerConfig:
     # -- for `validate` of this and of derived classes: each raises a ValueError -----------------
 
     def check_schedule(self, key: str, *, above_0: bool = False) -> None:
-        """A number of at least 0, or the points of a schedule with such values; with `above_0` the
-        number itself may not be 0."""
+        """The key must be a number of at least 0, or a schedule of such values. With `above_0`, a
+        plain number must not be 0."""
         value = getattr(self, key)
         if isinstance(value, (int, float)):
             (self.check_above if above_0 else self.check_at_least)(key, 0)
@@ -74,18 +74,18 @@ class OptimizerConfig:
             raise ValueError(f"{key} = {value}: values must be at least 0 and finite")
 
     def check_one_of(self, key: str, choices: tuple[str, ...]) -> None:
-        """One of these words."""
+        """The key must be one of these words."""
         if (value := getattr(self, key)) not in choices:
             raise ValueError(f"{key} = {value!r} is not known{nearest(value, choices)}")
 
     def check_above(self, key: str, limit: float) -> None:
-        """A finite number above a limit."""
+        """The key must be a finite number above a limit."""
         value = getattr(self, key)
         if not limit < value < math.inf:
             raise ValueError(f"{key} = {value}: must be above {limit} and finite")
 
     def check_at_least(self, key: str, limit: float) -> None:
-        """A finite number, the limit or above it."""
+        """The key must be a finite number, at least the limit."""
         value = getattr(self, key)
         if not limit <= value < math.inf:
             raise ValueError(f"{key} = {value}: must be at least {limit} and finite")
@@ -93,27 +93,27 @@ class OptimizerConfig:
     def check_within(
         self, key: str, value: float, low: float, high: float, *, below: bool = False
     ) -> None:
-        """A number from `low` to `high`; with `below`, not `high` itself."""
+        """The value must be from `low` to `high`; with `below`, not `high` itself."""
         if not (low <= value < high or (value == high and not below)):
             allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
             raise ValueError(f"{key} = {getattr(self, key)}: must be {allowed}")
 
 
-#: What an optimizer may have for itself. It takes the rest from the run's keys of these names.
+#: Keys that an optimizer may have of its own. Those that it lacks are the run's.
 OWN_KEYS = tuple(key.name for key in fields(OptimizerConfig))
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """Parameters that have an optimizer of their own.
+    """One optimizer, and the parameters that it trains.
 
     Attributes:
-        name: in the configuration, and behind "lr_" in metrics; "" is the one for the rest.
-        patterns: of the names of its parameters; those of the rest have none.
-        config: the run's, with the group's own values in it.
-        lr_key: of its learning rate in metrics: "lr" where it has none of its own.
-        lr_scale: what that is multiplied by.
-        training_only: it has the parameters that no pattern names and that acting does not need.
+        name: its name in the configuration, and after "lr_" in metrics; "": the one for the rest.
+        patterns: of its parameters' names; the one for the rest has none.
+        config: the run's config, with the optimizer's own values.
+        lr_key: the key of its learning rate in metrics; "lr" if it has none of its own.
+        lr_scale: a factor of that learning rate.
+        training_only: whether it has the parameters that acting does not need and no pattern names.
     """
 
     name: str
@@ -127,11 +127,11 @@ class OptimizerSpec:
 def parse_optimizers(
     config: OptimizerConfig, tables: Mapping[str, Mapping[str, Any]]
 ) -> list[OptimizerSpec]:
-    """The groups of parameters in the table `optimizers` of a configuration.
+    """The optimizers in the table `optimizers` of a configuration.
 
     Args:
-        config: what they take their other values from.
-        tables: by name.
+        config: has the values that a table lacks.
+        tables: by the optimizers' names.
 
     Raises:
         ValueError: a table is wrong; names the key, and the nearest right one.
@@ -172,9 +172,9 @@ def _converted(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(OptimizerConfig)
     values = {}
     for key in table.keys() - {"parameters"}:
-        # TOML has no word for None; only grad_clip may be it.
+        # TOML has no null; only grad_clip may be none.
         value = None if key == "grad_clip" and table[key] == "none" else table[key]
-        # A choice is checked with the values' ranges, where the nearest right one is named.
+        # `validate_optimizer` checks choices, because its error names the nearest right one.
         hint = str if get_origin(hints[key]) is Literal else hints[key]
         try:
             values[key] = msgspec.convert(value, hint)

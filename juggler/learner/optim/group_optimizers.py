@@ -1,4 +1,4 @@
-"""The optimizers of one parameter group, side by side."""
+"""The optimizers of one parameter group."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from juggler.runtime.checkpoints.weights import is_named
 
 
 class ParameterGroupOptimizers:
-    """One optimizer or several, each for a stretch of a group's parameter vector [P], with
-    gradients that are clipped by themselves.
+    """One or more optimizers, each for a stretch of a group's parameter vector [P]. Each clips its
+    own part of the gradient.
 
-    Moments are those of all of them: vectors [P], 0 where an optimizer has none of a name, and
-    counters, which all of them share.
+    Moments are vectors [P] over all stretches, 0 where an optimizer has no moment of that name, and
+    counters, which all optimizers share.
 
     Attributes:
-        lr_keys: of the schedules that their learning rates come from.
+        lr_keys: the keys of the schedules of their learning rates.
     """
 
     def __init__(self, group: ParameterGroup, specs: Sequence[OptimizerSpec]) -> None:
-        """Puts the parameters of each optimizer side by side in the group's vector.
+        """Rearranges the group's vector so that each optimizer's parameters are one stretch.
 
         Args:
-            group: before anything is made of it.
-            specs: the one for the rest, and others, of which each parameter may be in one.
+            group: the parameter group, of which nothing has been made yet.
+            specs: of the optimizer for the rest, then of the others.
 
         Raises:
-            ValueError: several optimizers name a parameter.
+            ValueError: several optimizers name the same parameter.
         """
         rest = dict.fromkeys(group.sizes, 0)
         for place, spec in enumerate(specs):
@@ -66,13 +66,13 @@ class ParameterGroupOptimizers:
         moments: Moments,
         lrs: Mapping[str, Tensor],
     ) -> tuple[Tensor, Moments]:
-        """One step of each.
+        """One step of each optimizer.
 
         Args:
             parameters: [P]
-            gradient: [P], as it is before clipping.
+            gradient: [P], before clipping.
             norm: [] of the gradient.
-            moments: of the step before.
+            moments: from the step before.
             lrs: [] by their keys.
 
         Returns:
@@ -97,7 +97,7 @@ class ParameterGroupOptimizers:
         return list(zip(self._parts, torch.split(parameters, self._stretches), strict=True))
 
     def _joined(self, parts: Sequence[Moments]) -> Moments:
-        """Moments of all stretches, side by side."""
+        """Join the moments of all stretches."""
         if len(parts) == 1:
             return parts[0]
         joined: Moments = {}
@@ -114,12 +114,12 @@ class ParameterGroupOptimizers:
 
 
 class _Part:
-    """One optimizer."""
+    """One optimizer, for one stretch of the vector."""
 
     def __init__(self, spec: OptimizerSpec, sizes: list[int]) -> None:
         """Args:
-        spec: what it is like.
-        sizes: of its parameters.
+        spec: the optimizer's settings.
+        sizes: the sizes of its parameters.
         """
         self._lr_key, self._lr_scale = spec.lr_key, spec.lr_scale
         self._optimizer = make_optimizer(spec.config)
@@ -154,7 +154,7 @@ class _Part:
 
 def check_patterns(groups: Sequence[ParameterGroup], specs: Sequence[OptimizerSpec]) -> None:
     """Raises:
-    ValueError: a pattern names no parameter of any group; says which there are.
+    ValueError: a pattern matches no parameter of any group; lists the parameters.
     """
     names = [_full(group, name) for group in groups for name in group.sizes]
     for spec in specs:
@@ -169,7 +169,7 @@ def check_patterns(groups: Sequence[ParameterGroup], specs: Sequence[OptimizerSp
 
 
 def _place(group: ParameterGroup, name: str, specs: Sequence[OptimizerSpec], rest: int) -> int:
-    """Which optimizer a parameter has: the one that names it, else `rest`."""
+    """The index of a parameter's optimizer: the one whose patterns match it, else `rest`."""
     full = _full(group, name)
     named = [
         place
@@ -183,5 +183,5 @@ def _place(group: ParameterGroup, name: str, specs: Sequence[OptimizerSpec], res
 
 
 def _full(group: ParameterGroup, name: str) -> str:
-    """A parameter's name with its module's before it."""
+    """A parameter's name, with the name of its module before it."""
     return name if ":" in name else f"{group.id}:{name}"

@@ -1,9 +1,8 @@
-"""Adam and RMSProp as functions over one flat vector, with the arithmetic of torch.optim; clipping,
-and schedules of learning rates.
+"""Adam and RMSProp as functions of one flat vector; clipping; schedules of learning rates.
 
-The optimizers of torch keep their state and update parameters in place. Here both are values: an
-update can be undone by keeping the old ones, and whoever still reads the old parameters may.
-The order of operations is that of torch.optim's single-tensor forms, so results agree bit for bit.
+The optimizers of torch hold their state and update parameters in place. Here both are values, so an
+update can be undone by keeping the old ones, and others may still read the old parameters. The
+order of operations is that of torch.optim's single-tensor forms, so results agree bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from juggler.learner.optim.config import OptimizerConfig
 
-#: An optimizer's memory of one parameter vector: vectors of its length, and 0-d counters.
+#: An optimizer's state for one parameter vector: vectors of the same length, and 0-d counters.
 Moments = dict[str, Tensor]
 
 
@@ -55,7 +54,7 @@ class Adam:
         mean_square = torch.addcmul(
             moments["mean_square"] * beta2, gradient, gradient, value=1 - beta2
         )  # [P]
-        # Both means start at 0; these undo the bias from that.
+        # Both means start at 0; these factors correct the bias.
         step_size = lr / (1 - beta1**updates)  # []
         root_correction = (1 - beta2**updates).sqrt()  # []
         root = mean_square.sqrt() / root_correction + self.epsilon  # [P]
@@ -90,13 +89,13 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 
 
 def clip_by_global_norm(gradient: Tensor, norm: Tensor, limit: float) -> Tensor:
-    """The gradient [P] of this norm (0-d), scaled down to `limit` where it is longer."""
+    """A gradient [P] with this norm (0-d), scaled down to `limit` if it is longer."""
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0)  # [P]
 
 
 def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
-    """The gradient [P] of parameters of these sizes, each by itself scaled down to `limit` where it
-    is longer."""
+    """A gradient [P] for parameters of these sizes; each parameter's part is scaled down to `limit`
+    if it is longer."""
     pieces = torch.split(gradient, list(sizes))  # [p] each
     clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
     return torch.cat(clipped)  # [P]
@@ -105,7 +104,7 @@ def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor
 class Schedule:
     """A piecewise linear function of steps, constant before its first point and after its last.
 
-    It is computed where the step counter lies, so that no update waits for a device.
+    It is computed on the device of the step counter, so that no update waits for a device.
     """
 
     def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
@@ -121,7 +120,7 @@ class Schedule:
         self.points = pairs
 
     def __call__(self, steps: Tensor) -> Tensor:
-        """The value after so many steps, 0-d and float64."""
+        """The value after this many steps (0-d) -> 0-d, float64."""
         value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
         for (start, low), (stop, high) in pairwise(self.points):
             share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []

@@ -1,4 +1,4 @@
-"""What is trained as one: modules that share parameters, most often one module alone."""
+"""Parameter groups: modules that share parameters, and so are trained as one."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from juggler.runtime.modules.acting import acting_names
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import Batch, RLModule
 
-#: What makes modules with freshly drawn parameters: by module id, or all of them together.
+#: Functions that make modules with newly drawn parameters: one for each module id, or one for all.
 Factories = Mapping[str, Callable[[], RLModule]] | Callable[[], MultiRLModule]
 
 
 class ParameterGroup:
-    """The structure of some modules, and where each of their parameters lies in a vector [P].
+    """The structure of some modules, and the place of their parameters in a vector [P].
 
-    With all parameters in one vector, an optimizer step, a norm or a reduction over learners is a
-    few operations whatever the number of layers. Parameters that need no gradient count as buffers.
+    With all parameters in one vector, an optimizer step, a norm or a reduction over learners takes
+    only a few operations, however many layers there are. Parameters that need no gradient count as
+    buffers.
 
-    A tensor's name in a group is the one that its module has for it. In a group of several modules
-    it is "module:name", of the first module that has it.
+    A tensor has the same name in a group as in its module. In a group of several modules the name
+    is "module:name", with the first module that has the tensor.
 
     Attributes:
-        id: in states and checkpoints: that of its module, or all of theirs with "+" between them.
-        modules: by id, for their spaces and distributions; what they hold is not trained.
-        sizes: of the parameters in the vector, by their names in the group, in their order there.
+        id: its id in states and checkpoints: that of its module, or all ids joined by "+".
+        modules: by id, for their spaces and distributions. Their own parameters are not trained.
+        sizes: the sizes of the parameters, by their names in the group, in the vector's order.
     """
 
     def __init__(self, modules: Mapping[str, RLModule], training_pass: TrainingPass) -> None:
         """Args:
             modules: by id.
-            training_pass: how theirs are computed.
+            training_pass: computes their training passes.
 
         Raises:
             ValueError: one of the modules cannot be trained.
@@ -48,7 +49,7 @@ class ParameterGroup:
         self.id = "+".join(modules)
         self._pass = training_pass
         self.modules = dict(modules)
-        self._names: dict[str, dict[str, str]] = {}  # in the group, by module and by name there
+        self._names: dict[str, dict[str, str]] = {}  # names in the group, by module id and own name
         self._shapes: dict[str, torch.Size] = {}  # of parameters, by their names in the group
         found: dict[int, str] = {}
         for module_id, module in modules.items():
@@ -56,7 +57,7 @@ class ParameterGroup:
             names = {
                 name: found.setdefault(id(tensor), prefix + name)
                 for name, tensor in chain(
-                    # A tensor that a module has under several names is there under each of them.
+                    # A tensor that a module has under several names is listed under each of them.
                     module.named_parameters(remove_duplicate=False),
                     module.named_buffers(remove_duplicate=False),
                 )
@@ -74,7 +75,7 @@ class ParameterGroup:
         self._acting = {module_id: acting_names(module) for module_id, module in modules.items()}
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Put the parameters into this order, before anything is made of the group."""
+        """Put the parameters into this order; only before anything is made of the group."""
         self._shapes = {name: self._shapes[name] for name in names}
         self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         self._sizes = list(self.sizes.values())
@@ -84,7 +85,7 @@ class ParameterGroup:
         return self._names[module_id]
 
     def flatten(self, modules: Mapping[str, RLModule]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Copies of the parameters [P] and buffers of modules of the same structure."""
+        """Copies of the parameters [P] and buffers of other modules with the same structure."""
         tensors = {
             self._names[module_id][name]: tensor.detach()
             for module_id in self.modules
@@ -96,7 +97,7 @@ class ParameterGroup:
         return flat, {name: buffer.clone() for name, buffer in tensors.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a vector [P] by the parameters' names in the group."""
+        """Views of a vector [P], by the parameters' names in the group."""
         pieces = torch.split(flat, self._sizes)  # [p] each
         return {
             name: piece.view(shape)
@@ -114,7 +115,7 @@ class ParameterGroup:
     def acting(
         self, parameters: Tensor, buffers: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:
-        """What acting needs of each module, by id and by its own names; no copies."""
+        """The tensors that acting needs, by module id and the module's own names; not copied."""
         tensors = {**self.named(parameters), **buffers}
         return {
             module_id: {name: tensors[self._names[module_id][name]] for name in names}
@@ -124,9 +125,9 @@ class ParameterGroup:
     def forward_train(
         self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor], batch: Batch
     ) -> dict[str, Any]:
-        """The training pass of one of its modules with these parameters [P] and buffers.
+        """The training pass of one module with these parameters [P] and buffers.
 
-        Buffers that the pass updates in place (those of a normalization, say) are the ones given.
+        The pass may update the given buffers in place, for example those of a normalization.
         """
         tensors = {**self.named(parameters), **buffers}
         named = {name: tensors[own] for name, own in self._names[module_id].items()}
@@ -135,7 +136,7 @@ class ParameterGroup:
     def initial_state(
         self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """What one of its modules remembers when an episode starts, which may be learned."""
+        """The state of one module at the start of an episode, which may be learned."""
         if module_id not in self._initial_states:
             return {}
         tensors = {**self.named(parameters), **buffers}
@@ -146,10 +147,10 @@ class ParameterGroup:
         return state
 
     def concerned(self, live_steps: Mapping[str, Tensor]) -> Tensor:
-        """Which parameters a sample has something to say about -> bool [P], or [] for all.
+        """Which parameters a sample trains -> bool [P], or [] for all.
 
         Args:
-            live_steps: in the sample, by id of the modules that have a part in it; 0-d.
+            live_steps: 0-d, by id of the modules that have a part in the sample.
         """
         present = [steps > 0 for steps in live_steps.values()]  # []
         if len(self.modules) == 1:
@@ -165,7 +166,7 @@ class ParameterGroup:
 
 
 class _InitialState(nn.Module):
-    """`get_initial_state` as a pass, which is what torch calls with other parameters."""
+    """`get_initial_state` as a forward pass, because torch can call that with other parameters."""
 
     def __init__(self, module: RLModule) -> None:
         super().__init__()
@@ -196,13 +197,13 @@ def _check_one_dtype(modules: Mapping[str, RLModule]) -> None:
         kinds = " and ".join(type(module).__name__ for module in modules.values())
         raise ValueError(
             f"{kinds} has parameters in {', '.join(sorted(map(str, dtypes)))}: trained parameters "
-            "must be float32, or all of them float64; to compute in fewer bits, leave them so and "
-            "use torch.autocast in the module"
+            "must be all float32 or all float64; to compute in fewer bits, keep them so and use "
+            "torch.autocast in the module"
         )
 
 
 def make_modules(factories: Factories, seed: int) -> tuple[dict[str, RLModule], list[list[str]]]:
-    """Modules by id, drawn from a seed, and groups of ids of those that share parameters."""
+    """Modules by id, drawn from a seed; and lists of the ids that share parameters."""
     if isinstance(factories, Mapping):
         modules = {}
         for module_id, make in factories.items():
@@ -216,7 +217,7 @@ def make_modules(factories: Factories, seed: int) -> tuple[dict[str, RLModule], 
 
 @contextmanager
 def _seeded(seed: int, name: str) -> Iterator[None]:
-    """Torch's CPU random numbers from a seed of this name's own, and afterwards as before."""
+    """Seed torch's CPU generator by the seed and the name; restore it afterwards."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))

@@ -1,4 +1,4 @@
-"""What training changes, by parameter group; and by the names of parameters, for a checkpoint."""
+"""The state of a parameter group, and its form in a checkpoint, by parameters' names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from juggler.learner.optim.parameter_group import ParameterGroup
 
 
 class ParameterGroupState(TypedDict):
-    """All that training changes about one parameter group; no tensor is changed in place."""
+    """All that training changes of one parameter group. No tensor is changed in place."""
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
     moments: Moments  # of the optimizer
-    extra: dict[str, Tensor]  # what the algorithm keeps beside: 0-d, or [P] for each parameter
-    steps: Tensor  # [] int64: live steps trained on, of the module with most; schedules follow it
+    extra: dict[str, Tensor]  # the algorithm's own: 0-d, or [P]
+    steps: Tensor  # [] int64: live steps trained on, of the module with most; for schedules
 
 
 #: By parameter group.
@@ -27,7 +27,7 @@ State = dict[str, ParameterGroupState]
 
 
 def by_name(groups: Mapping[str, ParameterGroup], state: State) -> dict[str, Any]:
-    """A state with every flat vector taken apart into parameters."""
+    """A state with every flat vector split into parameters."""
     named: dict[str, Any] = {}
     for group_id, group in state.items():
         apart = groups[group_id].named
@@ -42,7 +42,7 @@ def by_name(groups: Mapping[str, ParameterGroup], state: State) -> dict[str, Any
 
 
 def from_names(named: Mapping[str, Any]) -> State:
-    """The other way round."""
+    """The inverse of `by_name`."""
     return {
         group_id: ParameterGroupState(
             parameters=_joined(group["parameters"]),

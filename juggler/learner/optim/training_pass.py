@@ -1,4 +1,4 @@
-"""How the training passes of modules are computed: in which precision, and whether compiled."""
+"""The training passes of modules: in which precision, and whether compiled."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class TrainingPass:
-    """`forward_train` of modules, with tensors in place of those that they hold.
+    """Calls `forward_train` of modules with tensors that replace their own.
 
     Attributes:
-        compiled_calls: how often graphs that torch.compile has made were run.
+        compiled_calls: how often graphs compiled by torch.compile have run.
     """
 
     def __init__(self, *, bfloat16: bool = False, compiled: bool = False) -> None:
         """Args:
-            bfloat16: passes run under torch.autocast; what they return is float32 again.
-            compiled: passes are compiled by torch.compile, for any number of rows. The first pass
-                of each module is not: its specs are checked in it.
+            bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
+            compiled: whether torch.compile compiles passes, for any number of rows. The first pass
+                of each module is not compiled, because its specs are checked then.
 
         Raises:
-            ValueError: to be compiled, where there is no C++ compiler.
+            ValueError: `compiled` is set, and there is no C++ compiler.
         """
         self.compiled_calls = 0
         self._bfloat16 = bfloat16
@@ -41,8 +41,8 @@ class TrainingPass:
     def __call__(
         self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
     ) -> dict[str, Any]:
-        """A module's pass with these parameters and buffers, all of them by every name that they
-        have. Buffers that it updates in place are the ones given."""
+        """A module's pass with these parameters and buffers, each listed under all of its names.
+        The pass may update the given buffers in place."""
         if not self._bfloat16:
             return self._outputs(module, tensors, batch)
         with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
@@ -62,7 +62,7 @@ class TrainingPass:
         return outputs
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """What torch.compile calls to have a graph compiled: by its default, and counted."""
+        """The backend for torch.compile: its default one, with calls counted."""
         compile_graph = torch._dynamo.lookup_backend("inductor")
         return partial(self._count, compile_graph(graph, inputs))
 
@@ -72,12 +72,12 @@ class TrainingPass:
 
 
 def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:
-    # torch.compile looks into functions of ours, and not into those of torch.
+    # torch.compile traces our functions, but not those of torch.
     return functional_call(module, tensors, arguments, tie_weights=False)
 
 
 def _any_rows(x: Tensor) -> None:
-    """Have what is compiled for this tensor [B, ...] serve every B."""
+    """Let code compiled for this tensor [B, ...] serve every B."""
     torch._dynamo.maybe_mark_dynamic(x, 0)
 
 

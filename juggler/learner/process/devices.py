@@ -1,4 +1,4 @@
-"""Where learners compute: what the key `devices` says, and what a host has. No torch to read it."""
+"""Devices of learners: the key `devices`, and the devices of a host. Imports torch late."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ AUTO = "auto"
 
 
 def parse_devices(text: str) -> list[str]:
-    """The devices that learners are spread over, one after the other: "auto", "cpu", "cuda:0", or
-    "fake:0", a process on the CPU that stands for a GPU. "fake:4" is short for four of them.
+    """The devices for learners, in order: "auto", "cpu", "cuda:0", or "fake:0", which is the CPU in
+    the role of a GPU. "fake:4" is short for four of these.
 
     Raises:
-        ValueError: something else is named.
+        ValueError: a name is none of these.
     """
     names: list[str] = []
     for name in text.split(","):
@@ -24,26 +24,26 @@ def parse_devices(text: str) -> list[str]:
             names.append(name)
         else:
             raise ValueError(
-                f"devices = {text!r}: {name!r} is none; expected auto, cpu, cuda:0, fake:4, or "
-                "several with commas between them"
+                f"devices = {text!r}: {name!r} is not a device; expected auto, cpu, cuda:0, "
+                "fake:4, or several of these with commas between them"
             )
     return names
 
 
 def devices_here() -> list[str]:
-    """All GPUs of this host, or else the CPU."""
+    """The GPUs of this host; without any, the CPU."""
     import torch
 
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def device_for(name: str, index: int, here: Sequence[str]) -> str:
-    """A device for torch.
+    """The name of a learner's device in torch.
 
     Args:
-        name: as `parse_devices` gives it.
-        index: of the learner; under "auto" they take turns on what there is.
-        here: what this host has.
+        name: from `parse_devices`.
+        index: of the learner; with "auto", learners take the devices of the host in turn.
+        here: the devices of this host.
 
     Raises:
         ValueError: this host has no such device.
@@ -58,7 +58,7 @@ def device_for(name: str, index: int, here: Sequence[str]) -> str:
 
 
 def reserved_bytes(device: str) -> int:
-    """Memory that this process has of a device, used or kept; 0 for the CPU, which has none."""
+    """Device memory that this process has reserved, in use or not; 0 for the CPU."""
     import torch
 
     return torch.cuda.memory_reserved(device) if device.startswith("cuda") else 0

@@ -1,4 +1,4 @@
-"""One module of a learner process: its learner, its batches, its versions and its books."""
+"""One module of a learner process: its learner, batches, versions and counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
-from juggler.learner.process.state_handover import KeptState
+from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import WeightsPublisher
@@ -22,20 +22,20 @@ from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: What the learner calls its one module, so that equal seeds give equal weights under any id.
+#: The learner's own id of its one module, so that equal seeds give equal weights for any id.
 _OWN = DEFAULT_MODULE
 
 
 class HostedModule:
-    """A module, and what a driver can ask of it.
+    """A module of a learner process, with a method for each command of the driver.
 
     Attributes:
         module_id: of the module.
         learner: trains it.
         membership: its group of learners.
         store: batches that wait for an update.
-        updating: what goes on around updates.
-        kept: what the next program is to go on from if this one loses its driver.
+        updating: does the work around updates.
+        handover: passes the module's state to the next program if this one loses its driver.
     """
 
     def __init__(
@@ -44,25 +44,25 @@ class HostedModule:
         learner: Learner,
         membership: Membership,
         publisher: WeightsPublisher,
-        kept: KeptState,
+        handover: StateHandover,
         arrived: Callable[[HeldBatch], None],
         next_update: Callable[[], training_pb2.Update | None],
         updates_in_flight: int,
     ) -> None:
         """Args:
-        command: that the module is here by.
+        command: the command that added the module.
         learner: trains it.
         membership: forms its groups.
-        publisher: gets its weights.
-        kept: what the program before this one kept of it.
+        publisher: serves its weights.
+        handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
-        next_update: the update that was asked for next, if it has come by now.
-        updates_in_flight: updates that may be asked for and not answered.
+        next_update: returns the next update command, if it has arrived already.
+        updates_in_flight: the most unanswered updates.
         """
         self.module_id = command.module_id
         self.learner = learner
         self.membership = membership
-        self.kept = kept
+        self.handover = handover
         self._publisher = publisher
         self._next_update = next_update
         self._updates_in_flight = updates_in_flight
@@ -93,16 +93,16 @@ class HostedModule:
         """Of the learner's weights."""
         return Version(self._generation, self.learner.updates)
 
-    def go_on(
+    def take_over(
         self, run_id: str, command: training_pb2.AddModule, ready: training_pb2.ModuleReady
     ) -> None:
-        """Go on from what the program before this one kept, if the driver has a use for that."""
-        kept = self.kept.go_on(self.learner, run_id, command, ready)
-        if kept is not None:
-            self._generation, self._has_newer = kept.generation, True
+        """Continue from the previous program's state, if the driver has a use for it."""
+        version = self.handover.take_over(self.learner, run_id, command, ready)
+        if version is not None:
+            self._generation, self._has_newer = version.generation, True
 
     def close(self) -> None:
-        """Let go of what runs beside updates, of the group, and of the weights given out."""
+        """End the threads beside updates, leave the group, and withdraw the weights."""
         self.updating.close()
         self.learner.leave()
         self._publisher.withdraw(self.module_id)
@@ -110,10 +110,10 @@ class HostedModule:
     # -- its state --------------------------------------------------------------------------------
 
     def restore(self, part: training_pb2.Restore) -> None:
-        """Take part of a state to go on from.
+        """Take a part of a state to continue from.
 
         Raises:
-            ValueError: it is no state, or not one for this learner, which is as it was.
+            ValueError: this is not a state for this learner, which stays as it was.
         """
         if self._has_newer:
             self._has_newer = not part.last
@@ -126,7 +126,7 @@ class HostedModule:
             return
         self._restoring = None
         if frame is None or not isinstance(frame.tree, dict):
-            raise ValueError("the state to go on from is not whole")
+            raise ValueError("the state to continue from is not complete")
         if not part.weights:
             self.learner.restore(frame.tree, json.loads(frame.header.extra))
             return
@@ -139,7 +139,7 @@ class HostedModule:
             raise ValueError(f"{part.source}: {error}{hint}") from error
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
-        """Its state, or its weights alone, as a frame; later updates do not change that."""
+        """Its state, or only its weights, as a frame that later updates do not change."""
         if command.weights:
             tree, extra = self.learner.get_weights(), "{}"
         else:
@@ -152,20 +152,20 @@ class HostedModule:
         )
         return encode_frame(header, tree, digest=True)
 
-    def state_to_keep(self, run_id: str) -> Iterator[bytes]:
-        """Its state as a frame, for the program that takes the place of this one."""
-        return self.kept.chunks(self.module_id, self.learner, run_id, self.version)
+    def state_to_hand_over(self, run_id: str) -> Iterator[bytes]:
+        """Its state as a frame, for the program that replaces this one."""
+        return self.handover.chunks(self.module_id, self.learner, run_id, self.version)
 
     # -- its group --------------------------------------------------------------------------------
 
     def join(
         self, group: training_pb2.Group, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
-        """Be one of a group, which begins with the weights of the member that has got furthest.
+        """Join a group, which begins with the state of the member with the most updates.
 
         Args:
             group: its members.
-            superseded: whether there is another group to form already.
+            superseded: says whether the driver has asked for another group by now.
         """
         self.updating.forget()
         if not self._joined:
@@ -173,7 +173,7 @@ class HostedModule:
             self.store.serve(joined=group.generation)
         formed = self.membership.form(group, self.learner, superseded)
         self._generation = group.generation
-        self.kept.worth_keeping = True
+        self.handover.weights_known = True
         if not formed.peer_lost:
             self._publish()
         return formed
@@ -188,14 +188,14 @@ class HostedModule:
     def update(
         self, update: training_pb2.Update, seconds: MutableMapping[str, float]
     ) -> training_pb2.UpdateDone:
-        """Make an update of batches that are here.
+        """Make an update.
 
         Args:
-            update: names them.
-            seconds: where the process's time goes; what this update takes is added.
+            update: names the batches.
+            seconds: how the process spent its time; this update's time is added.
 
         Raises:
-            ValueError: an exact update cannot be made as it was asked for.
+            ValueError: an exact update is impossible.
         """
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
@@ -233,27 +233,27 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Write into an answer what goes into all of them, and keep it for a driver that misses
+        """Complete an answer with what every answer has, and keep it in case the driver misses
         it."""
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
             done.seconds.update(seconds)
         done.version.CopyFrom(self.version.message())
-        self.kept.updated(done, self._updates_in_flight)
+        self.handover.updated(done, self._updates_in_flight)
         done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
 
     def discard(self, batch_ids: Iterable[int]) -> None:
-        """Let go of these batches."""
+        """Discard these batches."""
         dropped, _missing = self.store.pop(batch_ids)
         self._steps_dropped += sum(batch.live_steps for batch in dropped)
 
     def _share(self, batches: list[HeldBatch]) -> Share | None:
-        """What an update learns from: the batches that are fresh enough. None: it makes no weights,
-        as nothing is fresh, or the group is lost."""
+        """The batches that are fresh enough for an update. None if there are none, or if the group
+        is lost: then the update makes no weights."""
         fresh = self._fresh(batches, self.learner.updates)
         episodes = [batch.modules[self.module_id] for batch in fresh]
         if self.learner.in_group:
-            # The others cannot go on without this learner, which has nothing to say this time.
+            # The others cannot go on without this learner, even if it has no fresh batch.
             episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
             self._template = episodes[:1]
         if not episodes or self.membership.lost:
@@ -267,7 +267,7 @@ class HostedModule:
         missing: list[int],
         done: training_pb2.UpdateDone,
     ) -> dict[str, float]:
-        """Update on all of these batches, or fail; the metrics of this update."""
+        """Update on all of these batches, or fail; returns the metrics of this update."""
         if missing:
             raise ValueError(f"batches {missing} are not here")
         updated = self.learner.update_from_episodes(
@@ -279,8 +279,8 @@ class HostedModule:
         if metrics.get("skipped") == 1.0:
             self.learner.forget()  # or the same samples would be used again
             raise ValueError(
-                "the loss or its gradients were not finite, and this update changed nothing. "
-                "Lower lr, or look at the episodes"
+                "the loss or its gradients were not finite, so this update changed nothing. "
+                "Lower lr, or check the episodes"
             )
         for batch in batches:
             done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
@@ -288,11 +288,11 @@ class HostedModule:
         return metrics
 
     def _any_episodes(self, batches: list[HeldBatch]) -> list[EpisodeBatch]:
-        """One batch, of those given or of an earlier update; none where there was none yet."""
+        """One batch of those given, else of an earlier update; none if there was none yet."""
         return [batch.modules[self.module_id] for batch in batches[:1]] or self._template
 
     def _fresh(self, batches: Iterable[HeldBatch], update: int) -> list[HeldBatch]:
-        """Those that may still be learned from, given the weights of an update."""
+        """The batches that are not too old for an update that starts from these weights."""
         most = self.learner.config.max_staleness
         return [batch for batch in batches if batch.staleness(update) <= most]
 
@@ -303,7 +303,7 @@ class HostedModule:
         done: training_pb2.UpdateDone,
         before: int,
     ) -> None:
-        """What became of every batch of an update, given the number of the update before it."""
+        """Record in `done` what became of each batch; `before`: the number of the last update."""
         for batch in batches:
             staleness = batch.staleness(before)
             used = done.batches.add(
@@ -321,8 +321,8 @@ class HostedModule:
             done.batches.add(batch_id=batch_id, dropped="restart")
 
     def _coming(self) -> Share | None:
-        """What the next update will learn from, if this one makes new weights; None where there
-        is nothing, or nobody has asked for it yet."""
+        """The share of the next update, if this one makes new weights; None if no update has been
+        asked for yet, or none of its batches will be fresh."""
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None

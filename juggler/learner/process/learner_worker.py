@@ -1,4 +1,4 @@
-"""The learner process: hosts modules by id, takes their batches, and does what its driver asks."""
+"""The learner process: hosts modules by id, takes their batches, and carries out commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
-from juggler.learner.process.state_handover import KeptState, keep, kept_before
+from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
@@ -45,7 +45,7 @@ M = TypeVar("M", bound=Message)
 
 
 def main(program: LearnerProgram) -> None:
-    """Attach and work until told to stop."""
+    """Attach to the driver and work until told to stop."""
     keep_freed_memory()
     allow_many_open_files()
     torch.set_num_threads(1)
@@ -64,14 +64,13 @@ def main(program: LearnerProgram) -> None:
 
 
 class LearnerWorker:
-    """Modules by id, each with a learner of its own, and the streams in and out of this process.
+    """Hosts modules, each with a learner of its own, and the streams in and out of this process.
 
-    Commands are carried out one after the other, in the order in which they come: those for one
-    module wait for those for the others.
+    Commands are carried out one after the other, in the order of their arrival, for all modules.
 
     Attributes:
         modules: by id.
-        publisher: gives out the weights of all of them.
+        publisher: serves the weights of all modules.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class LearnerWorker:
         self._server = server
         self._module_factory = module_factory
         self._own_connectors = own_connectors
-        self._kept_before = kept_before()
+        self._received_states = receive()
         self._inbox = inbox
         self._outlives_failures = False
         self._loop = CommandLoop(attachment, inbox)
@@ -108,9 +107,9 @@ class LearnerWorker:
 
     def run(self) -> str:
         reason = self._loop.run()
-        worth_keeping = [each for each in self.modules.values() if each.kept.worth_keeping]
-        if worth_keeping and reason.startswith(LOST_THE_DRIVER):
-            keep(module.state_to_keep(self._attachment.run_id) for module in worth_keeping)
+        known = [each for each in self.modules.values() if each.handover.weights_known]
+        if known and reason.startswith(LOST_THE_DRIVER):
+            hand_over(module.state_to_hand_over(self._attachment.run_id) for module in known)
         return reason
 
     def close(self) -> None:
@@ -140,7 +139,7 @@ class LearnerWorker:
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
-        torch.manual_seed(command.seed)  # for modules that draw from torch's generators, as dropout
+        torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         check = Permits(command.permits_key).check
         self._receiver = EpisodeReceiver(self._take, self._why_refused, Limits(), check)
         self._server.serve(self._receiver.handler(), self.publisher.handler())
@@ -158,7 +157,7 @@ class LearnerWorker:
             self._learner_for(command),
             membership,
             self.publisher,
-            KeptState(self._kept_before.pop(module_id, None)),
+            StateHandover(self._received_states.pop(module_id, None)),
             partial(self._arrived, module_id),
             lambda: self._loop.coming(training_pb2.Update),
             setup.updates_in_flight,
@@ -168,7 +167,7 @@ class LearnerWorker:
             description=setup.device if setup.device.startswith("fake:") else self._device,
             meeting_point=membership.meeting_address() if setup.may_meet else "",
         )
-        module.go_on(self._attachment.run_id, command, ready)
+        module.take_over(self._attachment.run_id, command, ready)
         self.modules[module_id] = module
         return ready
 
@@ -197,7 +196,7 @@ class LearnerWorker:
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
-        self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all the rest
+        self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all other work
         done = self._module(update.module_id).update(update, self._seconds)
         self._idle_since = time.perf_counter()
         return done
@@ -207,8 +206,8 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
-        """The first chunk goes out in order with the answers to updates, the others beside the
-        updates that follow: nothing changes what was saved."""
+        """Send a state: the first chunk in order with the answers to updates, the others beside the
+        updates that follow, which do not change them."""
         module = self._module(command.module_id)
         chunks = module.snapshot(command)
         second = self._send_chunk(command_id, next(chunks), chunks)
@@ -227,7 +226,7 @@ class LearnerWorker:
         """The module of this id.
 
         Raises:
-            ValueError: it is not here.
+            ValueError: this process does not host it.
         """
         if module_id not in self.modules:
             raise ValueError(f"no module {module_id!r} is here{nearest(module_id, self.modules)}")
@@ -250,10 +249,10 @@ class LearnerWorker:
         )
 
     def _take(self, frame: BatchFrame) -> str:
-        """Why a batch came in vain, or "" where its module took it; in the server's thread.
+        """Give a batch to its module, in the server's thread. Returns why it was refused, or "".
 
         Raises:
-            WireError: no honest EnvRunner would have sent it.
+            WireError: the batch is invalid; no correct EnvRunner sends such a batch.
         """
         module = self.modules.get(frame.header.module_id)
         if module is None:
@@ -270,7 +269,7 @@ class LearnerWorker:
         self._attachment.report(training_pb2.Arrivals(module_id=module_id, arrivals=[arrival]))
 
     def _forget(self, module: HostedModule, seed: int) -> None:
-        """Have nothing but what a checkpoint holds, and random numbers of this seed."""
+        """Keep only what a checkpoint holds, and reseed torch's random numbers."""
         torch.manual_seed(seed)
         module.learner.forget()
 
@@ -281,7 +280,7 @@ class LearnerWorker:
         try:
             while chunk is not None:
                 chunk = self._send_chunk(command_id, chunk, rest)
-        except BaseException as error:  # or the driver would wait for them
+        except BaseException as error:  # otherwise the driver would wait for them
             self._attachment.fail(command_id, error)
             self._inbox.put(Detached.by(error))
 

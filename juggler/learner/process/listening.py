@@ -1,4 +1,4 @@
-"""Where a Learner process can be reached: by EnvRunners, and by the other learners of its group."""
+"""The server of a learner process, and the addresses at which others reach the process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from juggler.runtime.actors.reflection import add_reflection
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
-_MOST_STREAMS = 1024  # of EnvRunners; those who ask for health take nothing of it
+_MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
 _SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
 class LearnerServer:
-    """For EnvRunners, from the process's first moment on; for probes too, which ask how it is.
+    """Serves EnvRunners and health checks. It listens from the start of the process.
 
     Attributes:
-        addresses: to be told to EnvRunners.
+        addresses: at which EnvRunners can dial it.
     """
 
     def __init__(self, program: LearnerProgram) -> None:
         """
         Raises:
-            EndpointError: this process cannot listen where it should.
+            EndpointError: this process cannot listen at its address.
         """
         self._later = _Later()
         self._health = program.contact.health or Health()
@@ -43,11 +43,11 @@ class LearnerServer:
         self._server.start()
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
-        """Take EnvRunners."""
+        """Serve EnvRunners with these handlers from now on."""
         self._later.handlers = handlers
 
     def ready(self, is_ready: bool) -> None:
-        """Whether EnvRunners should come, as probes see it."""
+        """Tell health checks whether EnvRunners should come."""
         self._health.ready(is_ready)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class LearnerServer:
 
 
 class _Later(grpc.GenericRpcHandler):
-    """Handlers that a server gets once it has started."""
+    """Handlers that can be set after the server has started."""
 
     handlers: Sequence[grpc.GenericRpcHandler] = ()
 
@@ -66,7 +66,7 @@ class _Later(grpc.GenericRpcHandler):
 
 
 def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
-    """The addresses to be told."""
+    """Bind the server; returns the addresses to give to EnvRunners."""
     addresses = []
     contact = program.contact
     if contact.socket_dir:
@@ -90,7 +90,7 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
 
 
 def peer_host(program: LearnerProgram) -> str:
-    """By which other learners can reach this process."""
+    """The host name or address at which other learners can reach this process."""
     if not program.bind:
         return "127.0.0.1"
     host = program.bind.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""What goes on around updates: samples in, weights out; one after the other, or beside them."""
+"""Updates with the work around them, which runs in turn or overlapped: collation, publishing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 
-#: Updates that a device has been asked for and has not finished. While it makes one there is
-#: another behind it; with more, weights would only get older on their way.
+#: The most unfinished updates on a device. With two, another is queued while it makes one; with
+#: more, weights would only get older on their way.
 _QUEUED = 2
 
 
 def works_by_itself(device: torch.device) -> bool:
-    """Whether a device goes on while the host does other things."""
+    """Whether a device computes while the host does other things."""
     return device.type != "cpu"
 
 
@@ -36,26 +36,26 @@ class Share(NamedTuple):
 
 
 class Updating(Protocol):
-    """What goes on around updates: `sample`, then the learner's `step`, then `made`."""
+    """Does the work around updates: `sample`, then the learner's `step`, then `made`."""
 
     def sample(self, share: Share) -> Sample:
-        """What the learner's `step` takes, made of these episodes."""
+        """Turn these episodes into a sample for the learner's `step`."""
 
     def made(self) -> None:
         """The learner has asked its device for an update of the last sample."""
 
     def publish(self, version: Version) -> None:
-        """Give out the weights that the updates so far make."""
+        """Publish the weights after all updates so far."""
 
     def forget(self) -> None:
-        """Let go of what was prepared for an update that may not come."""
+        """Discard a sample that was prepared for an update which may not come."""
 
     def close(self) -> None:
-        """End what runs beside updates."""
+        """End the threads that run beside updates."""
 
 
 class InTurn:
-    """One after the other, in one thread: on a CPU there is nothing beside which to go on."""
+    """Does everything in one thread: on a CPU there is nothing to overlap."""
 
     def __init__(self, learner: Learner, publish: Publish) -> None:
         self._learner = learner
@@ -83,13 +83,13 @@ class _Staged(NamedTuple):
 
 
 class Overlapped:
-    """Beside updates, on a device that works by itself while it is told what comes next.
+    """Overlaps collation and publishing with updates on a GPU.
 
-    While one update runs, a thread collates the sample of the next one into page-locked memory and
-    has it copied on a stream of its own; the weights of the last one leave in the same way. The
-    main thread asks for updates and waits for nothing, but that it gets too far ahead.
+    While one update runs, a thread collates the sample of the next one into page-locked memory, and
+    copies it to the device on a stream of its own. Another thread publishes the weights of the last
+    update in the same way. The main thread issues updates, and waits only if it gets too far ahead.
 
-    A sample is used only for an update of the very batches that it was made of.
+    A sample is used only for an update of exactly the batches that it was made from.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Overlapped:
     ) -> None:
         """
         Args:
-            learner: not told to do anything by others in the course of an update.
+            learner: nobody else may use it during an update.
             publish: takes weights.
-            coming: what the next update will be made of, as far as that is known by now.
+            coming: returns this learner's part of the next update, if that is known already.
             backend: as for `SideStream`.
         """
         self._learner = learner
@@ -120,7 +120,7 @@ class Overlapped:
         self._learner.collate_seconds += perf_counter() - started
         while len(self._unfinished) >= _QUEUED:
             self._unfinished.popleft().synchronize()
-        # Asked as late as this, commands that came while this thread waited are there to be seen.
+        # Asked only now, so that commands which came while this thread waited are seen.
         if (coming := self._coming()) is not None:
             staged = self._thread.submit(self._staged, coming.episodes)
             self._prepared = (coming.batch_ids, staged)
@@ -140,7 +140,7 @@ class Overlapped:
         self._publishing.close()
 
     def _ready(self, share: Share) -> Sample:
-        """On the device: copied there before, or now."""
+        """The sample that was prepared for this share, or a new one, on the device."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
             staged = prepared[1].result()

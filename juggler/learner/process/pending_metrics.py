@@ -1,4 +1,4 @@
-"""Metrics of a module's updates that nobody has read yet."""
+"""Metrics of a module's updates, on their way from the device to the driver."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Updates in a row with gradients that are not finite, after which there is no hope.
+#: After this many updates in a row with gradients that are not finite, the learner gives up.
 _HOPELESS = 5
 _METRICS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _OnTheirWay:
-    """Means over some updates, and which of the updates were skipped."""
+    """Copies under way: means over some updates, and which of these were skipped."""
 
     names: list[str]  # of M metrics
-    means: Tensor  # [M] on the host, once they are there
-    skipped: Tensor  # [updates] on the host, once they are there
-    there: Any  # the event behind their copies
-    newest: int  # number of the last of these updates
+    means: Tensor  # [M] on the host, once copied
+    skipped: Tensor  # [updates] on the host, once copied
+    there: Any  # the event after both copies
+    newest: int  # the number of the last of these updates
 
 
 class PendingMetrics:
-    """Collects metrics on their device, and reads their means every now and then, once these have
-    come to the host: nobody waits for the device."""
+    """Collects metrics on their device, and copies their means to the host twice a second. Nobody
+    waits for the device."""
 
     def __init__(self, module_id: str) -> None:
         """Args:
@@ -42,22 +42,22 @@ class PendingMetrics:
         self._on_their_way: _OnTheirWay | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Take the metrics of one more update, [] each."""
+        """Add the metrics of an update, [] each."""
         self._pending.append(metrics)
         self._added += 1
 
     def take(self, update: int) -> dict[str, float]:
-        """Means over the updates since the last means that were given out. They are empty where
-        that was a moment ago, or where the new ones have not come yet.
+        """Means over the updates since the last means that were returned. Empty if that was just
+        now, or if the next ones have not arrived from the device yet.
 
         Args:
-            update: number of the newest update.
+            update: the number of the newest update.
 
         Raises:
             FloatingPointError: too many updates in a row had gradients that were not finite.
         """
         now = time.perf_counter()
-        # A loss that is never finite is to end even a run of a few updates.
+        # The first updates are all read, so that a loss that is never finite ends even a short run.
         due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
         if self._on_their_way is None and self._pending and due:
             self._read_at = now
@@ -77,13 +77,13 @@ class PendingMetrics:
                 raise FloatingPointError(
                     f"module {self._module_id!r}: the loss or its gradients were not finite in "
                     f"{_HOPELESS} updates in a row, the last of them update {update}. Lower lr, or "
-                    "look at the scale of rewards; if no update ever worked, look at the loss"
+                    "check the scale of rewards; if no update ever worked, check the loss"
                 )
 
 
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
     def of_all(name: str) -> Tensor:
-        """One metric of all these updates, [updates]."""
+        """One metric of all these updates -> [updates]."""
         return torch.stack([each[name].to(torch.float64) for each in pending])
 
     names = list(pending[-1])

@@ -1,4 +1,4 @@
-"""What a Learner process is started with. No torch here: the driver starts such processes."""
+"""How a learner process is started. No torch, because the driver imports this too."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LEARNER = "learner"
 
 @dataclass(frozen=True, slots=True)
 class LearnerProgram:
-    """What a Learner process is started with.
+    """All that a learner process is started with.
 
     Attributes:
         contact: how it finds its driver.
-        bind: where it listens for EnvRunners of other hosts, "host:port"; "" where there are none.
-        advertise: how they should dial it; "" means as bound.
-        insecure: listen beyond loopback though something is not encrypted or not authenticated.
-        reflection: tools may list what its server has.
+        bind: "host:port" to listen on for EnvRunners of other hosts; "": there are none.
+        advertise: the address that they should dial; "": the bound one.
+        insecure: whether to listen beyond loopback without encryption or authentication.
+        reflection: whether tools may list the services of its server.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by name), as the EnvRunners get them.
     """

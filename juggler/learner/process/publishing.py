@@ -1,4 +1,4 @@
-"""Weights on their way from the device to a publisher, beside updates."""
+"""Publishes weights from a device while updates go on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Publish = Callable[[Version, dict[str, Tree]], None]
 class _Offer(NamedTuple):
     version: Version
     params: Params
-    made: Any  # the event behind the update that makes them
+    made: Any  # the event after the update that makes them
 
 
 class Publishing:
     """Copies weights to the host and publishes them, in a thread and on a stream of its own.
 
-    Versions come out in the order they are offered in; those that a newer one overtakes on its way
-    are left out.
+    Versions are published in the order of the calls to `offer`. A version is skipped if a newer one
+    is offered before its copy begins.
     """
 
     def __init__(self, publish: Publish, side: SideStream) -> None:
@@ -40,14 +40,14 @@ class Publishing:
         self._thread.start()
 
     def offer(self, version: Version, params: Params) -> None:
-        """Have weights published; never waits.
+        """Publish weights soon; never waits.
 
         Args:
-            version: newer than all that were offered before.
-            params: as the updates make them that were begun so far; nobody changes them.
+            version: newer than all versions before.
+            params: the weights after all updates issued so far; nobody changes them.
 
         Raises:
-            Exception: of an earlier version that could not be published.
+            Exception: an earlier version could not be published.
         """
         if self._failure is not None:
             raise self._failure
@@ -57,7 +57,7 @@ class Publishing:
             self._condition.notify()
 
     def close(self) -> None:
-        """End the thread; what it has not begun with is not published."""
+        """End the thread. Weights that it has not begun to copy are not published."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -82,5 +82,5 @@ class Publishing:
             on_host = to_host(offer.params)
             copied = self._side.mark()
         copied.synchronize()
-        # Until here `offer` has kept the memory that was copied from what it was.
+        # `offer` keeps the tensors alive until here, where their copy is done.
         self._publish(offer.version, arrays_like(on_host))

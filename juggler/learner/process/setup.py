@@ -1,4 +1,4 @@
-"""What a learner process and its modules are set up with. No torch here: the driver writes it."""
+"""Settings of a learner process and its modules. No torch, because the driver makes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from juggler.runtime.modules.config import ModuleConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerSetup:
-    """A learner process, whatever modules it hosts.
+    """Settings of a learner process, for all modules that it hosts.
 
     Attributes:
-        device: where it computes, as `parse_devices` names it.
-        updates_in_flight: updates of a module that may be asked for and not answered.
-        may_meet: its modules may be trained together with other learners.
-        outlives_failures: a command or a batch that fails is answered as failed, and the process
-            goes on for its other modules. Otherwise the process ends with the first failure.
+        device: where it computes, as named by `parse_devices`.
+        updates_in_flight: the most unanswered updates of a module.
+        may_meet: whether its modules may be trained together with other learners.
+        outlives_failures: whether the process answers a failed command as failed, refuses an
+            invalid batch, and goes on for its other modules. Otherwise it ends.
     """
 
     device: str
@@ -28,11 +28,11 @@ class LearnerSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSetup:
-    """A module, and how it is trained.
+    """Settings of a module and its training.
 
     Attributes:
-        learner: the fields of the algorithm's config by name.
-        module: what the module is built from.
+        learner: the fields of the algorithm's config, by name.
+        module: the module's configuration.
         connectors: the table `connectors` of a configuration.
     """
 

@@ -1,4 +1,8 @@
-"""Modules' states, kept for the program that replaces this one when it has lost its driver."""
+"""State hand-over: a learner that lost its driver passes its modules' states to the next program.
+
+A learner on another host that loses its driver replaces itself by a new program (`exec`), which
+dials the driver again. The states pass from one to the other in a file in memory.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,31 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Names a file in this process's memory, which a program that replaces it by `exec` still has.
-_VARIABLE = "JUGGLER_KEPT_STATE"
+#: Holds the descriptor of the file in memory, which stays open across `exec`.
+_VARIABLE = "JUGGLER_STATE_HANDOVER"
 _SIZE = struct.Struct("<Q")  # before each chunk
 
-KeptFrame = Frame[training_pb2.KeptState]
+HandoverFrame = Frame[training_pb2.HandoverHeader]
 
 
-class KeptState:
-    """What the program before this one kept of a module, and what this one would keep of it.
+class StateHandover:
+    """The hand-over of one module: from the previous program, and to the next one.
 
     Attributes:
-        worth_keeping: whether the module has weights that a driver knows of.
+        weights_known: whether the driver knows of this module's weights. Only then is its state
+            handed over.
     """
 
-    def __init__(self, before: KeptFrame | None = None) -> None:
+    def __init__(self, received: HandoverFrame | None = None) -> None:
         """Args:
-        before: of the program before this one, see `kept_before`; None: it kept nothing.
+        received: the module's state from the previous program, see `receive`; None: there is none.
         """
-        self.worth_keeping = False
-        self._before = before
+        self.weights_known = False
+        self._received = received
         self._last_updates: deque[training_pb2.UpdateDone] = deque()
 
     def updated(self, done: training_pb2.UpdateDone, most_in_flight: int) -> None:
-        """An update is made. The driver may miss the answers to so many."""
+        """Remember an update. The driver may miss the answers to the last `most_in_flight`."""
         self._last_updates.append(
             training_pb2.UpdateDone(
                 module_id=done.module_id,
@@ -49,53 +54,55 @@ class KeptState:
         while len(self._last_updates) > most_in_flight:
             self._last_updates.popleft()
 
-    def go_on(
+    def take_over(
         self,
         learner: Learner,
         run_id: str,
         command: training_pb2.AddModule,
         ready: training_pb2.ModuleReady,
     ) -> Version | None:
-        """Give the learner what was kept, if its driver has a use for that, and say so.
+        """Restore the received state, if the driver has a use for it, and say so in `ready`.
 
         Args:
-            learner: of the module.
-            run_id: of its driver.
-            command: says what that driver has a use for.
-            ready: the answer.
+            learner: the module's learner.
+            run_id: the run of its driver.
+            command: says how old a state may be for this driver.
+            ready: the answer to the command.
 
         Returns:
-            The version of the learner's weights; None where there is nothing to go on from.
+            The version of the restored weights; None if nothing was restored.
 
         Raises:
-            StateMismatch: what was kept is of another module, optimizer or algorithm.
+            StateMismatch: the state belongs to another module, optimizer or algorithm.
         """
-        kept, self._before = self._before, None
-        if kept is None or kept.header.run_id != run_id or not command.HasField("kept"):
+        received, self._received = self._received, None
+        if received is None or received.header.run_id != run_id:
             return None
-        version = Version.of(kept.header.version)
-        if version < Version.of(command.kept):
+        if not command.HasField("oldest_handover"):
             return None
-        learner.restore(kept.tree, json.loads(kept.header.extra))
-        self.worth_keeping = True
-        self._last_updates.extend(kept.header.last_updates)
-        ready.kept.CopyFrom(kept.header.version)
-        ready.last_updates.extend(kept.header.last_updates)
+        version = Version.of(received.header.version)
+        if version < Version.of(command.oldest_handover):
+            return None
+        learner.restore(received.tree, json.loads(received.header.extra))
+        self.weights_known = True
+        self._last_updates.extend(received.header.last_updates)
+        ready.handed_over.CopyFrom(received.header.version)
+        ready.last_updates.extend(received.header.last_updates)
         return version
 
     def chunks(
         self, module_id: str, learner: Learner, run_id: str, version: Version
     ) -> Iterator[bytes]:
-        """The module's state as a frame for `keep`.
+        """The module's state as a frame for `hand_over`.
 
         Args:
-            module_id: of the module.
-            learner: of the module.
-            run_id: of the driver that is lost.
-            version: of the learner's weights.
+            module_id: the module's id.
+            learner: the module's learner.
+            run_id: the run of the driver that is lost.
+            version: the version of the learner's weights.
         """
         tree, extra = learner.save()
-        header = training_pb2.KeptState(
+        header = training_pb2.HandoverHeader(
             module_id=module_id,
             run_id=run_id,
             version=version.message(),
@@ -105,9 +112,9 @@ class KeptState:
         return encode_frame(header, tree, digest=True)
 
 
-def keep(frames: Iterable[Iterator[bytes]]) -> None:
-    """Keep the states of modules, as frames in chunks, in memory of this process."""
-    number = os.memfd_create("juggler-kept-state", 0)  # 0: open in what replaces this program
+def hand_over(frames: Iterable[Iterator[bytes]]) -> None:
+    """Write modules' states, as frames in chunks, for the program that replaces this one."""
+    number = os.memfd_create("juggler-state-handover", 0)  # 0: stays open across `exec`
     with os.fdopen(number, "wb", closefd=False) as file:
         for frame in frames:
             for chunk in frame:
@@ -115,26 +122,26 @@ def keep(frames: Iterable[Iterator[bytes]]) -> None:
     os.environ[_VARIABLE] = str(number)
 
 
-def kept_before() -> dict[str, KeptFrame]:
-    """What the program before this one kept, by module id; it is there once.
+def receive() -> dict[str, HandoverFrame]:
+    """The states that the previous program handed over, by module id; a second call finds none.
 
     Raises:
-        ValueError: it ends in the middle.
+        ValueError: the file ends in the middle of a state.
     """
     number = os.environ.pop(_VARIABLE, "")
     if not number:
         return {}
-    frames: dict[str, KeptFrame] = {}
+    frames: dict[str, HandoverFrame] = {}
     with os.fdopen(int(number), "w+b") as file:
         limits = Limits(payload_bytes=os.fstat(file.fileno()).st_size)
         file.seek(0)
-        reader, frame = FrameReader(training_pb2.KeptState, limits, digests=True), None
+        reader, frame = FrameReader(training_pb2.HandoverHeader, limits, digests=True), None
         for chunk in _chunks(file):
             frame = reader.feed(chunk)
             if frame is not None:
                 frames[frame.header.module_id] = frame
         if frame is None:
-            raise ValueError(f"the state that {_VARIABLE} names ends in the middle")
+            raise ValueError(f"the state in {_VARIABLE} ends in the middle")
     return frames
 
 

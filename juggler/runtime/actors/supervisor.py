@@ -62,7 +62,7 @@ class RestartPolicy:
 
 
 @dataclass(slots=True)
-class _Post:
+class _WorkerSlot:
     """A worker id, with at most one process at a time."""
 
     worker_id: str
@@ -109,7 +109,7 @@ class Supervisor:
     def __init__(self, events: Mailbox[Any], seed: int = 0) -> None:
         self._events = events
         self._jitter = random.Random(seed)
-        self._posts: dict[str, _Post] = {}
+        self._slots: dict[str, _WorkerSlot] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._restarts = True
@@ -119,24 +119,24 @@ class Supervisor:
     def add(self, worker_id: str, program: WorkerProgram, policy: RestartPolicy) -> None:
         """Start a worker and keep it alive according to the policy."""
         with self._lock:
-            self._posts[worker_id] = _Post(worker_id, program, policy)
+            self._slots[worker_id] = _WorkerSlot(worker_id, program, policy)
         self._wake()
         if not self._thread.is_alive():
             self._thread.start()
 
     def of_use(self, worker_id: str) -> None:
         """Note that the worker was useful; after enough use its failures count from zero."""
-        post = self._posts.get(worker_id)
-        if post is not None:
+        slot = self._slots.get(worker_id)
+        if slot is not None:
             with self._lock:
-                post.uses += 1
-                post.first_use = min(post.first_use, time.monotonic())
+                slot.uses += 1
+                slot.first_use = min(slot.first_use, time.monotonic())
 
     def keeps_failing(self, worker_id: str) -> bool:
         """Whether it has died at least twice since it last had enough use."""
-        post = self._posts[worker_id]
+        slot = self._slots[worker_id]
         with self._lock:
-            return post.failures > 1 and not post.had_enough_use(time.monotonic())
+            return slot.failures > 1 and not slot.had_enough_use(time.monotonic())
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
         """Kill a process in `after` seconds, if it is still the worker's current one.
@@ -145,39 +145,39 @@ class Supervisor:
         it hangs.
         """
         with self._lock:
-            post = self._posts.get(worker_id)
-            if post is not None and post.process is not None and post.process.pid == pid:
+            slot = self._slots.get(worker_id)
+            if slot is not None and slot.process is not None and slot.process.pid == pid:
                 if abort:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGABRT)
                     after += _ABORT_SECONDS
-                post.kill_at = time.monotonic() + after
+                slot.kill_at = time.monotonic() + after
         self._wake()
 
     @property
     def restarts(self) -> int:
-        return sum(post.restarts for post in self._posts.values())
+        return sum(slot.restarts for slot in self._slots.values())
 
     def pids(self) -> dict[str, int]:
         """Process ids of the running processes, by worker id."""
         return {
-            worker_id: post.process.pid
-            for worker_id, post in self._posts.items()
-            if post.process is not None and post.process.pid is not None
+            worker_id: slot.process.pid
+            for worker_id, slot in self._slots.items()
+            if slot.process is not None and slot.process.pid is not None
         }
 
     def stop_restarting(self) -> None:
         """Let processes that end from now on stay down."""
         with self._lock:
             self._restarts = False
-            for post in self._posts.values():
-                post.down = post.down or post.process is None
+            for slot in self._slots.values():
+                slot.down = slot.down or slot.process is None
 
     def close(self, grace: float) -> None:
         """Stop restarting. Wait up to `grace` seconds for the processes, then kill the rest."""
         with self._lock:
             self._closing.set()
-            processes = [post.process for post in self._posts.values() if post.process is not None]
+            processes = [slot.process for slot in self._slots.values() if slot.process is not None]
         self._wake()
         deadline = time.monotonic() + grace
         for process in processes:
@@ -204,9 +204,9 @@ class Supervisor:
             next_due = self._do_what_is_due(time.monotonic())
             with self._lock:
                 running = {
-                    post.process.sentinel: post
-                    for post in self._posts.values()
-                    if post.process is not None
+                    slot.process.sentinel: slot
+                    for slot in self._slots.values()
+                    if slot.process is not None
                 }
             if self._closing.is_set():
                 return
@@ -220,57 +220,57 @@ class Supervisor:
     def _do_what_is_due(self, now: float) -> float:
         """Start and kill processes; return when to do so again."""
         with self._lock:
-            posts = [post for post in self._posts.values() if not post.down]
-            for post in posts:
-                if post.process is not None and post.kill_at <= now:
-                    post.kill_at = math.inf
-                    post.process.kill()
-        for post in posts:
-            if post.process is None and post.due <= now:
-                self._start(post)
+            slots = [slot for slot in self._slots.values() if not slot.down]
+            for slot in slots:
+                if slot.process is not None and slot.kill_at <= now:
+                    slot.kill_at = math.inf
+                    slot.process.kill()
+        for slot in slots:
+            if slot.process is None and slot.due <= now:
+                self._start(slot)
         with self._lock:
             return min(
                 (
-                    post.due if post.process is None else post.kill_at
-                    for post in self._posts.values()
-                    if not post.down
+                    slot.due if slot.process is None else slot.kill_at
+                    for slot in self._slots.values()
+                    if not slot.down
                 ),
                 default=math.inf,
             )
 
-    def _start(self, post: _Post) -> None:
+    def _start(self, slot: _WorkerSlot) -> None:
         """Start a process; without the lock, because the forkserver may take long to answer."""
         try:
-            process = start(post.program, post.worker_id.replace("-", " "))
+            process = start(slot.program, slot.worker_id.replace("-", " "))
         except Exception as error:  # the forkserver died, or the host lacks something
             how = f"it could not be started ({type(error).__name__}: {error})"
-            return self._failed(post, 0, how)
+            return self._failed(slot, 0, how)
         with self._lock:
-            post.kill_at = math.inf
-            post.process = process
+            slot.kill_at = math.inf
+            slot.process = process
             if self._closing.is_set():
                 process.kill()  # `close` has seen all processes already
 
-    def _ended(self, post: _Post) -> None:
-        process = post.process
+    def _ended(self, slot: _WorkerSlot) -> None:
+        process = slot.process
         assert process is not None
         process.join(timeout=5)
         words = ended(process)
         how = how_it_ended(process.exitcode)
         killed = process.exitcode in _KILLED
-        self._failed(post, process.pid or 0, f"{how}, {words}" if words else how, killed)
+        self._failed(slot, process.pid or 0, f"{how}, {words}" if words else how, killed)
 
-    def _failed(self, post: _Post, pid: int, how: str, killed: bool = False) -> None:
+    def _failed(self, slot: _WorkerSlot, pid: int, how: str, killed: bool = False) -> None:
         with self._lock:
-            post.process = None
-            gives_up = post.gives_up(killed)
+            slot.process = None
+            gives_up = slot.gives_up(killed)
             if self._closing.is_set() or gives_up or not self._restarts:
-                post.down, delay = True, None
+                slot.down, delay = True, None
             else:
-                delay = post.policy.delay(len(post.deaths), self._jitter.random())
-                post.due = time.monotonic() + delay
-                post.restarts += 1
-        self._events.put(Exited(post.worker_id, pid, how, delay))
+                delay = slot.policy.delay(len(slot.deaths), self._jitter.random())
+                slot.due = time.monotonic() + delay
+                slot.restarts += 1
+        self._events.put(Exited(slot.worker_id, pid, how, delay))
 
 
 def how_it_ended(exitcode: int | None) -> str:

@@ -14,7 +14,7 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, leaves, path_name
 
-#: Columns that are trees, whose shapes and dtypes are the spaces' and the module's.
+#: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
 _TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
 
 #: The other columns over [N, T], with the dtype they must have.
@@ -39,38 +39,38 @@ _SEGMENT_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatch:
-    """What one envrunner sampled for one request, as arrays. proto/…/episodes.proto says the same.
+    """The steps that one EnvRunner sampled for one request, as arrays; see also episodes.proto.
 
-    Observations and actions are trees: one array each, or a map of arrays where their space is a
-    Dict or a Tuple (see `juggler.runtime.wire.structures`).
+    A batch has N rows (one for each environment of the EnvRunner) of T steps, K truncated episodes
+    and S segments. Observations and actions are trees: one array each, or a map of arrays if their
+    space is a Dict or a Tuple (see `juggler.runtime.wire.structures`).
 
-    N rows (one for each environment of the runner), T steps each, K truncated episodes, S segments.
-    A row may hold the end of one episode and the start of the next. A step that only reset an
-    environment (the step after the end of an episode under NEXT_STEP autoreset) is in its row with
-    `live` false: its reward is 0 and its action had no effect.
+    A row may hold the end of one episode and the start of the next. A step that only resets an
+    environment (the step after the end of an episode under NEXT_STEP autoreset) has `live` false:
+    its reward is 0 and its action had no effect.
     """
 
     observations: Tree  # [N, T, ...] before step t
-    actions: Tree  # [N, T, ...] what the policy chose
+    actions: Tree  # [N, T, ...] chosen by the policy
     rewards: NDArray[np.float32]  # [N, T]
     terminated: NDArray[np.bool_]  # [N, T] the environment says the episode ended
     truncated: NDArray[np.bool_]  # [N, T] the episode was cut off from outside
     live: NDArray[np.bool_]  # [N, T]
     action_logp: NDArray[np.float32]  # [N, T] under the behaviour policy
     last_observations: Tree  # [N, ...] after the last step of each row
-    # What the policy knew at the start of each row beside the observation: "module", the state of
-    # a recurrent module, and "connectors", what they remember, by name. Neither: an empty branch.
+    # What the policy remembered at the start of each row: "module", the state of a recurrent
+    # module, and "connectors", their contexts by name. Without either, an empty branch.
     states: Mapping[str, Tree]  # [N, ...]
-    # Of every episode truncated in this batch, whatever the autoreset mode: what to bootstrap from.
+    # Of every episode truncated in this batch, in all autoreset modes: to bootstrap from.
     final_observations: Tree  # [K, ...]
     final_rows: NDArray[np.int32]  # [K]
     final_steps: NDArray[np.int32]  # [K]
-    # One for every stretch of live steps of one episode within a row.
-    segment_episodes: NDArray[np.uint64]  # [S] unique within the runner's incarnation
+    # One segment for every stretch of live steps of one episode within a row.
+    segment_episodes: NDArray[np.uint64]  # [S] unique within the EnvRunner's incarnation
     segment_rows: NDArray[np.int32]  # [S]
     segment_starts: NDArray[np.int32]  # [S] first step in the row
     segment_lengths: NDArray[np.int32]  # [S]
-    segment_offsets: NDArray[np.int32]  # [S] steps of the same episode before this stretch
+    segment_offsets: NDArray[np.int32]  # [S] earlier steps of the same episode
     segment_generations: NDArray[np.uint64]  # [S] weights version that acted
     segment_updates: NDArray[np.uint64]  # [S]
 
@@ -87,7 +87,7 @@ class EpisodeBatch:
         return int(np.count_nonzero(self.live))
 
     def silenced(self) -> EpisodeBatch:
-        """The same without a live step: nothing to learn from."""
+        """A copy without any live step, so that there is nothing to learn from."""
         return replace(
             self,
             live=np.zeros_like(self.live),
@@ -100,7 +100,7 @@ class EpisodeBatch:
 
     @classmethod
     def from_tree(cls, tree: Tree) -> EpisodeBatch:
-        """The batch in a tree from the network.
+        """Make a batch of a tree from the network, and check it.
 
         Raises:
             WireError: a column is missing, unknown, or its shape, dtype or indices do not fit.
@@ -161,7 +161,7 @@ class EpisodeBatch:
         self._check_segments(n, t)
 
     def _check_segments(self, n: int, t: int) -> None:
-        """Each live step is in one segment: a sequence model learns from segments alone."""
+        """Check that each live step is in one segment: recurrent modules learn from segments."""
         lengths = self.segment_lengths.astype(np.int64)  # [S]
         firsts = self.segment_rows.astype(np.int64) * t + self.segment_starts  # [S]
         skipped = firsts - np.cumsum(lengths) + lengths  # [S]
@@ -203,15 +203,16 @@ class EpisodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A stretch of one episode: a view into a batch, made when somebody asks for it.
+    """A segment of a batch: a view of one stretch of one episode.
 
-    `last_observation` is the one after the last step. After a terminated episode under SAME_STEP
-    or DISABLED autoreset it is the next episode's first: nobody bootstraps from it.
+    `last_observation` is the observation after the last step. After a terminated episode under
+    SAME_STEP or DISABLED autoreset it is the first one of the next episode, and must not be
+    bootstrapped from.
     """
 
     episode_id: int
-    offset: int  # steps of the same episode before this stretch
-    version: tuple[int, int]  # of the weights that acted: (generation, update)
+    offset: int  # earlier steps of the same episode
+    version: tuple[int, int]  # (generation, update) of the weights that acted
     observations: Tree  # [L, ...]
     actions: Tree  # [L, ...]
     rewards: NDArray[np.float32]  # [L]
@@ -231,7 +232,7 @@ def _at(tree: Tree, index: Any) -> Tree:
 
 
 def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArray[Any]]:
-    """The arrays of a column, all of which must have these leading dimensions."""
+    """The arrays of a column, after checking their leading dimensions."""
     arrays: dict[Path, NDArray[Any]] = {}
     for path, array in leaves(tree):
         if array is None:
@@ -244,7 +245,7 @@ def _arrays(name: str, tree: Tree, leading: tuple[int, ...]) -> dict[Path, NDArr
 def _expect_like(
     name: str, tree: Tree, observations: dict[Path, NDArray[Any]], leading: tuple[int, ...]
 ) -> None:
-    """A column must hold observations [N, T, ...] over other leading dimensions."""
+    """Check that a column holds observations like [N, T, ...], with other leading dimensions."""
     arrays = _arrays(name, tree, leading)
     if odd := arrays.keys() ^ observations.keys():
         where = path_name(min(odd))

@@ -1,4 +1,4 @@
-"""A batch of episodes from columns that somebody has put together."""
+"""Makes a batch of episodes from columns that a script has put together."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map
 
-#: What there must be, and what it is; see `EpisodeBatch`.
+#: Required columns and their meaning; see `EpisodeBatch`.
 _REQUIRED = {
-    "observations": "[N, T, ...], what the policy saw before each step",
-    "actions": "[N, T, ...], what the policy chose",
+    "observations": "[N, T, ...], before each step",
+    "actions": "[N, T, ...], chosen by the policy",
     "rewards": "float32 [N, T]",
     "terminated": "bool [N, T], where the environment ended an episode",
     "truncated": "bool [N, T], where an episode was cut off from outside",
     "live": "bool [N, T], the steps to learn from",
     "action_logp": "float32 [N, T], log-probabilities under the policy that acted",
-    "last_observations": "[N, ...], what came after each row",
+    "last_observations": "[N, ...], after the last step of each row",
 }
-_FINALS = ("final_observations", "final_rows", "final_steps")  # there where an episode is truncated
+_FINALS = ("final_observations", "final_rows", "final_steps")  # needed if an episode is truncated
 _SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")
-_LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # nobody learns from them
+_LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
 
-#: All that a batch of episodes is made of; others are somebody's own.
+#: All columns of a batch of episodes; scripts may add others of their own.
 COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_SEGMENTS, *_LABELS})
 
 
 def batch_of_columns(
     columns: Mapping[str, Any], module_id: str = DEFAULT_MODULE, *, remembers: bool = False
 ) -> EpisodeBatch:
-    """Columns such as `collate` makes, as the batch of episodes that they are.
+    """Make a batch of episodes from columns, such as those of `collate`.
 
-    Left out may be `states` where there are none, final_observations, final_rows and final_steps
-    where no episode is truncated, and segments, which then follow from where episodes end.
+    Some columns may be missing: `states` if there are none; final_observations, final_rows and
+    final_steps if no episode is truncated; and segments, which are then found from the ends of
+    episodes.
 
     Args:
-        columns: arrays or tensors on the host, or trees of them, by name. Those of other names than
-            in `COLUMNS` are left out.
-        module_id: for whom, in what is said of them.
-        remembers: they are for a module with a state, which needs to be told its segments; as are
-            those that have `states`.
+        columns: by name, arrays or tensors on the host, or trees of them. Names that are not in
+            `COLUMNS` are ignored.
+        module_id: of the module, for messages.
+        remembers: whether the module has a state. Segments are then required, as they are with
+            `states`.
 
     Raises:
-        WireError: a column is missing or does not fit the others; names it, and what is expected.
+        WireError: a column is missing or does not fit the others; names it, and what was expected.
     """
     if not isinstance(columns, Mapping):
         raise WireError(f"{module_id}: columns must be by name, not a {type(columns).__name__}")
@@ -79,7 +80,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
         )  # [K = 0, ...]
         given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
     if _SEGMENTS[0] not in given:
-        given = {name: x for name, x in given.items() if name not in _LABELS}  # those of others
+        given = {name: x for name, x in given.items() if name not in _LABELS}  # of other segments
         given.update(_segments(given["live"], given["terminated"], given["truncated"]))
     for name in (*_FINALS[1:], *_SEGMENTS):
         given[name] = _indices(name, given[name])
@@ -88,7 +89,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
 
 
 def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
-    """One for every stretch of live steps of one episode within a row.
+    """The segments: one for every stretch of live steps of one episode within a row.
 
     Args:
         columns: live, terminated and truncated, [N, T] each.
@@ -115,9 +116,9 @@ def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
 
 
 def _indices(name: str, column: Any) -> NDArray[np.int32]:
-    """As int32, whatever the integers are that somebody counts with."""
+    """The column as int32, from any dtype of integers."""
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "iu":
-        raise WireError(f"column {name!r} must be an array of integers, one dimension")
+        raise WireError(f"column {name!r} must be an array of integers with one dimension")
     if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 1 << 31:
         raise WireError(f"column {name!r} holds an index that is below 0 or too large")
     return column.astype(np.int32)

@@ -1,4 +1,4 @@
-"""What batches and weights are keyed by: a module, and a version of its weights."""
+"""The version of weights, and the default module id."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from juggler.runtime.wire.v1 import training_pb2
 
-#: The id of the module that is trained, where a run has one alone.
+#: The id of the module in a run that trains only one.
 DEFAULT_MODULE = "default"
 
 
 class Version(NamedTuple):
-    """Of weights: compared in this order, and never goes backwards."""
+    """The version of weights: compared in the order of its fields, and never decreasing."""
 
     generation: int  # of the learner group that made them
     update: int

@@ -20,7 +20,7 @@ PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"devices": "gpu"}, "'gpu' is none; expected"),
+        ({"devices": "gpu"}, "'gpu' is not a device; expected"),
         ({"devices": "auto,cpu"}, "auto stands alone"),
         ({"updates_in_flight": 0}, "updates_in_flight = 0"),
         ({"snapshot_updates": 0}, "snapshot_updates = 0"),

@@ -26,7 +26,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 def status() -> status_pb2.RunStatus:
     read = status_pb2.RunStatus()
-    for histogram in (read.staleness, read.receipt_seconds, read.update_seconds):
+    for histogram in (read.staleness, read.sample_request_seconds, read.update_seconds):
         histogram.counts.append(0)
     return read
 
@@ -155,7 +155,7 @@ def test_who_only_connects_keeps_nobody_out_and_holds_few_threads(tls: Tls, secu
             for _ in range(100)
         ]
         url = f"http{'s' if secure else ''}://{address}/metrics"
-        assert "juggler_driver_answers" in scrape(url, options.get("token", ""), context)
+        assert "juggler_driver_up" in scrape(url, options.get("token", ""), context)
         for oldest in idle[: 100 - 64]:
             assert oldest.recv(1) == b"", "it was hung up on"
         idle[-1].settimeout(0.1)
@@ -184,4 +184,4 @@ def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPat
         assert last.recv(12) == b"HTTP/1.0 401"
         monkeypatch.undo()
         answers.set()
-        assert "juggler_driver_answers" in scraped.result(30)
+        assert "juggler_driver_up" in scraped.result(30)

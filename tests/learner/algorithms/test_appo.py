@@ -65,7 +65,7 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     expected = gradient(lambda w: appo_loss(w, target, batch, core.config, beta), new)
     found = named(core, grads["default"])
     assert aux["default"].live_steps["default"] == batch.live_steps
-    assert 0.0 < aux["default"].metrics["default"]["clipped_share"] < 1.0
+    assert 0.0 < aux["default"].metrics["default"]["clip_fraction"] < 1.0
     for name, slopes in expected.items():
         np.testing.assert_allclose(found[name], slopes, rtol=1e-4, atol=1e-5)
 

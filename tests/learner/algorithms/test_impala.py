@@ -106,7 +106,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     metrics = fetch_metrics(output.metrics)["default"]
     assert metrics["entropy"] == pytest.approx(policy.entropy().mean().item())
     assert metrics["kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
-    assert metrics["clipped_share"] == pytest.approx((log_ratio > 0).float().mean().item())
+    assert metrics["clip_fraction"] == pytest.approx((log_ratio > 0).float().mean().item())
     gradient = core.grads(state, sample)[0]["default"]
     assert metrics["grad_norm"] == pytest.approx(gradient.norm().item())
     assert metrics["lr"] == 1e-3

@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
 
     old, new = weights_of(parameters(core, before)), weights_of(parameters(core, state))
     metrics = GradientCore.grads(core, state, whole)[1]["default"].metrics["default"]
-    assert 0.1 < metrics["clipped_share"] < 0.9
+    assert 0.1 < metrics["clip_fraction"] < 0.9
     for weights, at in ((old, before), (new, state)):
         found = core._groups["default"].named(GradientCore.grads(core, at, whole)[0]["default"])
         expected = gradient(lambda w: ppo_loss(w, old, batch, core.config), weights)

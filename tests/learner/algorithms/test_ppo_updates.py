@@ -96,7 +96,7 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     # The noise that `near` gives the sampling policy alone is a KL of about 0.05.
     output = bound.step(state, sample)
     metrics = fetch_metrics(output.metrics)["default"]
-    assert metrics["stopped"] == 1.0
+    assert metrics["kl_stop_fraction"] == 1.0
     assert metrics["skipped"] == 0.0
     assert equal(output.state, state), "not even a step was counted"
 
@@ -107,8 +107,10 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     first = next(place for place, kl in enumerate(kls) if kl > 0.15)
     assert 0 < first < 15
     assert output.state["default"]["moments"]["updates"] == first
-    assert fetch_metrics(output.metrics)["default"]["stopped"] == pytest.approx(1 - first / 16)
-    assert "stopped" not in free.step(state, sample).metrics["default"]
+    assert fetch_metrics(output.metrics)["default"]["kl_stop_fraction"] == pytest.approx(
+        1 - first / 16
+    )
+    assert "kl_stop_fraction" not in free.step(state, sample).metrics["default"]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(make_batch: MakeBatch) -> None:

@@ -216,7 +216,7 @@ def test_what_is_not_live_does_not_change_the_gradient_and_may_be_all_there_is(
 
 def test_episodes_without_states_are_refused(make_batch: MakeBatch) -> None:
     core = Impala({"default": MODULES["lstm"]}, ImpalaConfig())
-    with pytest.raises(ValueError, match="has a state, and the episodes came without states"):
+    with pytest.raises(ValueError, match="has a state, and the episodes have none"):
         core.step(core.init(0), {"default": collate([make_batch()])})
 
 

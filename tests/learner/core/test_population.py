@@ -201,7 +201,7 @@ def test_a_core_around_another_says_what_it_lacks_for_a_population() -> None:
             return self.inner.init(seed)
 
     around: Any = Around(make_core())  # type: ignore[abstract]
-    words = r"around impala \(Around\) cannot be in a population: it is no GradientCore"
+    words = r"around impala \(Around\) cannot be in a population: it is not a GradientCore"
     for keys in ({"size": 2}, {"hyperparameters": {"lr": [1e-3, 1e-2]}}):
         with pytest.raises(ValueError, match=words):
             Population(around, **keys)

@@ -101,10 +101,10 @@ def test_what_is_sent_in_bfloat16_will_do_too() -> None:
         ({"encodr.0.bias": np.zeros(8, np.float32)}, "no weights 'encodr.0.bias': did you mean"),
         (
             {"encoder.0.bias": np.zeros(9, np.float32)},
-            r"have shape \(9,\), and its own have \(8,\)",
+            r"have shape \(9,\); expected \(8,\)",
         ),
-        ({"encoder.0.bias": np.zeros(8)}, "are torch.float64, and its own are torch.float32"),
-        ({"encoder.0.bias": {}}, "'encoder.0.bias' of module 'default' are no array but dict"),
+        ({"encoder.0.bias": np.zeros(8)}, "are torch.float64; expected torch.float32"),
+        ({"encoder.0.bias": {}}, "'encoder.0.bias' of module 'default' are a dict, not an array"),
         ({"encoder.0.bias": None}, "weights are missing for 'encoder.0.bias'"),
     ],
 )

@@ -60,7 +60,7 @@ def test_shards_are_all_rows_in_order_never_empty_and_about_equal(
         before += rows
     per_row = np.concatenate([batch.live.sum(1) for batch in batches])
     if np.count_nonzero(per_row) < count:
-        with pytest.raises(ValueError, match=f"'default': .* rows .* to {count} learners"):
+        with pytest.raises(ValueError, match=f"'default': .* rows .* among {count} learners"):
             shard(batches, count)
         return
     shards = [each["default"] for each in shard(batches, count)]

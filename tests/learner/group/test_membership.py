@@ -16,7 +16,7 @@ def test_a_learner_beyond_loopback_stays_alone_unless_its_network_is_trusted(
     assert trusted.meeting_address().startswith("0.0.0.0:")
     plain = "learners of a group talk to each other unencrypted and unauthenticated, at 0.0.0.0"
     said = capsys.readouterr().err
-    assert said == f"juggler learner-0: {plain}, with TLS too: keep that private\n"
+    assert said == f"juggler learner-0: {plain}, even with TLS: keep that network private\n"
 
 
 def test_a_group_on_loopback_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
         "after_gradients",
         lambda grads, aux: ({key: x * math.nan for key, x in grads.items()}, aux),
     )
-    assert "not finite, and this update changed nothing" in failed(
+    assert "not finite, so this update changed nothing" in failed(
         world, training_pb2.Update(module_id="default", batch_ids=[3], exact=True)
     )
 

@@ -1,4 +1,4 @@
-"""What an actor-critic is told about learning. No torch: the driver reads this too."""
+"""The keys of actor-critics. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from juggler.learner.optim.config import OptimizerSpec, Scheduled
 
 @dataclass(kw_only=True)
 class ActorCriticConfig(LearnerConfig):
-    """What every algorithm with a policy and a value function has to know."""
+    """The keys of every algorithm with a policy and a value function."""
 
     value_lr_scale: float = 1.0
-    """How many times as fast as the policy the value function learns: the learning rate of the
-    parameters that a module has for it alone (its `training_only`), divided by lr. Their gradient
-    is then clipped by itself. Parameters that `optimizers` names are not concerned. Where policy
-    and value function share their layers, these are the parameters of the value head."""
+    """Learning rate of the value function, as a multiple of lr. It applies to parameters that only
+    the value function uses (a module's `training_only`; with shared layers, the value head) and
+    that `optimizers` does not name. Unless it is 1, their gradient is clipped separately."""
 
     entropy_coefficient: Scheduled = 0.01
     """Weight of the policy's entropy in the loss: a number, or a schedule as for lr."""
@@ -25,7 +24,7 @@ class ActorCriticConfig(LearnerConfig):
     """Weight of the value function's loss."""
 
     burn_in: int = 0
-    """Steps in which a module with a state warms it up where a row goes on with an episode, since
+    """Steps that only warm up the state of a recurrent module, where a row continues an episode:
     older weights made the state that came with the row. Nothing is learned from these steps."""
 
     def validate(self) -> None:
@@ -39,7 +38,7 @@ class ActorCriticConfig(LearnerConfig):
         if self.burn_in >= steps:
             raise ValueError(
                 f"burn_in = {self.burn_in}: must be below fragment_steps = {steps}, or a row that "
-                "goes on with an episode leaves nothing to learn from"
+                "continues an episode has nothing left to learn from"
             )
 
     def optimizer_specs(self) -> list[OptimizerSpec]:

@@ -1,4 +1,4 @@
-"""The core of an actor-critic, and its training pass over a sample."""
+"""The core of actor-critics, and their training pass over a sample."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ class ActorCriticCore(GradientCore):
 
 
 class ActorCritic(NamedTuple):
-    """What policy and value function say about the steps of a sample."""
+    """The outputs of the policy and the value function for the steps of a sample."""
 
     action_dist_inputs: Tensor  # [N, T, D]
     values: Tensor  # [N, T]
-    next_values: Tensor  # [N, T] as those of `returns.next_values`; without a gradient
+    next_values: Tensor  # [N, T] as from `returns.next_values`; without a gradient
     live: Tensor  # [N, T] bool: the steps to learn from
 
 
 def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> ActorCritic:
-    """Outputs for all that the policy or the value function has to see.
+    """The training pass over all observations of a sample.
 
-    A module without a state sees every observation by itself. One with a state reads each segment
-    from its start: from the initial state, or, where the segment goes on with an episode of the row
-    before, from the state that came with the row.
+    A module without a state sees each observation by itself. One with a state reads each segment in
+    order. It begins with the initial state or, if the segment continues an episode of an earlier
+    batch, with the state that came with the row.
 
     Args:
         forward: the module's training pass.
-        columns: its part of the sample.
-        burn_in: steps at the start of every segment that goes on with an episode, in which a module
-            with a state only finds its way into one that fits its present parameters: without
-            gradients, and not among the steps to learn from (Kapturowski et al. 2019, "Recurrent
+        columns: the module's part of the sample.
+        burn_in: steps at the start of every segment that continues an episode. In these, a module
+            with a state only computes a state that fits its present parameters, without gradients;
+            they are not among the steps to learn from (Kapturowski et al. 2019, "Recurrent
             Experience Replay in Distributed Reinforcement Learning", section 3).
 
     Raises:
-        ValueError: the module does not return what an actor-critic does, or has a state that the
-            episodes came without.
+        ValueError: the module lacks an output of actor-critics, or has a state that the episodes
+            lack.
     """
     initial = forward.initial_state()
     observations = all_observations(columns)  # [N T + N + K, ...]
@@ -93,8 +93,8 @@ def _recurrent(
 ) -> ActorCritic:
     if c.MODULE_STATE not in columns[c.STATES]:
         raise ValueError(
-            f"{type(forward.module).__name__} has a state, and the episodes came without states: "
-            "they were sampled with another module"
+            f"{type(forward.module).__name__} has a state, and the episodes have none: they were "
+            "sampled with another module"
         )
     sequences = Sequences.of(columns)
     goes_on = sequences.offsets > 0  # [S]
@@ -103,21 +103,21 @@ def _recurrent(
     if burn_in:
         with torch.no_grad():
             outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
-        # Segments that begin an episode came along for nothing: they begin with the initial state.
+        # Segments that begin an episode keep the initial state.
         states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
         sequences = sequences.without_first(goes_on * burn_in)
     index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
     inputs, values = policy_and_values(forward, _batch(observations, index, states))
     places = sequences.places(columns, index.shape[1])  # [N, T]
     live = columns[c.LIVE] & (places >= 0)  # [N, T]
-    # Where nothing is to be learned, any outputs do that a distribution can be made of.
+    # Steps that are not learned from need any outputs that make a valid distribution.
     places = places.clamp(min=0)  # [N, T]
     inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
     return ActorCritic(inputs[places], values[places], values.detach()[places + 1], live)
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Any:
-    """By condition [S], of tree [S, ...] or of another, which may lack the first dimension."""
+    """By condition [S], entries of one tree [S, ...] or of another, which may lack [S]."""
     return tree_map(
         lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
         one,
@@ -126,12 +126,12 @@ def _where(condition: Tensor, one: Any, other: Any) -> Any:
 
 
 def _batch(observations: Any, index: Tensor, states: Any) -> Batch:
-    """What a module with a state takes: some observations as sequences [S, L, ...], and states."""
+    """The batch for a module with a state: observations as sequences [S, L, ...], and states."""
     return {c.OBSERVATIONS: tree_map(lambda x: x[index], observations), c.STATES: states}
 
 
 def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Policy outputs [B, D] and values [B]; [B, T, D] and [B, T] of a module with a state."""
+    """Policy outputs [B, D] and values [B]; for a module with a state, [B, T, D] and [B, T]."""
     outputs = forward(batch)
     for name in (c.ACTION_DIST_INPUTS, c.VALUES):
         if name not in outputs:

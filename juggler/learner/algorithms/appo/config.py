@@ -1,4 +1,4 @@
-"""What APPO is told about learning. No torch: the driver reads this too."""
+"""The keys of APPO. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class AppoConfig(ImpalaConfig):
     """This algorithm's name."""
 
     clip: float = 0.2
-    """How far an action's probability may move from the target network's, as a share of it, before
-    its step is worth nothing more."""
+    """How far the ratio of an action's probability to the target network's may move from 1 before
+    a step gains nothing more (ε in the paper)."""
 
     behaviour_clip: float = 2.0
-    """The most that the sampling policy's probability of an action counts, over the target
-    network's: no step of an action that the latter has given up weighs more."""
+    """Upper limit of the ratio of the sampling policy's probability of an action to the target
+    network's. It limits the weight of actions that the target network would not choose."""
 
     target_period: int = 4
-    """Steps of the optimizer from one copy of the parameters to the target network to the next."""
+    """Optimizer steps between two copies of the parameters to the target network."""
 
     buffer_batches: int = 4
-    """Batches that the learner keeps: a new one takes the place of the oldest."""
+    """Batches that the learner keeps: a new one replaces the oldest."""
 
     batch_uses: int = 2
-    """How often each of them is learned from, at even distances while it is kept."""
+    """How often each batch is learned from, spread evenly over the time that it is kept."""
 
     target_kl: float | None = None
-    """The KL divergence from the target network's policy which that gets to before it is renewed:
-    its weight in the loss is doubled if it was more than 1.5 times this, and halved if it was less
-    than this over 1.5; none: it is not in the loss."""
+    """The wanted KL divergence of the policy from the target network's when that is renewed. The
+    weight of the divergence in the loss is doubled if it was more than 1.5 times this, and halved
+    if it was less than this over 1.5; none: the divergence is not in the loss."""
 
     kl_coefficient: float = 1.0
-    """The weight of that divergence at first."""
+    """The initial weight of that divergence in the loss."""
 
     def validate(self) -> None:
         super().validate()
@@ -51,6 +51,6 @@ class AppoConfig(ImpalaConfig):
             if self.target_period < 2:
                 raise ValueError(
                     f"target_kl = {self.target_kl} with target_period = {self.target_period}: a "
-                    "target network that is always new is at no distance; set target_period = 2 "
-                    "or more"
+                    "target network that is renewed after every step has no divergence; set "
+                    "target_period = 2 or more"
                 )

@@ -1,11 +1,11 @@
-"""APPO: PPO's clipped objective for what many actors sample with older policies.
+"""APPO: PPO's clipped objective for steps that older policies sampled.
 
 Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
-Networks", section 3. A target network, a copy of the parameters that is renewed every
-`target_period` steps of the optimizer, is what the policy π has to stay near, instead of whatever
-sampled a batch, μ. So a batch may be old, and may be used several times: the learner keeps some of
-them in a circular buffer. With π' and V' of the target network, the loss on a batch, a mean over
-its live steps t:
+Networks", section 3. The policy π has to stay near a target network, not near the policy μ that
+sampled a batch. The target network is a copy of the parameters that is renewed every
+`target_period` optimizer steps. So a batch may be old, and may be used several times: the learner
+keeps some batches in a circular buffer. With π' and V' of the target network, the loss on a batch,
+a mean over its live steps t, is the sum of
 
     r_t = min(ρ, μ(a_t|x_t) / π'(a_t|x_t)) π(a_t|x_t) / μ(a_t|x_t)             ρ = behaviour_clip
 
@@ -15,9 +15,10 @@ its live steps t:
     distance  + β KL(π'(·|x_t) || π(·|x_t))
 
 Advantages Â_t and targets v_t are those of V-trace for the policy π' and values V' (Espeholt et al.
-2018, section 4.1). The distance counts where `target_kl` is set: whenever the target network is
-renewed, β doubles if the last KL was more than 1.5 times that, and halves if it was less than that
-over 1.5 (Schulman et al. 2017, "Proximal Policy Optimization Algorithms", section 4).
+2018, section 4.1). The distance is part of the loss if `target_kl` is set. Whenever the target
+network is renewed, β doubles if the last KL was more than 1.5 times `target_kl`, and halves if it
+was less than `target_kl` / 1.5 (Schulman et al. 2017, "Proximal Policy Optimization Algorithms",
+section 4).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from juggler.runtime.modules import columns as c
 class Appo(Impala):
     """The core of APPO, which estimates as IMPALA does.
 
-    Beside its parameters a group keeps the target network's, the steps of the optimizer since they
+    A parameter group also keeps the target network's parameters, the optimizer steps since they
     were copied, and β.
     """
 
@@ -51,7 +52,7 @@ class Appo(Impala):
     def __init__(self, factories: Factories, config: AppoConfig) -> None:
         super().__init__(factories, config)
         self.mean_names = () if config.target_kl is None else ("kl_from_target",)
-        # `steps` of a state go up with each use of a batch; schedules follow the environment's.
+        # The `steps` of a state count each use of a batch; schedules count environment steps.
         self.schedules = {
             key: partial(_after_uses, schedule, config.batch_uses)
             for key, schedule in self.schedules.items()
@@ -79,7 +80,7 @@ class Appo(Impala):
             kl = reduce(torch.maximum, (means["kl_from_target"] for means in aux.means.values()))
             factor = torch.where(kl > 1.5 * self.config.target_kl, 2.0, 1.0)  # []
             factor = torch.where(kl < self.config.target_kl / 1.5, 0.5, factor)  # []
-            factor = torch.where(due, factor, 1.0)  # [] just after, it is 0 whatever β is
+            factor = torch.where(due, factor, 1.0)  # [] just after a renewal the KL is 0 for any β
             extra["kl_coefficient"] = new["extra"]["kl_coefficient"] * factor  # []
         return extra
 
@@ -94,7 +95,7 @@ class Appo(Impala):
             target_forward = self.target(forward, state)
             seen = actor_critic_pass(target_forward, columns, config.burn_in)
             target_policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
-            # What a reset row was sampled with does not matter, whatever it says.
+            # The log-probabilities of steps that are not live may be anything.
             target_log_ratios = torch.where(
                 live, target_policy.log_prob(actions) - behaviour_logp, 0.0
             )  # [N, T] log π' / μ
@@ -124,17 +125,17 @@ class Appo(Impala):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios),
-                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means)
 
     def target(self, forward: Forward, state: ParameterGroupState) -> Forward:
-        """The same pass with the target network's parameters, and buffers that nobody keeps."""
+        """The training pass with the target network's parameters; its buffers are discarded."""
         buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
         return forward._replace(parameters=state["extra"]["target"], buffers=buffers)
 
 
 def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:
-    """The value [] of a schedule where each step is trained on so many times."""
+    """The value [] of a schedule if each step is trained on `uses` times."""
     return schedule(steps // uses)

@@ -1,4 +1,4 @@
-"""What IMPALA is told about learning. No torch: the driver reads this too."""
+"""The keys of IMPALA. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 
 @dataclass(kw_only=True)
 class ImpalaConfig(ActorCriticConfig):
-    """Importance-weighted actor-learner: V-trace on what an older policy sampled."""
+    """Importance-weighted actor-learner: V-trace on steps that an older policy sampled."""
 
     algorithm: str = "impala"
     """This algorithm's name."""
@@ -18,13 +18,13 @@ class ImpalaConfig(ActorCriticConfig):
     """How far V-trace's corrections reach: 0 is one step, 1 the whole trajectory."""
 
     rho_bar: float = 1.0
-    """Where importance weights are clipped in a step's own correction of its value."""
+    """Upper limit of importance weights in a step's own correction of its value (ρ̄)."""
 
     rho_bar_pg: float = 1.0
-    """Where importance weights are clipped in the policy gradient."""
+    """Upper limit of importance weights in the policy gradient."""
 
     c_bar: float = 1.0
-    """Where importance weights are clipped in what is carried back to earlier steps."""
+    """Upper limit of importance weights in corrections carried back to earlier steps (c̄)."""
 
     def validate(self) -> None:
         super().validate()

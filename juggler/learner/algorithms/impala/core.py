@@ -1,8 +1,8 @@
 """IMPALA: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
 Actor-Learner Architectures".
 
-Many actors sample with a policy μ that is some updates old; one learner improves the policy π. The
-loss of π and its value function V on a batch, a mean over its live steps t:
+Many actors sample with a policy μ that is some updates old; a learner improves the policy π. The
+loss of π and its value function V on a batch, a mean over its live steps t, is the sum of
 
     policy    - advantage_t log π(a_t|x_t)         advantages and targets v_t by V-trace (4.1)
     value     + value_coefficient 1/2 (v_t - V(x_t))²
@@ -42,7 +42,7 @@ class Impala(ActorCriticCore):
 
         action_logp = policy.log_prob(columns[c.ACTIONS])  # [N, T] under π
         with torch.no_grad():
-            # What a reset row was sampled with does not matter, whatever it says.
+            # The log-probabilities of steps that are not live may be anything.
             log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [N, T]
             estimates = self.estimates(columns, seen, log_ratios)
 
@@ -58,7 +58,7 @@ class Impala(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios),
-                "clipped_share": mean((log_ratios.exp() > config.rho_bar).float()),
+                "clip_fraction": mean((log_ratios.exp() > config.rho_bar).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})

@@ -1,4 +1,4 @@
-"""What PPO is told about learning. No torch: the driver reads this too."""
+"""The keys of PPO. No torch, because the driver reads this too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from juggler.learner.optim.config import Scheduled
 class PpoConfig(ActorCriticConfig):
     """Proximal policy optimization: several epochs over each sample, near the policy that made it.
 
-    With `synchronous = true` that policy is the newest one, as in the paper; else it may be
-    `max_staleness` updates older, for which its ratios to the newest one make up.
+    With `synchronous = true` that policy is the newest one, as in the paper. Otherwise it may be up
+    to `max_staleness` updates older, which the ratio in the loss corrects.
     """
 
     algorithm: str = "ppo"
@@ -21,7 +21,7 @@ class PpoConfig(ActorCriticConfig):
 
     lr: Scheduled = 3e-4
     """Learning rate: a number, or a schedule, [step, value] pairs by rising step, of environment
-    steps trained on. It is on straight lines between them, and constant before and after."""
+    steps trained on. It is linear between them, and constant before and after."""
 
     grad_clip: float | None = 0.5
     """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
@@ -30,28 +30,28 @@ class PpoConfig(ActorCriticConfig):
     """Live environment steps in one update, over all learners of the group."""
 
     max_staleness: int = 4
-    """Updates that weights may be behind when steps that they sampled are trained on; older ones
+    """Updates that weights may be behind when steps that they sampled are trained on. Older steps
     are dropped. To keep batches fresh, requests stop once half as many updates are queued."""
 
     epochs: int = 4
     """Passes over each sample."""
 
     minibatches: int = 4
-    """Steps of the optimizer in each pass, each on another part of the sample."""
+    """Optimizer steps in each pass, each on another part of the sample."""
 
     lambda_: float = 0.95
     """How far generalized advantage estimates look: 0 is one step, 1 the whole trajectory."""
 
     clip: float = 0.2
-    """How far an action's probability may move from that with which it was sampled, as a share of
-    it, before its step is worth nothing more."""
+    """How far the ratio of an action's probability to the one that it was sampled with may move
+    from 1 before a step gains nothing more (ε in the paper)."""
 
     normalize_advantages: bool = True
-    """Advantages of a sample are shifted and scaled to mean 0 and variance 1."""
+    """Whether the advantages of a sample are normalized to mean 0 and variance 1."""
 
     value_clip: float | None = None
-    """How far the value of an observation may move in one update before its step is worth nothing
-    more; none: any."""
+    """How far the value of an observation may move in one update before a step gains nothing more;
+    none: no limit."""
 
     target_kl: float | None = None
     """An update ends where the KL divergence of a minibatch from the policy that sampled it is

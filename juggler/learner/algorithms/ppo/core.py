@@ -1,20 +1,20 @@
 """PPO: Schulman et al. 2017, "Proximal Policy Optimization Algorithms".
 
-A sample is learned from several times, but only as long as the policy π stays near the one that
-sampled it, μ. Advantages Â_t, and targets of the value function, are generalized advantage
-estimates (Schulman et al. 2016) with the values V_old that the weights before the update give. They
-are computed once for a sample, and each of `epochs` passes deals its live steps out to
-`minibatches` steps of the optimizer. The loss on one of these, a mean over its live steps t, with
-r_t = π(a_t|x_t) / μ(a_t|x_t):
+PPO learns from a sample several times, but only as long as the policy π stays near the policy μ
+that sampled it. Advantages Â_t and value targets are generalized advantage estimates (Schulman et
+al. 2016) with the values V_old of the weights before the update. They are computed once for a
+sample. Then each of `epochs` passes deals the sample's live steps out to `minibatches` optimizer
+steps. The loss on one minibatch, a mean over its live steps t with r_t = π(a_t|x_t) / μ(a_t|x_t),
+is the sum of
 
     policy    - min(r_t Â_t, clip(r_t, 1 - ε, 1 + ε) Â_t)                              (equation 7)
     value     + value_coefficient 1/2 (V(x_t) - target_t)²                             (equation 9)
     entropy   - entropy_coefficient H(π(·|x_t))
 
-Beside the paper, as its authors' program has it: advantages have mean 0 and variance 1 over the
-live steps of the sample; with `value_clip`, (V - target)² is that or (V_old + clip(V - V_old) -
-target)², whichever is greater. And with `target_kl`, an update ends at the minibatch in which
-KL(μ || π) is more than 1.5 times that.
+As in the program of the paper's authors, advantages are normalized to mean 0 and variance 1 over
+the live steps of the sample. With `value_clip`, the value loss uses the greater of (V - target)²
+and (V_old + clip(V - V_old) - target)². With `target_kl`, an update ends at the first minibatch in
+which KL(μ || π) is more than 1.5 times `target_kl`.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ from juggler.learner.core.returns import gae
 from juggler.learner.optim.parameter_group_state import with_steps
 from juggler.runtime.modules import columns as c
 
-# What the steps of a sample get beside their own columns.
+# Columns that are computed for a sample, beside its own.
 ADVANTAGES: Final = "advantages"
 TARGETS: Final = "targets"
 OLD_VALUES: Final = "old_values"
 
-# What modules without a state learn from.
+# Columns that modules without a state learn from.
 _OF_STEPS = (c.OBSERVATIONS, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
 
 
 class Ppo(ActorCriticCore):
     """The core of PPO.
 
-    Modules without a state learn from steps, those with one from segments of episodes. Beside its
-    parameters a group keeps a key, by which minibatches are dealt out.
+    Modules without a state learn from steps, those with a state from segments of episodes. Each
+    parameter group keeps a key, from which the deal of minibatches follows.
     """
 
     name = "ppo"
@@ -97,7 +97,7 @@ class Ppo(ActorCriticCore):
             if config.target_kl is not None:
                 aux = _until(config.target_kl, aux, stopped)
             state, metrics, _ = self.apply(state, grads, aux)
-            # However often a step is learned from, it counts once, and schedules wait for that.
+            # A step counts once for schedules, however often it is learned from: see below.
             state = with_steps(state, {group_id: before[group_id]["steps"] for group_id in grads})
             each.append(metrics)
         state = with_steps(state, self._counted(before, state, live_steps))
@@ -116,7 +116,7 @@ class Ppo(ActorCriticCore):
         return other.step(state, sample, seam)
 
     def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
-        """Of the first step of the optimizer, were the whole sample one minibatch."""
+        """Gradients of a first optimizer step with the whole sample as its minibatch."""
         prepared, _ = self._prepared(state, sample, ALONE)
         return super().grads(state, {key: table.columns for key, table in prepared.items()})
 
@@ -127,12 +127,12 @@ class Ppo(ActorCriticCore):
         else:
             inputs, values = policy_and_values(forward, {c.OBSERVATIONS: columns[c.OBSERVATIONS]})
             live = columns[c.LIVE]
-        # All of them [B], or [N, T] of modules with a state.
+        # All tensors below are [B], or [N, T] for modules with a state.
         policy = forward.module.action_distribution()(inputs)
         mean = LiveMean(live)
         advantages, targets = columns[ADVANTAGES], columns[TARGETS]
 
-        # What a reset row was sampled with does not matter, whatever it says.
+        # The log-probabilities of steps that are not live may be anything.
         action_logp = policy.log_prob(columns[c.ACTIONS])  # [B] under π
         log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [B]
         ratios = log_ratios.exp()  # [B]
@@ -155,7 +155,7 @@ class Ppo(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": kl,
-                "clipped_share": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
             }
         return Loss(total, mean.live_steps, metrics, means={"kl": kl})
 
@@ -163,8 +163,8 @@ class Ppo(ActorCriticCore):
     def _prepared(
         self, state: State, sample: Sample, seam: Seam
     ) -> tuple[dict[str, Table], dict[str, Tensor]]:
-        """What is computed once for a sample, and how many live steps all learners' samples have
-        of each module [], both by module id."""
+        """By module id: the table of a sample, and the number of live steps [] in the samples of
+        all learners."""
         estimated = {
             module_id: self._estimated(InChunks(*self.forward(state, module_id)), columns)
             for module_id, columns in sample.items()
@@ -183,8 +183,8 @@ class Ppo(ActorCriticCore):
         return tables, live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
-        """The columns of a sample, live where there is something to learn, with what that is; all
-        values from passes of bounded size."""
+        """The columns of a sample with advantages, targets and old values; `live` marks the steps
+        to learn from. Training passes are of bounded size."""
         config = self.config
         _, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
         estimates = gae(
@@ -213,8 +213,8 @@ class Ppo(ActorCriticCore):
         device: torch.device,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """By module id: advantages [N, T] of mean 0 and variance 1 over the live steps of all
-        learners, and how many these are []."""
-        # Over modules as the core has them: all learners must add up the same.
+        learners, and the number of these steps []."""
+        # Over all modules of the core, because all learners must reduce the same.
         absent = torch.zeros(3, dtype=torch.float64, device=device)
         own = [_sums(advantages[key], live[key]) if key in live else absent for key in self.modules]
         sums = dict(zip(self.modules, seam.sums(torch.stack(own)), strict=True))  # [3] each
@@ -229,7 +229,7 @@ class Ppo(ActorCriticCore):
         return normalized, live_steps
 
     def _minibatches(self, state: State, tables: Mapping[str, Table]) -> Iterator[Sample]:
-        """Those of all passes; each pass over a module deals its table out anew."""
+        """The minibatches of all epochs; each epoch deals the tables out anew."""
         keys = {
             key: state[group.id]["extra"]["key"]
             for group in self._groups.values()
@@ -240,15 +240,15 @@ class Ppo(ActorCriticCore):
                 key: table.minibatches(mixed(mixed(keys[key]) ^ epoch), self.config.minibatches)
                 for key, table in tables.items()
             }
-            # As many at every learner, though its sample has no part for any module.
+            # The same number at every learner, even if its sample has no part for any module.
             for _ in range(self.config.minibatches):
                 yield {key: next(parts) for key, parts in dealt.items()}
 
     def _counted(
         self, before: State, after: State, live_steps: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The steps trained on [] by group, those of this update among them if it made any step of
-        the optimizer."""
+        """By group, the steps trained on [], including this update's if it made any optimizer
+        step."""
         counted = {}
         for group in self._groups.values():
             old = before[group.id]
@@ -259,13 +259,13 @@ class Ppo(ActorCriticCore):
 
 
 def _sums(advantages: Tensor, live: Tensor) -> Tensor:
-    """How many live steps there are, and the sums of their advantages and of the squares -> [3]."""
+    """The number of live steps, and the sums of their advantages and of the squares -> [3]."""
     doubles = advantages.double() * live  # [N, T]
     return torch.stack([live.sum(), doubles.sum(), doubles.square().sum()])  # [3]
 
 
 def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
-    """As if no step were live, for groups whose policy has gone too far; notes which [] bool."""
+    """Set live steps to 0 for groups whose policy has moved too far; records these in `stopped`."""
     held = {}
     for group_id, found in aux.items():
         far = [means["kl"] > 1.5 * target_kl for means in found.means.values()]  # [] bool
@@ -275,7 +275,7 @@ def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
         held[group_id] = found._replace(
             live_steps={key: steps * ~stopped[group_id] for key, steps in found.live_steps.items()},
             metrics={
-                key: {**metrics, "stopped": stopped[group_id].float()}
+                key: {**metrics, "kl_stop_fraction": stopped[group_id].float()}
                 for key, metrics in found.metrics.items()
             },
         )
@@ -283,7 +283,7 @@ def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
 
 
 def _metrics(each: Sequence[Metrics], tables: Mapping[str, Table]) -> Metrics:
-    """Means over the steps of the optimizer, and how good the values were before them."""
+    """Means over the optimizer steps, and the explained variance of the values before them."""
     metrics = mean_metrics(each)
     for key, table in tables.items():
         mean = LiveMean(table.columns[c.LIVE])

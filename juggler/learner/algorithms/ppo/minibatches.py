@@ -1,7 +1,7 @@
-"""Minibatches: the steps or the sequences of a sample, dealt out anew for each pass over it.
+"""Minibatches: the steps or sequences of a sample, dealt out anew for each epoch.
 
-Who gets what follows from a key and from the sample alone, by a hash: no random generator, nothing
-that the host has to wait for, and the same on every device.
+The deal is a hash of a key and of the sample. So it needs no random generator, the host waits for
+nothing, and every device deals alike.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ _32_BITS = 2**32 - 1
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Numbers that look drawn at random, another one for each x [...] -> [...], int64.
+    """A hash of each number in x [...] -> [...], int64.
 
-    x must be in [0, 2³²), as is the result: a bijection of xorshifts and multiplications, whose
-    products stay below 2⁶³.
+    It is a bijection on [0, 2³²), made of xorshifts and multiplications; products stay below 2⁶³.
     """
     x = x ^ (x >> 16)
     x = (x * 0x21F0AAAD) & _32_BITS
@@ -34,10 +33,10 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def row_keys(contents: Tensor, live: Tensor) -> Tensor:
-    """A number for each row of a sample by what its live steps hold -> [N], as `mixed` takes it.
+    """A hash of the live steps of each row of a sample -> [N], in the range of `mixed`.
 
-    A row has the same one in whatever sample it is, so that a sample and its parts, each at a
-    learner of its own, are dealt out alike.
+    A row has the same hash in every sample, so that a sample and its parts at several learners are
+    dealt out alike.
 
     Args:
         contents: [N, T] floats that differ between rows, such as log-probabilities of actions.
@@ -49,30 +48,30 @@ def row_keys(contents: Tensor, live: Tensor) -> Tensor:
 
 
 def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places of a table, each to one of `count` minibatches.
+    """Deal the entries of a table out to `count` minibatches.
 
-    Every minibatch gets an equal part of every row, drawn at random, of what is present and of what
-    is not. Where a row does not divide evenly, some of a minibatch's places are in no row.
+    Every minibatch gets an equal part of every row, at random: of the entries that are present, and
+    of the others. If a row does not divide evenly, some places of minibatches stay empty.
 
     Args:
-        key: [] another one, another deal; as `mixed` takes it, like those of rows.
-        rows: [N] of each row.
-        present: [N, T] bool
-        count: k
+        key: [], in the range of `mixed`; each key gives another deal.
+        rows: [N], the keys of the rows, in the same range.
+        present: [N, T] bool.
+        count: k.
 
     Returns:
-        Which place each minibatch gets, [k, B] int64 that count through [N, T], and whether
-        something is present there, [k, B] bool; B is N T / k or a little more.
+        The indices of each minibatch's entries in the flattened table, [k, B] int64, and whether an
+        entry is present there, [k, B] bool. B is N T / k or a little more.
     """
     n, t = present.shape
     width = -(-t // count)
     steps = torch.arange(t, device=present.device)  # [T]
     row_draws = mixed(rows ^ key)  # [N]
     draws = mixed(row_draws.unsqueeze(1) ^ steps)  # [N, T]
-    order = (draws + (~present << 32)).argsort(1)  # [N, T] what is present first
+    order = (draws + (~present << 32)).argsort(1)  # [N, T] present entries first
     order = pad(order, (0, width * count - t), value=-1).view(n, width, count)  # -1: in no row
-    # One after the other around the table, from another minibatch on in each row: rows that do not
-    # go round evenly would all leave the last ones short.
+    # Each row deals in turns, beginning with another minibatch. Otherwise rows that do not divide
+    # evenly would all leave the last minibatches short.
     turns = torch.arange(count, device=present.device) + row_draws.unsqueeze(1)  # [N, k]
     turns = (turns % count).unsqueeze(1).expand(-1, width, -1)  # [N, width, k]
     dealt = order.gather(2, turns)  # [N, width, k]
@@ -83,18 +82,18 @@ def deal(key: Tensor, rows: Tensor, present: Tensor, count: int) -> tuple[Tensor
 
 
 class Table(NamedTuple):
-    """One module's part of a sample, to be dealt out: its steps, or, of a module with a state, its
-    segments of episodes, which are read as a whole."""
+    """One module's part of a sample, to deal out: its steps or, for a module with a state, whole
+    segments of episodes."""
 
-    columns: Columns  # of steps [N T, ...]; with segments, those of the sample, [N, T, ...]
-    rows: Tensor  # [R] keys of the rows that are dealt out: of steps, or one row of segments
-    present: Tensor  # [R, I] bool: where there is something to learn from
+    columns: Columns  # of steps [N T, ...], or of a sample with segments [N, T, ...]
+    rows: Tensor  # [R] keys of rows of steps, or of one row of segments
+    present: Tensor  # [R, I] bool: entries to learn from
 
     @classmethod
     def of_steps(cls, columns: Columns) -> Table:
         """
         Args:
-            columns: [N, T, ...]
+            columns: [N, T, ...].
         """
         flat = tree_map(lambda x: x.flatten(0, 1), columns)  # [N T, ...]
         return cls(flat, row_keys(columns[c.ACTION_LOGP], columns[c.LIVE]), columns[c.LIVE])
@@ -103,14 +102,14 @@ class Table(NamedTuple):
     def of_segments(cls, columns: Columns) -> Table:
         """
         Args:
-            columns: those of a sample.
+            columns: of a sample.
         """
         rows = columns[c.SEGMENT_ROWS]  # [S]
         present = torch.ones((1, len(rows)), dtype=torch.bool, device=rows.device)  # [1, S]
         return cls(columns, rows.new_zeros(1), present)
 
     def minibatches(self, key: Tensor, count: int) -> Iterator[Columns]:
-        """One after the other: steps [B, ...]; or all columns, with some of the segments."""
+        """Yield minibatches: steps [B, ...], or all columns with some of the segments."""
         for places, there in zip(*deal(key, self.rows, self.present, count), strict=True):
             if c.SEGMENT_ROWS not in self.columns:
                 steps = tree_map(lambda x, at=places: x.index_select(0, at), self.columns)

@@ -1,18 +1,18 @@
 """PQN: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning".
 
-A network says what each action a is worth, Q(x, a). Environments are acted in ε-greedily: the best
-action, or with probability ε any. Targets are λ-returns from these many environments at once, which
-makes a replay needless, and layers that are normalized make a target network needless. The loss on
-a sample, a mean over its live steps t:
+A network estimates the value Q(x, a) of each action a. EnvRunners act ε-greedily: they take the
+best action, or with probability ε any action. Targets are λ-returns. Because many environments are
+sampled at once, no replay buffer is needed; because layers are normalized, no target network is.
+The loss on a sample is a mean over its live steps t:
 
     1/2 (G_t - Q(x_t, a_t))²        G_t = r_t + γ ((1 - λ) max_a Q(x_{t+1}, a) + λ G_{t+1})
 
-Where an episode was truncated, or the row ends, G_{t+1} is max_a Q(x_{t+1}, a); where it
-terminated, what comes after counts nothing. These are the targets of generalized advantage
-estimates for the values V(x) = max_a Q(x, a).
+Where an episode is truncated or the row ends, G_{t+1} is max_a Q(x_{t+1}, a); where it terminates,
+G_t is r_t. These are the targets of generalized advantage estimates for the values
+V(x) = max_a Q(x, a).
 
-Unlike the authors' program, which finds the targets of a sample once and deals its steps out to
-minibatches, each step of the optimizer here is on whole rows, with targets by the newest weights.
+The authors' program computes the targets of a sample once, and deals its steps out to minibatches.
+Here each optimizer step is on whole rows, with targets from the newest weights.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ from juggler.runtime.modules.q_network import EPSILON
 
 
 class Pqn(GradientCore):
-    """Trains modules that act by a buffer "epsilon", and return in training what each action is
-    worth as "action_dist_inputs", and what the best is worth as "values"."""
+    """The core of PQN.
+
+    Modules need a buffer "epsilon" to act with. In training they return the values of all actions
+    as "action_dist_inputs", and the value of the best one as "values".
+    """
 
     name = "pqn"
     learns_from_episodes = True
@@ -52,7 +55,7 @@ class Pqn(GradientCore):
         for module_id, module in self.modules.items():
             if EPSILON not in dict(module.named_buffers()):
                 raise ValueError(
-                    f"pqn trains modules that act by a buffer {EPSILON!r}, as QNetwork does, and "
+                    f"pqn needs modules with a buffer {EPSILON!r}, such as QNetwork; "
                     f"module {module_id!r}, {type(module).__name__}, has none"
                 )
 
@@ -67,10 +70,10 @@ class Pqn(GradientCore):
         values, best, next_best, live = actor_critic_pass(forward, columns)  # [N, T, n], 3 [N, T]
         mean = LiveMean(live)
         space = forward.module.action_space
-        assert isinstance(space, Discrete)  # as QNetwork wants it
+        assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
         chosen = values.gather(-1, actions).squeeze(-1)  # [N, T] Q(x_t, a_t)
-        # An action of a step that is not live may be an illegal one, worth -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e30.
         chosen = torch.where(live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
             returns = gae(

@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "receipt_seconds", "update_seconds", "driver", "workers", "happenings")
+    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages")
     class Episodes(_message.Message):
         __slots__ = ("ended", "return_mean", "length_mean", "evaluation_return_mean")
         ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -38,11 +38,11 @@ class RunStatus(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_REQUEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    HAPPENINGS_FIELD_NUMBER: _ClassVar[int]
+    LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_dir: str
     env: str
@@ -57,12 +57,12 @@ class RunStatus(_message.Message):
     queues: Queues
     episodes: RunStatus.Episodes
     staleness: Histogram
-    receipt_seconds: Histogram
+    sample_request_seconds: Histogram
     update_seconds: Histogram
     driver: Resources
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    happenings: _containers.RepeatedCompositeFieldContainer[Happening]
-    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., receipt_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., happenings: _Optional[_Iterable[_Union[Happening, _Mapping]]] = ...) -> None: ...
+    log_messages: _containers.RepeatedCompositeFieldContainer[LogMessage]
+    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ...) -> None: ...
 
 class StepBooks(_message.Message):
     __slots__ = ("sampled", "trained", "dropped", "in_flight", "lost_unreported")
@@ -86,16 +86,16 @@ class StepBooks(_message.Message):
     def __init__(self, sampled: _Optional[int] = ..., trained: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., in_flight: _Optional[int] = ..., lost_unreported: _Optional[int] = ...) -> None: ...
 
 class Queues(_message.Message):
-    __slots__ = ("requests_in_flight", "updates_in_flight", "held_batches", "held_steps")
+    __slots__ = ("requests_in_flight", "updates_in_flight", "queued_batches", "queued_steps")
     REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     UPDATES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    HELD_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    HELD_STEPS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_STEPS_FIELD_NUMBER: _ClassVar[int]
     requests_in_flight: int
     updates_in_flight: int
-    held_batches: int
-    held_steps: int
-    def __init__(self, requests_in_flight: _Optional[int] = ..., updates_in_flight: _Optional[int] = ..., held_batches: _Optional[int] = ..., held_steps: _Optional[int] = ...) -> None: ...
+    queued_batches: int
+    queued_steps: int
+    def __init__(self, requests_in_flight: _Optional[int] = ..., updates_in_flight: _Optional[int] = ..., queued_batches: _Optional[int] = ..., queued_steps: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")
@@ -169,7 +169,7 @@ class WorkerStatus(_message.Message):
     counts: _containers.ScalarMap[str, float]
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., seconds_silent: _Optional[float] = ..., restarts: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_since_error: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class Happening(_message.Message):
+class LogMessage(_message.Message):
     __slots__ = ("time", "level", "text")
     TIME_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]

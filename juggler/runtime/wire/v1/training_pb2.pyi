@@ -46,34 +46,34 @@ class Ready(_message.Message):
     def __init__(self, modules: _Optional[_Iterable[_Union[Ready.Module, _Mapping]]] = ...) -> None: ...
 
 class AddModule(_message.Message):
-    __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "kept")
+    __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "oldest_handover")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_HANDOVER_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     config: str
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     seed: int
-    kept: WeightsVersion
-    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+    oldest_handover: WeightsVersion
+    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., oldest_handover: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
 
 class ModuleReady(_message.Message):
-    __slots__ = ("module_id", "description", "meeting_point", "kept", "last_updates")
+    __slots__ = ("module_id", "description", "meeting_point", "handed_over", "last_updates")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     description: str
     meeting_point: str
-    kept: WeightsVersion
+    handed_over: WeightsVersion
     last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
-    def __init__(self, module_id: _Optional[str] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., kept: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., handed_over: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class RemoveModule(_message.Message):
     __slots__ = ("module_id",)
@@ -351,7 +351,7 @@ class StateHeader(_message.Message):
     extra: str
     def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ...) -> None: ...
 
-class KeptState(_message.Message):
+class HandoverHeader(_message.Message):
     __slots__ = ("module_id", "run_id", "version", "extra", "last_updates")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

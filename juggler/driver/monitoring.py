@@ -1,4 +1,4 @@
-"""Serves a driver's status, metrics, health and reflection to those who watch it."""
+"""Serves a driver's status, metrics, health and reflection."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _STATUS_SERVICE = STATUS_METHOD.split("/")[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """Which services a driver offers to those who watch it.
+class MonitoringOptions:
+    """Which services a driver offers, besides its status, so that it can be monitored.
 
     Attributes:
         metrics_bind: "host:port" of /metrics; "": not served.
         health_bind: "host:port" of health for probes without TLS; "": not served.
-        reflection: tools may list the services of the driver's server.
-        insecure: other machines may read /metrics without encryption.
+        reflection: whether tools may list the services of the driver's server.
+        insecure: whether other machines may read /metrics without TLS and a token.
         token: the token that /metrics requires; "": none.
-        tls: of /metrics; None: plain HTTP.
+        tls: the driver's TLS files, which /metrics uses; None: plain HTTP.
     """
 
     metrics_bind: str = ""
@@ -57,19 +57,21 @@ class StatusAsked:
     answer: Future[status_pb2.RunStatus]
 
 
-class Watching:
-    """Serves what `doors` lists. The driver's loop answers requests.
+class MonitoringServices:
+    """Serves a run's status, and what the options list. The driver's loop answers requests.
 
     Attributes:
         services: services for the driver's hub.
     """
 
-    def __init__(self, doors: Doors, token: str, ask: Callable[[StatusAsked], None]) -> None:
-        self._doors = doors
+    def __init__(
+        self, options: MonitoringOptions, token: str, ask: Callable[[StatusAsked], None]
+    ) -> None:
+        self._options = options
         self._ask = ask
         self._health, self._health_beside = AsyncHealth(_ATTACH_SERVICE, _STATUS_SERVICE), Health()
         self._open = ExitStack()
-        reflection = (_Reflection(),) if doors.reflection else ()
+        reflection = (_Reflection(),) if options.reflection else ()
         status = _RunService(self.question, token)
         self.services: tuple[Service, ...] = (self._health, status, *reflection)
 
@@ -79,26 +81,26 @@ class Watching:
         return asked.answer
 
     def start(self) -> None:
-        """Open the doors.
+        """Bind the addresses of metrics and health checks.
 
         Raises:
             EndpointError: one of the addresses cannot be bound.
         """
         with ExitStack() as opened:
-            if self._doors.metrics_bind:
+            if self._options.metrics_bind:
                 # Imported here because it imports prometheus_client.
                 from juggler.driver.record.prometheus import serve_metrics
 
                 close = serve_metrics(
-                    self._doors.metrics_bind,
+                    self._options.metrics_bind,
                     lambda: self.question().result(ANSWER_SECONDS),
-                    token=self._doors.token,
-                    tls=self._doors.tls,
-                    insecure=self._doors.insecure,
+                    token=self._options.token,
+                    tls=self._options.tls,
+                    insecure=self._options.insecure,
                 )
                 opened.callback(close)
-            if self._doors.health_bind:
-                self._health_beside.serve(self._doors.health_bind)
+            if self._options.health_bind:
+                self._health_beside.serve(self._options.health_bind)
                 opened.callback(self._health_beside.close)
             self._open = opened.pop_all()
 

@@ -1,17 +1,17 @@
-"""Options of the commands that drive a run: how it can be watched."""
+"""Options for monitoring a run, of the commands that start a driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from juggler.cli.arguments import Flag
-from juggler.driver.watching import Doors
+from juggler.driver.monitoring import MonitoringOptions
 from juggler.runtime.actors.tls import Tls
 
 
 @dataclass(kw_only=True)
-class DoorArguments:
-    """How a run can be watched, besides `juggler status`."""
+class MonitoringArguments:
+    """How a run can be monitored, besides `juggler status`."""
 
     metrics_bind: str = ""
     """Serve metrics for Prometheus at this address, HOST:PORT, as /metrics: with the driver's TLS
@@ -24,9 +24,11 @@ class DoorArguments:
     reflection: Flag = False
     """Let tools such as grpcurl list the services of the driver."""
 
-    def doors(self, insecure: bool, token: str = "", tls: Tls | None = None) -> Doors:
-        """`token` and `tls` are those that workers show."""
+    def monitoring(
+        self, insecure: bool, token: str = "", tls: Tls | None = None
+    ) -> MonitoringOptions:
+        """The driver's options, given the token and TLS files of the run."""
         if insecure:  # for scrapers that can only be given an address
             token, tls = "", None
-        doors = self.metrics_bind, self.health_bind, self.reflection
-        return Doors(*doors, insecure, token, tls)
+        services = self.metrics_bind, self.health_bind, self.reflection
+        return MonitoringOptions(*services, insecure, token, tls)
