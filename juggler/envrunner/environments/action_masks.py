@@ -64,7 +64,7 @@ class ObservedMasks(VectorWrapper):
         self._require(infos, self._everyone, "reset")
         try:
             actions = env.single_action_space
-            space = _space_of(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
+            space = mask_space(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
             LegalActions(space, actions, "")
         except (ValueError, TypeError, LookupError) as error:
             reason = f"the action mask in its info is not one: {error}"
@@ -169,7 +169,7 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     A vector gives dicts of arrays [N, ...] where its environments give dicts.
     """
     if not isinstance(given, Mapping):
-        return _mask_of(space, given[row])
+        return flat_mask(space, given[row])
     children = space.spaces if isinstance(space, spaces.Dict) else {}
     for key in given.keys() - children.keys():
         if not str(key).startswith("_"):  # keys with "_" tell which environments gave one
@@ -177,14 +177,22 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
 
-def _mask_of(space: Space, given: Any) -> Any:
-    """Flatten the mask in one environment's info: a tree of masks [n]; None: no mask."""
+def flat_mask(space: Space, given: Any) -> Any:
+    """Flatten the mask in an info.
+
+    Args:
+        space: of one action.
+        given: the mask; None: no mask.
+
+    Returns:
+        A tree of masks [n]; None: no mask.
+    """
     if given is None:
         return None
     if isinstance(space, spaces.Dict):
-        return _branch({key: _mask_of(space[key], given.get(key)) for key in space.spaces})
+        return _branch({key: flat_mask(space[key], given.get(key)) for key in space.spaces})
     if isinstance(space, spaces.Tuple):
-        return _branch({str(i): _mask_of(space[i], given[i]) for i in range(len(space))})
+        return _branch({str(i): flat_mask(space[i], given[i]) for i in range(len(space))})
     parts = given if isinstance(given, (tuple, list)) else (given,)
     return np.concatenate([np.ravel(part) for part in parts])  # [n]
 
@@ -193,11 +201,11 @@ def _branch(masks: dict[str, Any]) -> Any:
     return {key: mask for key, mask in masks.items() if mask is not None} or None
 
 
-def _space_of(masks: Any) -> Space:
-    """Return the space of one environment's masks, from masks [k, n]."""
+def mask_space(masks: Any) -> Space:
+    """Return the space of flat masks, from a tree of masks [..., n]."""
     if isinstance(masks, Mapping):
-        return spaces.Dict({key: _space_of(branch) for key, branch in masks.items()})
-    return spaces.MultiBinary(masks.shape[1])
+        return spaces.Dict({key: mask_space(branch) for key, branch in masks.items()})
+    return spaces.MultiBinary(masks.shape[-1])
 
 
 def _fill(masks: Any, rows: NDArray[Any], new: Any) -> None:

@@ -112,7 +112,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
             np.concatenate(observations, out=self._one_by_one)
         except Exception as error:
             for i, observation in enumerate(observations):
-                if why := _misfit(self.single_observation_space, observation):
+                if why := misfit(self.single_observation_space, observation):
                     raise EnvironmentFailed(self.name_of(i), call, why) from error
             raise
         return self._observations
@@ -139,7 +139,7 @@ def _kept(info: dict[str, Any]) -> dict[str, Any]:
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 
-def _misfit(space: gymnasium.Space[Any], observation: Any) -> str:
+def misfit(space: gymnasium.Space[Any], observation: Any) -> str:
     """Explain why an observation is not of the space; "" if no reason is found."""
     try:
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))

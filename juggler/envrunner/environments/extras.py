@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "envpool": "envpool",
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.mujoco": "mujoco",
+    "pettingzoo": "pettingzoo",
 }
 
 #: What Gymnasium's own environments import, by extra.

@@ -1,0 +1,81 @@
+"""CartPole with several agents: "juggler.envrunner.cartpoles:CartPoles"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from numpy.typing import NDArray
+
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
+
+Bools = NDArray[np.bool_]
+
+
+class CartPoles(MultiAgentVectorEnv):
+    """Each agent balances a pole of its own, as in Gymnasium's CartPole-v1.
+
+    An agent gets 1 for each step. It is terminated when its pole falls or its cart leaves the
+    track, and truncated after `max_episode_steps`. The episode is over when no agent is left.
+
+    Args:
+        num_envs: N.
+        num_agents: A, the number of agents: "cart_0", "cart_1", ….
+        max_episode_steps: of one episode.
+
+    Raises:
+        ValueError: one of these is less than 1.
+    """
+
+    def __init__(
+        self, num_envs: int = 1, num_agents: int = 4, max_episode_steps: int = 500
+    ) -> None:
+        if min(num_envs, num_agents, max_episode_steps) < 1:
+            raise ValueError("num_envs, num_agents and max_episode_steps must be at least 1")
+        self.num_envs = num_envs
+        self.agents = tuple(f"cart_{i}" for i in range(num_agents))
+        self._physics = CartPoleEnv()
+        self.observation_space: spaces.Space[Any] = self._physics.observation_space
+        self.action_space: spaces.Space[Any] = self._physics.action_space
+        self._most_steps = max_episode_steps
+        self._generator = np.random.default_rng()
+        # [4, N, A]: position, velocity, angle and angular velocity
+        self._state = np.zeros((4, num_envs, num_agents))
+        self._there = np.zeros((num_envs, num_agents), np.bool_)
+        self._steps = np.zeros(num_envs, np.intp)
+
+    def reset(self, seed: int | None, which: Bools) -> tuple[NDArray[np.float32], Bools]:
+        if seed is not None:
+            self._generator = np.random.default_rng(seed)
+        size = (4, int(which.sum()), len(self.agents))
+        self._state[:, which] = self._generator.uniform(-0.05, 0.05, size)
+        self._there[which] = True
+        self._steps[which] = 0
+        return self._observations(), self._there
+
+    def step(self, actions: Any) -> VectorStep:
+        p = self._physics
+        x, x_dot, theta, theta_dot = self._state  # [N, A] each
+        force = np.where(actions == 1, p.force_mag, -p.force_mag)  # [N, A]
+        cos, sin = np.cos(theta), np.sin(theta)
+        push = (force + p.polemass_length * theta_dot**2 * sin) / p.total_mass
+        inertia = p.length * (4.0 / 3.0 - p.masspole * cos**2 / p.total_mass)
+        theta_acc = (p.gravity * sin - cos * push) / inertia
+        x_acc = push - p.polemass_length * theta_acc * cos / p.total_mass
+        rates = np.stack((x_dot, x_acc, theta_dot, theta_acc))  # [4, N, A]
+        self._state += p.tau * rates * self._there  # carts of agents that are done stand still
+        self._steps += 1
+
+        x, _, theta, _ = self._state
+        fallen = (np.abs(x) > p.x_threshold) | (np.abs(theta) > p.theta_threshold_radians)
+        rewards = self._there.astype(np.float64)  # [N, A]
+        terminated = self._there & fallen
+        truncated = self._there & ~fallen & (self._steps >= self._most_steps)[:, None]
+        self._there = self._there & ~terminated & ~truncated
+        return VectorStep(self._observations(), rewards, terminated, truncated, self._there)
+
+    def _observations(self) -> NDArray[np.float32]:
+        """Return what all agents see: [N, A, 4]."""
+        return np.moveaxis(self._state, 0, -1).astype(np.float32)

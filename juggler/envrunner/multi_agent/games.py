@@ -1,0 +1,247 @@
+"""One environment with PettingZoo's Parallel or AEC interface, as the agents' turns."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gymnasium import Space
+
+from juggler.envrunner.multi_agent.slot_books import BrokenRule
+from juggler.runtime.modules.columns import ACTION_MASK
+
+
+class Told(NamedTuple):
+    """What an environment told an agent that acts next, or whose episode ended.
+
+    Attributes:
+        slot: of the agent.
+        observation: what the agent sees.
+        mask: the action mask in its info; None: its info has none.
+        terminated: its episode ended by itself.
+    """
+
+    slot: int
+    observation: Any
+    mask: Any
+    terminated: bool = False
+
+
+class Reports:
+    """What all environments told in one step.
+
+    Attributes:
+        rewards: by slot.
+        ended: by group, the agents whose episode ended.
+        acting: by group, the agents that act next.
+        over: environments whose agents are all done.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.rewards: dict[int, float] = {}
+        self.ended: list[list[Told]] = [[] for _ in range(groups)]
+        self.acting: list[list[Told]] = [[] for _ in range(groups)]
+        self.over: list[int] = []
+
+
+class Game(ABC):
+    """One environment with several agents.
+
+    Args:
+        env: an environment of PettingZoo's interface.
+        index: of the environment among N.
+
+    Attributes:
+        ids: its agents as it names them; their places count the slots.
+
+    Raises:
+        ValueError: the environment does not say which agents it may have.
+    """
+
+    def __init__(self, env: Any, index: int) -> None:
+        self.env = env
+        self.index = index
+        ids = getattr(env, "possible_agents", None)
+        if not ids:
+            raise ValueError(
+                f"{type(getattr(env, 'unwrapped', env)).__name__} must have possible_agents: list "
+                "in its constructor every agent that it may ever have"
+            )
+        self.ids: tuple[Hashable, ...] = tuple(ids)
+        self._places = {each: place for place, each in enumerate(self.ids)}
+        self._slots = [index * len(self.ids) + place for place in range(len(self.ids))]
+        self._group_of: Sequence[int] = ()
+
+    def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
+        """Return the observation space and the action space of an agent.
+
+        Raises:
+            BrokenRule: one of them is another at each call, or is no space.
+        """
+        for name in ("observation_space", "action_space"):
+            space, again = getattr(self.env, name)(agent), getattr(self.env, name)(agent)
+            if not isinstance(space, Space):
+                reason = f"{name}({agent!r}) must return a space, not a {type(space).__name__}"
+                raise BrokenRule(self.index, reason)
+            if space is not again and space != again:
+                reason = (
+                    f"{name}({agent!r}) returns {space} and then {again}: an agent must always "
+                    "have the same space"
+                )
+                raise BrokenRule(self.index, reason)
+        return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def join(self, group_of: Sequence[int]) -> None:
+        """Take the group of each agent, before the first report."""
+        self._group_of = group_of
+
+    @abstractmethod
+    def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
+        """Begin an episode, report who acts first, and return the infos by agent."""
+
+    @abstractmethod
+    def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
+        """Carry out the actions of the agents that act, and report what they led to."""
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _require_agents(self) -> None:
+        if not self.env.agents:
+            raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
+
+    def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
+        place = self._place(agent)
+        told = Told(self._slots[place], observation, mask_in(info))
+        reports.acting[self._group_of[place]].append(told)
+
+    def _ends(
+        self, agent: Hashable, observation: Any, info: Any, terminated: Any, reports: Reports
+    ) -> None:
+        place = self._place(agent)
+        # Copies, since the next episode may begin in the same memory.
+        seen, mask = copy.deepcopy((observation, mask_in(info)))
+        told = Told(self._slots[place], seen, mask, bool(terminated))
+        reports.ended[self._group_of[place]].append(told)
+
+    def _rewarded(self, agent: Hashable, reward: Any, reports: Reports) -> None:
+        try:
+            reports.rewards[self._slots[self._place(agent)]] = float(reward)
+        except (TypeError, ValueError):
+            reason = f"the reward of agent {agent!r} must be a number, not {reward!r}"
+            raise BrokenRule(self.index, reason) from None
+
+    def _place(self, agent: Hashable) -> int:
+        place = self._places.get(agent)
+        if place is None:
+            reason = f"agent {agent!r} is not in possible_agents, {list(self.ids)}"
+            raise BrokenRule(self.index, reason)
+        return place
+
+
+class ParallelGame(Game):
+    """An environment of PettingZoo's Parallel interface: all agents that are there act at once."""
+
+    def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
+        told = self.env.reset(seed=seed)
+        if not (isinstance(told, tuple) and len(told) == 2):
+            raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
+        observations, infos = told
+        self._require_agents()
+        self._all_act(self.env.agents, observations, infos, reports)
+        by_agent: Mapping[Hashable, Any] = infos
+        return by_agent
+
+    def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
+        told = self.env.step(dict(actions))
+        if not (isinstance(told, tuple) and len(told) == 5):
+            reason = (
+                "it must return (observations, rewards, terminations, truncations, infos), five "
+                "dicts by agent"
+            )
+            raise BrokenRule(self.index, reason)
+        observations, rewards, terminations, truncations, infos = told
+        there = dict.fromkeys(self.env.agents)
+        for agent in actions:
+            terminated = self._of(agent, terminations, "terminations")
+            if terminated or self._of(agent, truncations, "truncations"):
+                seen = self._of(agent, observations, "observations")
+                self._ends(agent, seen, infos.get(agent), terminated, reports)
+            elif agent not in there:
+                reason = (
+                    f"agent {agent!r} is gone from `agents`, and was neither terminated nor "
+                    "truncated: an agent must be told its end"
+                )
+                raise BrokenRule(self.index, reason)
+            self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
+        for agent in rewards.keys() - actions.keys():
+            if agent in self._places:  # else it is an extra key, such as "common"
+                self._rewarded(agent, rewards[agent], reports)
+        if there:
+            self._all_act(there, observations, infos, reports)
+        else:
+            reports.over.append(self.index)
+
+    def _all_act(
+        self,
+        agents: Iterable[Hashable],
+        observations: Mapping[Hashable, Any],
+        infos: Mapping[Hashable, Any],
+        reports: Reports,
+    ) -> None:
+        for agent in agents:
+            self._place(agent)
+            seen = self._of(agent, observations, "observations")
+            self._acts(agent, seen, infos.get(agent), reports)
+
+    def _of(self, agent: Hashable, told: Mapping[Hashable, Any], what: str) -> Any:
+        try:
+            return told[agent]
+        except KeyError:
+            reason = f"agent {agent!r} is missing in the {what} that it returned"
+            raise BrokenRule(self.index, reason) from None
+
+
+class TurnBasedGame(Game):
+    """An environment of PettingZoo's AEC interface: one agent acts at a time."""
+
+    def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
+        self.env.reset(seed=seed)
+        self._require_agents()
+        self._serve(Reports(len(reports.acting)), reports)
+        self._require_agents()
+        return dict(getattr(self.env, "infos", {}))
+
+    def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
+        (action,) = actions.values()
+        self.env.step(action)
+        self._serve(reports, reports)
+        if not self.env.agents:
+            reports.over.append(self.index)
+
+    def _serve(self, ends: Reports, reports: Reports) -> None:
+        """Report who acts next. Agents that are done come first and are stepped with None."""
+        served: set[Hashable] = set()
+        while self.env.agents:
+            agent = self.env.agent_selection
+            if agent in served:
+                reason = (
+                    f"agent {agent!r} is still on turn after its last step, which had no action"
+                )
+                raise BrokenRule(self.index, reason)
+            observation, reward, terminated, truncated, info = self.env.last()
+            self._rewarded(agent, reward, ends)
+            if not (terminated or truncated):
+                self._acts(agent, observation, info, reports)
+                return
+            self._ends(agent, observation, info, terminated, ends)
+            served.add(agent)
+            self.env.step(None)
+
+
+def mask_in(info: Any) -> Any:
+    """Return the action mask in an agent's info; None if there is none."""
+    return info.get(ACTION_MASK) if isinstance(info, Mapping) else None

@@ -1,0 +1,205 @@
+"""N environments of PettingZoo's interfaces, stepped in this process one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.seeding import environment_seeds
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.games import Game, Reports, Told, mask_in
+from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
+from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks
+from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
+from juggler.runtime.wire.trees import Tree
+
+
+class GamesInTurn:
+    """Environments of PettingZoo's interfaces as `MultiAgentEnvs`.
+
+    The first environment is reset once to see which agents have action masks in their infos. Every
+    episode has a seed of its own, derived from the seed of `reset`: an environment that draws a new
+    seed at each reset without one gives the same episodes again, too.
+
+    Args:
+        games: N environments, which have the same agents with the same spaces.
+        name: of the environments, in errors.
+
+    Raises:
+        EnvironmentFailed: an environment raised, or broke PettingZoo's rules.
+        ValueError: an action mask does not fit the actions.
+        UnsupportedSpace: there is no encoding for a space.
+    """
+
+    def __init__(self, games: Sequence[Game], name: str) -> None:
+        self._games = games
+        self._name = name
+        self.num_envs = len(games)
+        self.agents = tuple(str(each) for each in games[0].ids)
+        self._books = SlotBooks(self.num_envs, self.agents)
+        self._acting: list[list[int]] = []  # by group, the slots that act next
+        self._generators = [np.random.default_rng(0)]  # by environment, of its next seeds
+        with self._broken_rules_in("constructor"):
+            plain = self._grouped()
+            group_of = {agent: at for at, group in enumerate(plain) for agent in group.agents}
+            for game in games:
+                game.join([group_of[agent] for agent in self.agents])
+        masks = self._masks_in_first_infos(len(plain))
+        self._observations = [
+            GroupObservations(group, next((masks[a] for a in group.agents if a in masks), None))
+            for group in plain
+        ]
+        self.groups = tuple(each.group for each in self._observations)
+        self._action_spaces = [batch_space(group.action_space, 1) for group in plain]
+
+    def reset(self, seed: int) -> Turn:
+        seeds = environment_seeds(seed, self.num_envs)
+        self._generators = [np.random.default_rng(each) for each in seeds]
+        reports = Reports(len(self.groups))
+        i = 0
+        try:
+            for i, game in enumerate(self._games):
+                game.reset(seeds[i], reports)
+        except Exception as error:
+            raise self._failure(i, "reset", error) from None
+        with self._broken_rules_in("reset"):
+            booked = self._books.reset(self._now_acting(reports))
+            return self._turn(reports, booked, np.arange(self.num_envs))
+
+    def step(self, actions: Sequence[Any]) -> Turn:
+        by_env = self._by_env(actions)
+        reports = Reports(len(self.groups))
+        call, i = "step", 0
+        try:
+            for i, game in enumerate(self._games):
+                game.step(by_env[i], reports)
+                if reports.over and reports.over[-1] == i:
+                    call = "reset"
+                    game.reset(int(self._generators[i].integers(2**31)), reports)
+                    call = "step"
+        except Exception as error:
+            raise self._failure(i, call, error) from None
+        with self._broken_rules_in("step"):
+            over = np.asarray(reports.over, np.intp)  # [L]
+            for told in reports.ended:
+                told.sort(key=_slot)
+            booked = self._books.step(
+                np.fromiter(reports.rewards.keys(), np.intp),
+                np.fromiter(reports.rewards.values(), np.float64),
+                np.array([each.slot for told in reports.ended for each in told], np.intp),
+                over,
+                self._now_acting(reports),
+            )
+            return self._turn(reports, booked, over)
+
+    def close(self) -> None:
+        for game in self._games:
+            game.close()
+
+    def name_of(self, index: int) -> str:
+        """Name one environment in errors."""
+        return f"environment {index} ({self._name})"
+
+    def _grouped(self) -> list[AgentGroup]:
+        """Put agents with equal spaces together, and compare the environments."""
+        ids = self._games[0].ids
+        if len({*self.agents}) < len(self.agents):
+            raise BrokenRule(0, f"its agents must have different names, not {list(ids)}")
+        found = [self._games[0].spaces_of(agent) for agent in ids]
+        for i, game in enumerate(self._games[1:], start=1):
+            if game.ids != ids:
+                reason = f"it has the agents {list(game.ids)}, and environment 0 has {list(ids)}"
+                raise BrokenRule(i, reason)
+            for agent, spaces in zip(ids, found, strict=True):
+                if (own := game.spaces_of(agent)) != spaces:
+                    reason = f"agent {agent!r} has the spaces {own}, and {spaces} in environment 0"
+                    raise BrokenRule(i, reason)
+        kinds: list[Any] = []
+        members: list[list[str]] = []
+        for agent, spaces in zip(self.agents, found, strict=True):
+            if spaces not in kinds:
+                kinds.append(spaces)
+                members.append([])
+            members[kinds.index(spaces)].append(agent)
+        return [AgentGroup(tuple(m), *kind) for m, kind in zip(members, kinds, strict=True)]
+
+    def _masks_in_first_infos(self, groups: int) -> dict[str, Any]:
+        """Reset the first environment, and return the action masks in its infos by agent."""
+        try:
+            infos = self._games[0].reset(0, Reports(groups))
+        except Exception as error:
+            raise self._failure(0, "reset", error) from None
+        masks = {str(agent): mask_in(info) for agent, info in infos.items()}
+        return {agent: mask for agent, mask in masks.items() if mask is not None}
+
+    def _by_env(self, actions: Sequence[Any]) -> list[dict[Hashable, Any]]:
+        """Give each environment the actions of its agents."""
+        ids = self._games[0].ids
+        by_env: list[dict[Hashable, Any]] = [{} for _ in self._games]
+        for space, slots, batch in zip(self._action_spaces, self._acting, actions, strict=True):
+            if slots:
+                for slot, action in zip(slots, iterate(space, batch), strict=True):
+                    env, place = divmod(slot, len(ids))
+                    by_env[env][ids[place]] = action
+        return by_env
+
+    def _now_acting(self, reports: Reports) -> NDArray[np.intp]:
+        """Note which slots act next, and return all of them, in the order of groups."""
+        for told in reports.acting:
+            told.sort(key=_slot)
+        self._acting = [[each.slot for each in told] for told in reports.acting]
+        return np.array([slot for slots in self._acting for slot in slots], np.intp)
+
+    def _turn(self, reports: Reports, booked: Booked, began: NDArray[np.intp]) -> Turn:
+        groups = []
+        begin, end = 0, 0  # of the group in the arrays of `booked`
+        for at, (told, ended) in enumerate(zip(reports.acting, reports.ended, strict=True)):
+            acts = slice(begin, begin + len(told))
+            ends = slice(end, end + len(ended))
+            begin, end = acts.stop, ends.stop
+            last = booked.last[ends]  # an agent that never acted has no last action
+            ended = [each for each, acted in zip(ended, last.tolist(), strict=True) if acted]
+            groups.append(
+                GroupTurn(
+                    acting=np.array(self._acting[at], np.intp),
+                    observations=self._batch(at, told),
+                    first=booked.first[acts],
+                    rewards=booked.rewards[acts],
+                    ended=np.array([each.slot for each in ended], np.intp),
+                    last_observations=self._batch(at, ended, last=True),
+                    last_rewards=booked.last_rewards[ends][last],
+                    terminated=np.array([each.terminated for each in ended], np.bool_),
+                )
+            )
+        over = np.array(reports.over, np.intp)
+        return Turn(tuple(groups), began, over, booked.env_returns, booked.env_lengths)
+
+    def _batch(self, group: int, told: Sequence[Told], last: bool = False) -> Tree:
+        """Put the observations of a group's agents together: [B, ...]."""
+        observations, masks = [each.observation for each in told], [each.mask for each in told]
+        try:
+            return self._observations[group].batch(observations, masks, last)
+        except Misfit as error:
+            env, place = divmod(told[error.row].slot, len(self.agents))
+            raise BrokenRule(env, f"agent {self.agents[place]!r}: {error.reason}") from None
+
+    @contextmanager
+    def _broken_rules_in(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except BrokenRule as error:
+            raise EnvironmentFailed(self.name_of(error.env), call, error.reason) from None
+
+    def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
+        if isinstance(error, BrokenRule):
+            return EnvironmentFailed(self.name_of(index), call, error.reason)
+        return EnvironmentFailed.during(self.name_of(index), call, error)
+
+
+def _slot(told: Told) -> int:
+    return told.slot

@@ -1,0 +1,138 @@
+"""Puts the observations of agents with equal spaces together, with the action masks of infos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.action_masks import flat_mask, mask_space
+from juggler.envrunner.environments.environments_in_turn import misfit
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.multi_agent.turns import AgentGroup
+from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree, unflatten
+
+
+class Misfit(Exception):
+    """An observation or an action mask does not fit the spaces of its group.
+
+    Attributes:
+        row: of the observation.
+        reason: one line.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(row, reason)
+        self.row = row
+        self.reason = reason
+
+
+class GroupObservations:
+    """The observations of one group as batches.
+
+    If the agents' infos have action masks, "action_mask" becomes a part of their observations, as
+    it does for environments with a single agent: a Dict gets the key, and any other observation
+    becomes a Dict with the keys "observation" and "action_mask".
+
+    Args:
+        plain: the agents, with the spaces that their environment has for them.
+        mask: in the info of one of them at the beginning of an episode; None: there is none.
+
+    Attributes:
+        group: the agents, with the observation space of the batches.
+
+    Raises:
+        ValueError: `mask` does not fit the actions.
+        UnsupportedSpace: there is no encoding for a space.
+    """
+
+    def __init__(self, plain: AgentGroup, mask: Any) -> None:
+        self._plain = plain.observation_space
+        self._actions = plain.action_space
+        self._leaves = space_leaves(self._plain)
+        self._mask: spaces.Space[Any] | None = None
+        self.group = plain
+        self._ignores = holds_masks(self._plain)  # there are masks in the observations already
+        if mask is not None and not self._ignores:
+            self._mask = mask_space(flat_mask(self._actions, mask))
+            parts = (
+                self._plain.spaces
+                if isinstance(self._plain, spaces.Dict)
+                else {OBSERVATION: self._plain}
+            )
+            space = spaces.Dict({**parts, ACTION_MASK: self._mask})
+            self.group = AgentGroup(plain.agents, space, self._actions)
+        LegalActions.of(self.group.observation_space, self._actions, "")
+        self._none = zeros(self.group.observation_space, (0,))
+
+    def batch(self, observations: Sequence[Any], given: Sequence[Any], last: bool = False) -> Tree:
+        """Put observations together.
+
+        Args:
+            observations: B of them, as the environment gave them.
+            given: B action masks that came in infos with them; None: there was none.
+            last: they are the last of their episodes, of which those without a mask get all ones.
+
+        Returns:
+            A new tree [B, ...].
+
+        Raises:
+            Misfit: an observation does not fit the space, or a mask is missing or is not one.
+        """
+        if not observations:
+            return self._none
+        try:
+            trees = [to_tree(self._plain, each) for each in observations]
+            plain = unflatten(
+                (path, _stacked([at(tree, path) for tree in trees], leaf))
+                for path, leaf in self._leaves
+            )
+        except Exception:
+            for row, observation in enumerate(observations):
+                if why := misfit(self._plain, observation):
+                    raise Misfit(row, why) from None
+            raise
+        if self._ignores:
+            return plain
+        if self._mask is not None:
+            masks = self._masks(self._mask, given, last)
+            return {**(plain if isinstance(plain, dict) else {OBSERVATION: plain}), **masks}
+        for row, mask in enumerate(given):
+            if mask is not None:
+                raise Misfit(row, "its info has an action mask, and had none in the first reset")
+        return plain
+
+    def _masks(self, space: spaces.Space[Any], given: Sequence[Any], last: bool) -> dict[str, Tree]:
+        flat = []
+        for row, mask in enumerate(given):
+            if mask is None and not last:
+                raise Misfit(row, "its info had an action mask before, and here it has none")
+            try:
+                each = _everything(space) if mask is None else flat_mask(self._actions, mask)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise Misfit(row, f"the action mask in its info is not one: {error}") from None
+            if why := misfit(space, each):
+                raise Misfit(row, f"the action mask in its info does not fit: {why}")
+            flat.append(each)
+        masks: Tree = tree_map(lambda *each: np.stack(each).astype(np.int8), *flat)  # [B, n] each
+        if found := find_non_binary(masks):
+            (row, *_), what = found
+            raise Misfit(row, what)
+        return {ACTION_MASK: masks}
+
+
+def _everything(space: spaces.Space[Any]) -> Any:
+    """Return the mask that allows every action."""
+    return tree_map(np.ones_like, zeros(space))
+
+
+def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
+    """Stack values of a space without Dict or Tuple in it: [B, ...]."""
+    batch = np.empty((len(values), *(space.shape or ())), space.dtype)
+    return np.stack([np.asarray(value) for value in values], out=batch, casting="same_kind")

@@ -1,0 +1,171 @@
+"""Builds an EnvRunner's environments with several agents."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.naming import find_environment
+from juggler.envrunner.environments.wrappers import wrapper_specs
+from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
+from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME, find_game, native
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+from juggler.envrunner.multi_agent.vector_turns import VectorTurns
+
+#: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
+MultiAgentFactory = Callable[..., Any]
+
+#: What the interfaces have as methods, by which a class is known for one of them.
+_SPACES = ("observation_space", "action_space", "reset", "step")
+
+
+def has_several_agents(
+    config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
+) -> bool:
+    """Tell whether the environments of a run have several agents.
+
+    They do if their name begins with "pettingzoo:", or if they come from a class with PettingZoo's
+    Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is asked for the class
+    after its "->". No environment is made.
+
+    Args:
+        config: the environments.
+        env_factory: makes the environments instead of `config.env`.
+
+    Raises:
+        ValueError: there is no such environment, or its package is not installed.
+        EnvironmentFailed: importing its module failed.
+    """
+    if env_factory is None:
+        if config.env.startswith(SCHEME):
+            return True
+        if config.gateway or config.is_elsewhere or ":" not in config.env:
+            return False
+        source = find_environment(config.env)
+        if isinstance(source, EnvSpec):
+            return False
+        env_factory = source
+    made = _class_of(env_factory)
+    return made is not None and (
+        issubclass(made, MultiAgentVectorEnv)
+        or all(callable(getattr(made, name, None)) for name in _SPACES)
+    )
+
+
+def make_multi_agent_envs(
+    config: EnvRunnerConfig,
+    env_factory: MultiAgentFactory | None = None,
+    index: int = 0,
+    *,
+    just_one: bool = False,
+) -> MultiAgentEnvs:
+    """Build an EnvRunner's environments with several agents.
+
+    Args:
+        config: the environments and their number.
+        env_factory: makes the environments instead of `config.env`.
+        index: of the EnvRunner, in errors.
+        just_one: make only one environment, which is enough to see its agents and spaces.
+
+    Raises:
+        ValueError: `config` names an environment that does not exist, or options that environments
+            with several agents do not have.
+        EnvironmentFailed: the constructor of an environment failed, or what it says of its agents
+            breaks PettingZoo's rules.
+    """
+    config.validate()
+    num_envs = 1 if just_one else config.envs_per_runner
+    if env_factory is None and config.env.startswith(SCHEME):
+        make, name = find_game(config.env), config.env.removeprefix(SCHEME)
+    else:
+        source = env_factory or find_environment(config.env)
+        assert not isinstance(source, EnvSpec), "registered environments have one agent"
+        make, name = source, getattr(source, "__qualname__", type(source).__name__)
+    made = _class_of(make)
+    is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
+    _check_options(config, name, is_vector)
+    if is_vector:
+        if "num_envs" in config.env_kwargs:
+            raise ValueError("env_kwargs must not have num_envs: set envs_per_runner instead")
+        with failures_of(name, "constructor"):
+            vector = make(num_envs=num_envs, **config.env_kwargs)
+        return VectorTurns(vector, name)
+    wrappers = wrapper_specs(config.env_wrappers)
+    games: list[Game] = []
+    try:
+        for i in range(num_envs):
+            with failures_of(f"environment {i} ({name})", "constructor"):
+                env = _wrapped(make(**config.env_kwargs), wrappers)
+            games.append(_game(env, i, name))
+        return GamesInTurn(games, name)
+    except BaseException:
+        for game in games:
+            game.close()
+        raise
+
+
+def _class_of(factory: Callable[..., Any]) -> type[Any] | None:
+    """Return the class of what a factory makes; None if it does not say."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        return factory
+    try:
+        made = typing.get_type_hints(factory).get("return")
+    except (NameError, TypeError):  # hints that only a type checker can read
+        return None
+    made = typing.get_origin(made) or made
+    return made if isinstance(made, type) else None
+
+
+def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
+    """Check the keys that mean something else, or nothing, for several agents."""
+    allowed = ("auto", "native") if is_vector else ("auto", "sync")
+    if config.vectorize not in allowed:
+        raise ValueError(
+            f"vectorize = {config.vectorize!r}: the environments of {name} have several agents, "
+            f"and are stepped in the EnvRunner's own process; use {' or '.join(allowed)}"
+        )
+    if config.autoreset not in ("auto", "same_step"):
+        raise ValueError(
+            f"autoreset = {config.autoreset!r}: an environment with several agents begins its next "
+            "episode within the step that ended the last one; leave it out"
+        )
+    if is_vector and config.env_wrappers:
+        raise ValueError(
+            f"env_wrappers wrap single environments, and {name} steps all of its own: leave them "
+            "out"
+        )
+    for piece in wrapper_specs(config.env_wrappers):
+        if piece.entry_point.startswith("gymnasium.wrappers:"):
+            raise ValueError(
+                f"env_wrappers: {piece.name} is for environments with one agent; name a wrapper of "
+                "PettingZoo's interface as 'package.module:Class'"
+            )
+
+
+def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
+    for wrapper in wrappers:
+        wrap: Callable[..., Any] = load_env_creator(wrapper.entry_point)
+        env = wrap(env, **wrapper.kwargs or {})
+    return env
+
+
+def _game(env: Any, index: int, name: str) -> Game:
+    env = native(env)
+    if hasattr(env, "agent_iter") or hasattr(env, "agent_selection"):
+        return TurnBasedGame(env, index)
+    if all(callable(getattr(env, each, None)) for each in _SPACES):
+        return ParallelGame(env, index)
+    raise ValueError(
+        f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "
+        f"MultiAgentVectorEnv; it made a {type(env).__name__}"
+    )

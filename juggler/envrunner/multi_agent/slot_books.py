@@ -1,0 +1,140 @@
+"""Books the rewards, first actions and endings of every agent of N environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Slots = NDArray[np.intp]
+Floats = NDArray[np.float64]
+
+
+class BrokenRule(Exception):
+    """An environment did what PettingZoo's rules forbid.
+
+    Attributes:
+        env: its index.
+        reason: what it did.
+    """
+
+    def __init__(self, env: int, reason: str) -> None:
+        super().__init__(env, reason)
+        self.env = env
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What a step means for the agents that were given rewards in it, ended in it, or act next.
+
+    Attributes:
+        last: [E] bool, whether an agent that ended had acted in its episode.
+        last_rewards: [E] float64 of the last actions of the agents that ended.
+        first: [B] bool, whether the next action of an agent is its first in the episode.
+        rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
+        env_returns: [L] float64 of the episodes that are over.
+        env_lengths: [L] their environment steps.
+    """
+
+    last: NDArray[np.bool_]
+    last_rewards: Floats
+    first: NDArray[np.bool_]
+    rewards: Floats
+    env_returns: Floats
+    env_lengths: Slots
+
+
+class SlotBooks:
+    """The state of N * A slots: who has acted, who has ended, and which rewards are open.
+
+    `step` takes what all environments did in one step. It adds the rewards of an agent up until the
+    agent acts again or ends, and checks that agents neither come back nor vanish.
+
+    Args:
+        num_envs: N.
+        agents: their A names.
+
+    Attributes:
+        ended: [N * A] bool, the slots whose episode ended, while their environment's goes on.
+    """
+
+    def __init__(self, num_envs: int, agents: Sequence[str]) -> None:
+        self._agents = agents
+        slots = num_envs * len(agents)
+        self._acted = np.zeros(slots, np.bool_)
+        self.ended = np.zeros(slots, np.bool_)
+        self._rewards = np.zeros(slots)
+        self._acting: Slots = np.zeros(0, np.intp)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.intp)
+
+    def reset(self, acting: Slots) -> Booked:
+        """Begin an episode in every environment.
+
+        Args:
+            acting: [B] the slots that act first.
+        """
+        for books in (self._acted, self.ended, self._rewards, self._returns, self._lengths):
+            books.fill(0)
+        self._acting = acting
+        return self._booked(np.zeros(0, np.bool_), np.zeros(0), np.zeros(0), np.zeros(0, np.intp))
+
+    def step(
+        self, rewarded: Slots, rewards: Floats, ended: Slots, over: Slots, acting: Slots
+    ) -> Booked:
+        """Book one step of all environments, in which all slots that were `acting` have acted.
+
+        Args:
+            rewarded: [R] slots that got a reward in this step, each at most once.
+            rewards: [R] float64.
+            ended: [E] slots whose episode ended.
+            over: [L] environments that have no agents left and have begun their next episode.
+            acting: [B] the slots that act next.
+
+        Raises:
+            BrokenRule: an agent got a reward after its end, ended twice, came back after its end,
+                or was left without an end when the episode of its environment was over.
+        """
+        self._acted[self._acting] = True
+        self._rewards[self._acting] = 0
+        self._lengths += 1
+        self._forbid(
+            rewarded[self.ended[rewarded] & (rewards != 0)], "got a reward after its episode ended"
+        )
+        self._rewards[rewarded] += rewards
+        np.add.at(self._returns, rewarded // len(self._agents), rewards)
+        self._forbid(ended[self.ended[ended]], "ended, and it had ended already in this episode")
+        self.ended[ended] = True
+        last = self._acted[ended]  # [E]
+        last_rewards = self._rewards[ended]  # [E]
+        env_returns, env_lengths = self._returns[over], self._lengths[over]  # [L]
+        if len(over):
+            of_env = (
+                over[:, None] * len(self._agents) + np.arange(len(self._agents))
+            ).ravel()  # [L * A]
+            vanished = self._acted[of_env] & ~self.ended[of_env]
+            self._forbid(
+                of_env[vanished],
+                "is gone, and was neither terminated nor truncated: an agent must be told its end",
+            )
+            self._acted[of_env] = self.ended[of_env] = False
+            self._rewards[of_env] = 0
+            self._returns[over] = self._lengths[over] = 0
+        self._forbid(acting[self.ended[acting]], "came back after its episode ended")
+        self._acting = acting
+        return self._booked(last, last_rewards, env_returns, env_lengths)
+
+    def _booked(
+        self, last: NDArray[np.bool_], last_rewards: Floats, returns: Floats, lengths: Slots
+    ) -> Booked:
+        first = ~self._acted[self._acting]  # [B]
+        rewards = np.where(first, 0.0, self._rewards[self._acting])  # [B]
+        return Booked(last, last_rewards, first, rewards, returns, lengths)
+
+    def _forbid(self, slots: Slots, reason: str) -> None:
+        if len(slots):
+            env, agent = divmod(int(slots[0]), len(self._agents))
+            raise BrokenRule(env, f"agent {self._agents[agent]!r} {reason}")

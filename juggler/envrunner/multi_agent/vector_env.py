@@ -1,0 +1,78 @@
+"""The interface of games that step N environments with A agents each as arrays."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.trees import Tree
+
+
+class VectorStep(NamedTuple):
+    """What one step of N environments with A agents each led to.
+
+    Attributes:
+        observations: [N, A, ...] of all agents; those of agents who neither act next nor end with
+            this step mean nothing.
+        rewards: [N, A] of this step.
+        terminated: [N, A] bool, the agents whose episode ended by itself.
+        truncated: [N, A] bool, the agents whose episode was cut off.
+        acting: [N, A] bool, the agents that act next: those who are there and on turn. An
+            environment is over when none of its agents acts next.
+    """
+
+    observations: Tree
+    rewards: NDArray[Any]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    acting: NDArray[np.bool_]
+
+
+class MultiAgentVectorEnv(ABC):
+    """N environments with several agents each, stepped together. To be derived from.
+
+    The constructor takes `num_envs`, and the `env_kwargs` of a run. It sets the attributes below.
+    Arrays may be memory of its own, valid until the next call. Observations of Dict and Tuple
+    spaces are dicts of arrays, a Tuple's with the keys "0", "1", ….
+
+    Attributes:
+        num_envs: N.
+        agents: the A names of the agents of one environment.
+        observation_space: of one agent; all agents have the same. A Dict may have the key
+            "action_mask".
+        action_space: of one agent.
+    """
+
+    num_envs: int
+    agents: tuple[str, ...]
+    observation_space: Space[Any]
+    action_space: Space[Any]
+
+    @abstractmethod
+    def reset(self, seed: int | None, which: NDArray[np.bool_]) -> tuple[Tree, NDArray[np.bool_]]:
+        """Begin an episode in some environments.
+
+        Args:
+            seed: of the generator from which all later episodes follow; None: go on with it.
+            which: [N] bool, the environments.
+
+        Returns:
+            The observations [N, A, ...] and the agents that act next [N, A] bool, of all
+            environments: those of the others are what the last step returned.
+        """
+
+    @abstractmethod
+    def step(self, actions: Any) -> VectorStep:
+        """Step all environments.
+
+        Args:
+            actions: [N, A, ...], as Gymnasium has batches of the action space. Those of agents that
+                were not acting are zeros, and mean nothing.
+        """
+
+    def close(self) -> None:  # noqa: B027  # most games have nothing to close
+        """Release what the environments hold."""
