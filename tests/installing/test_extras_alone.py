@@ -21,7 +21,7 @@ LEFT_OUT = {"envpool", "dev"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
 Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mujoco onnx onnxruntime
-onnxscript pygame
+onnxscript pettingzoo pygame
 """
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
 ENVIRONMENTS = {"atari": "pong", "box2d": "lunarlander", "mujoco": "hopper"}
@@ -46,7 +46,14 @@ def trained(plain: Alone) -> Path:
 
 
 def test_every_extra_is_tried() -> None:
-    assert {*ENVIRONMENTS, "certs", "onnx", "reflection", "video"} == EXTRAS.keys() - LEFT_OUT
+    assert {
+        *ENVIRONMENTS,
+        "certs",
+        "onnx",
+        "pettingzoo",
+        "reflection",
+        "video",
+    } == EXTRAS.keys() - LEFT_OUT
 
 
 def test_without_any_extra_a_run_trains_is_played_and_drawn(plain: Alone, trained: Path) -> None:
@@ -65,6 +72,19 @@ def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> Non
     install(alone, extra, told=alone.try_to_run(*train, "failed"))
     alone.run(*train, "run")
     assert "1 episodes: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
+
+
+PLAY = """
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+envs = make_multi_agent_envs(EnvRunnerConfig(env="pettingzoo:classic/connect_four_v3"))
+print(*envs.agents)
+"""
+
+
+def test_games_of_pettingzoo_are_made(alone: Alone) -> None:
+    install(alone, "pettingzoo", told=alone.try_to_run("-c", PLAY))
+    assert alone.run("-c", PLAY) == "player_0 player_1\n"
 
 
 def test_certificates_are_made(alone: Alone) -> None:

@@ -83,7 +83,7 @@ class Game(ABC):
         for name in ("observation_space", "action_space"):
             space, again = getattr(self.env, name)(agent), getattr(self.env, name)(agent)
             if not isinstance(space, Space):
-                reason = f"{name}({agent!r}) must return a space, not a {type(space).__name__}"
+                reason = f"{name}({agent!r}) must return a space, not {space!r}"
                 raise BrokenRule(self.index, reason)
             if space is not again and space != again:
                 reason = (

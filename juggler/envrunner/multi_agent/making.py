@@ -161,7 +161,7 @@ def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
 
 def _game(env: Any, index: int, name: str) -> Game:
     env = native(env)
-    if hasattr(env, "agent_iter") or hasattr(env, "agent_selection"):
+    if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index)
     if all(callable(getattr(env, each, None)) for each in _SPACES):
         return ParallelGame(env, index)

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -86,7 +87,7 @@ def _imported(name: str, module: str, family: str) -> Any:
             missing = error.name
     extra = family if family == _MPE else f"pettingzoo[{family}]"
     raise ValueError(
-        f"env {name!r} needs the package {missing}: pip install {extra!r}, on every host with "
+        f"env {name!r} needs the package {missing}: pip install {shlex.quote(extra)}, on every host with "
         "EnvRunners"
     )
 

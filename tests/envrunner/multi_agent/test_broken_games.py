@@ -1,0 +1,293 @@
+"""A game that breaks the rules is named, with what it did, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVector, drawn, play
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.envrunner.multi_agent.vector_turns import VectorTurns
+
+
+def envs_of(make: Callable[..., Any], num_envs: int = 2, **config: Any) -> MultiAgentEnvs:
+    return make_multi_agent_envs(
+        EnvRunnerConfig(env="mine", envs_per_runner=num_envs, **config), make
+    )
+
+
+class Broken(ScriptedParallel):
+    """A Parallel game in which `change` changes what a step returns, from the third step on."""
+
+    def __init__(self, change: Callable[[Any, list[Any]], None]) -> None:
+        super().__init__(drawn(3, "parallel"))
+        self.change = change
+        self.steps = 0
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        told = list(super().step(actions))
+        self.steps += 1
+        if self.steps > 2 and self.agents:
+            self.change(self, told)
+        return tuple(told)
+
+
+def gone(game: Any) -> str:
+    return next(agent for agent in game.possible_agents if agent not in game.agents)
+
+
+def lose_an_agent(game: Any, told: list[Any]) -> None:
+    game.agents = game.agents[1:]
+    told[2] = dict.fromkeys(told[2], False)
+    told[3] = dict.fromkeys(told[3], False)
+
+
+BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
+    "an agent is unknown": (
+        lambda game, told: game.agents.append("dan"),
+        "agent 'dan' is not in possible_agents, ['ann', 'bob', 'cy']",
+    ),
+    "an agent is gone without an end": (
+        lose_an_agent,
+        "is gone from `agents`, and was neither terminated nor truncated",
+    ),
+    "an observation is missing": (
+        lambda game, told: told[0].pop(game.agents[0]),
+        "is missing in the observations that it returned",
+    ),
+    "a reward is missing": (
+        lambda game, told: told[1].clear(),
+        "is missing in the rewards that it returned",
+    ),
+    "a reward is no number": (
+        lambda game, told: told[1].update(dict.fromkeys(told[1], "much")),
+        "must be a number, not 'much'",
+    ),
+    "an ending is missing": (
+        lambda game, told: told[3].clear(),
+        "is missing in the truncations that it returned",
+    ),
+    "the shape is wrong": (
+        lambda game, told: told[0].update({game.agents[0]: np.zeros(2)}),
+        "its observation is float64 of shape [2], where its observation_space says Box",
+    ),
+    "the dtype is wrong": (
+        lambda game, told: told[0].update({game.agents[0]: np.zeros(3, complex)}),
+        "its observation is complex128 of shape [3], where its observation_space says Box",
+    ),
+    "a dict is missing": (
+        lambda game, told: told.pop(),
+        "it must return (observations, rewards, terminations, truncations, infos), five dicts",
+    ),
+    "it raises": (lambda game, told: 1 / 0, "ZeroDivisionError: division by zero"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_a_step_returns_is_checked(what: str) -> None:
+    change, said = BROKEN[what]
+    envs = envs_of(lambda: Broken(change))
+    with pytest.raises(EnvironmentFailed) as failed:
+        play(envs, 0, 40)
+    assert said in str(failed.value)
+    assert str(failed.value).startswith("environment ")
+    assert failed.value.call == "step"
+    assert "\n" not in str(failed.value)
+    assert ("ZeroDivisionError" in failed.value.traceback) == (what == "it raises")
+
+
+class Returning(ScriptedParallel):
+    """A Parallel game in which an agent that has ended is dealt with once more."""
+
+    def __init__(self, comes_back: bool) -> None:
+        super().__init__(drawn(3, "parallel", 30))
+        self.comes_back = comes_back
+        self.ended: list[str] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.ended = []
+        return super().reset(seed)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        told = super().step(actions)
+        if self.ended and self.agents:
+            if self.comes_back:
+                self.agents.append(self.ended[0])
+                told[0][self.ended[0]] = np.zeros(3)
+            else:
+                told[1][self.ended[0]] = 0.5
+        done = [each for each in actions if told[2][each] or told[3][each]]
+        self.ended += done
+        return told
+
+
+@pytest.mark.parametrize(
+    ("comes_back", "said"),
+    [
+        (True, "came back after its episode ended"),
+        (False, "got a reward after its episode ended"),
+    ],
+)
+def test_an_agent_that_has_ended_neither_returns_nor_is_rewarded(
+    comes_back: bool, said: str
+) -> None:
+    envs = envs_of(lambda: Returning(comes_back))
+    with pytest.raises(EnvironmentFailed, match=rf"agent '(ann|bob|cy)' {said}"):
+        play(envs, 0, 200)
+
+
+class Undying(ScriptedTurns):
+    def step(self, action: Any) -> None:
+        if action is not None:
+            super().step(action)
+
+
+def test_an_agent_that_stays_on_turn_after_its_end_is_an_error_and_no_endless_loop() -> None:
+    envs = envs_of(lambda: Undying(drawn(3, "turns")))
+    with pytest.raises(EnvironmentFailed, match="is still on turn after its last step"):
+        play(envs, 0, 40)
+
+
+class Deserted(ScriptedTurns):
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.at == 3:
+            self.agents = []
+
+
+def test_agents_that_vanish_with_their_game_are_named() -> None:
+    envs = envs_of(lambda: Deserted(drawn(3, "turns", 20)))
+    with pytest.raises(EnvironmentFailed, match="neither terminated nor truncated"):
+        play(envs, 0, 40)
+
+
+class Empty(ScriptedParallel):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        told = super().reset(seed)
+        self.agents = []
+        return told
+
+
+class Bare(ScriptedParallel):
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed)[0]
+
+
+class Unbounded(ScriptedParallel):
+    possible_agents = ()
+
+
+class Changing(ScriptedParallel):
+    calls = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        self.calls += 1
+        return spaces.Box(-1, self.calls, (3,))
+
+
+class Spaceless(ScriptedParallel):
+    def action_space(self, agent: str) -> Any:
+        return 3
+
+
+class Different(ScriptedParallel):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(drawn(0, "parallel"))
+        Different.made += 1
+        if Different.made % 2 == 0:
+            self.possible_agents = ("ann", "bob")  # type: ignore[assignment]
+
+
+class Numbered(ScriptedParallel):
+    possible_agents = (1, "1")  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Empty, "no agent is there: `agents` is empty after the reset"),
+        (Bare, "it must return (observations, infos), two dicts by agent"),
+        (Unbounded, "Unbounded must have possible_agents: list in its constructor every agent"),
+        (Changing, "an agent must always have the same space"),
+        (Spaceless, "action_space('ann') must return a space, not 3"),
+        (Numbered, "its agents must have different names, not [1, '1']"),
+    ],
+)
+def test_what_a_game_says_at_the_beginning_is_checked(make: Any, said: str) -> None:
+    with pytest.raises((EnvironmentFailed, ValueError)) as failed:
+        envs_of(lambda: make(drawn(0, "parallel")))
+    assert said in str(failed.value)
+
+
+def test_games_of_one_name_must_have_the_same_agents() -> None:
+    with pytest.raises(EnvironmentFailed, match="and environment 0 has"):
+        envs_of(Different)
+
+
+def test_a_constructor_that_raises_is_named_and_closes_the_other_games() -> None:
+    made: list[ScriptedParallel] = []
+
+    def make() -> ScriptedParallel:
+        if made:
+            raise RuntimeError("no display")
+        made.append(ScriptedParallel(drawn(0, "parallel")))
+        return made[0]
+
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* no display"):
+        envs_of(make)
+    assert made[0].closed
+
+
+def nothing_acts(env: ScriptedVector) -> None:
+    env.acting = np.zeros_like(env.acting)
+
+
+def ended_agents_act(env: ScriptedVector) -> None:
+    env.acting = env.acting | env.terminated | env.truncated
+
+
+VECTORS: dict[str, tuple[Callable[[ScriptedVector], Any], str]] = {
+    "too few rewards": (
+        lambda env: setattr(env, "rewards", env.rewards[:1]),
+        "its rewards must be an array of numbers with shape [2, 3]",
+    ),
+    "flags of numbers": (
+        lambda env: setattr(env, "terminated", env.terminated * 1),
+        "its terminated must be an array of bool with shape [2, 3]",
+    ),
+    "observations of another shape": (
+        lambda env: setattr(env, "seen", env.seen[..., :2]),
+        "its observations are float64 of shape [2, 3, 2], and must be float64 of shape [2, 3, 3]",
+    ),
+    "agents without an end": (nothing_acts, "is gone, and was neither terminated nor truncated"),
+    "agents after their end": (ended_agents_act, "came back after its episode ended"),
+}
+
+
+@pytest.mark.parametrize("what", VECTORS)
+def test_what_a_vector_returns_is_checked(what: str) -> None:
+    change, said = VECTORS[what]
+
+    class Wrong(ScriptedVector):
+        steps = 0
+
+        def step(self, actions: Any) -> Any:
+            super().step(actions)
+            self.steps += 1
+            if self.steps > 2:
+                change(self)
+            return self.seen, self.rewards, self.terminated, self.truncated, self.acting
+
+    envs = VectorTurns(Wrong(2, [drawn(i, "parallel") for i in range(2)]), "wrong")
+    with pytest.raises(EnvironmentFailed) as failed:
+        play(envs, 0, 40)
+    assert said in str(failed.value)
