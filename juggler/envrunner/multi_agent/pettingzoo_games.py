@@ -87,8 +87,8 @@ def _imported(name: str, module: str, family: str) -> Any:
             missing = error.name
     extra = family if family == _MPE else f"pettingzoo[{family}]"
     raise ValueError(
-        f"env {name!r} needs the package {missing}: pip install {shlex.quote(extra)}, on every host with "
-        "EnvRunners"
+        f"env {name!r} needs the package {missing}: pip install {shlex.quote(extra)}, on every "
+        "host with EnvRunners"
     )
 
 

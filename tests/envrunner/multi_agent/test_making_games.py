@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVector, drawn
 
 from juggler.envrunner.config import EnvRunnerConfig
@@ -59,8 +60,8 @@ def of_unknown() -> NoSuchClass:  # type: ignore[name-defined]  # noqa: F821
         (a_function, True),
         (of_unknown, False),
         (lambda: Mine(), False),
-        (gymnasium.envs.classic_control.CartPoleEnv, False),
-        (gymnasium.envs.classic_control.cartpole.CartPoleVectorEnv, False),
+        (CartPoleEnv, False),
+        (CartPoleVectorEnv, False),
         (gymnasium.Wrapper, False),
         (gymnasium.vector.VectorWrapper, False),
     ],
