@@ -110,11 +110,11 @@ def environment_in(frame: FrameType | None) -> str:
     while frame is not None:
         call, variables = frame.f_code.co_name, frame.f_locals
         env = variables.get("self")
+        if call in ("step", "reset") and "i" in variables and hasattr(env, "name_of"):
+            return f"{variables.get('call', call)} of {env.name_of(variables['i'])}"
         if isinstance(env, VectorEnv) and call in ("step", "reset"):
-            if isinstance(env, EnvironmentsInTurn) and "i" in variables:
-                return f"{variables.get('call', call)} of {env.name_of(variables['i'])}"
             found = found or f"{call} of {type(env).__name__}"
-        elif frame.f_code is make_vector_env.__code__:
+        elif call in ("make_vector_env", "make_multi_agent_envs"):
             found = found or "the constructor of an environment"
         frame = frame.f_back
     return found
@@ -156,9 +156,11 @@ def _from_callable(
             )
         return _accept_vector(config, first, name)
     if not isinstance(first, gymnasium.Env):
+        several = 'one with several agents must have its class after the "->" of the function'
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
             f"not a {type(first).__name__}"
+            + (f"; {several}" if hasattr(first, "possible_agents") else "")
         )
     if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
         first.close()

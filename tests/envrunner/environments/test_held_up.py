@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from support.scripted_games import ScriptedParallel, drawn, play
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
+from juggler.envrunner.multi_agent.games import ParallelGame
+from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 
 
 class Looking(gymnasium.Env[Any, Any]):
@@ -61,6 +64,23 @@ def test_the_environment_and_its_call_are_named(call: str) -> None:
     env.step(np.zeros(2, np.int64))
     assert set(seen) == {f"{call} of environment 1 (Looking)"}
     assert len(seen) == (1 if call == "step" else 2), "at the start, and at an episode's end"
+
+
+class LookingWithOthers(ScriptedParallel):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(drawn(0, "parallel"))
+        self.seen = seen
+
+    def step(self, actions: Any) -> Any:
+        self.seen.append(environment_in(_here()))
+        return super().step(actions)
+
+
+def test_an_environment_with_several_agents_is_named_too() -> None:
+    seen: list[str] = []
+    games = [ParallelGame(LookingWithOthers(each), i) for i, each in enumerate([[], seen])]
+    play(GamesInTurn(games, "Looking"), 0, 1)
+    assert seen == ["step of environment 1 (Looking)"]
 
 
 def test_environments_that_step_together_are_named_by_their_class() -> None:

@@ -88,30 +88,25 @@ def test_an_illegal_move_terminates_the_game_for_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "needs"),
     [
-        ("classic/connect_four_v3", {}),
-        ("classic/tictactoe_v3", {}),
-        ("classic/rps_v2", {"max_cycles": 5}),
-        ("mpe2/simple_spread_v3", {"max_cycles": 10}),
-        ("mpe2/simple_speaker_listener_v4", {"max_cycles": 10}),
-        ("butterfly/knights_archers_zombies_v11", {"max_cycles": 150}),
-        ("classic/leduc_holdem_v4", {}),
-        ("classic/hanabi_v5", {}),
-        ("butterfly/pistonball_v6", {"max_cycles": 20, "continuous": False}),
+        ("classic/connect_four_v3", {}, ""),
+        ("classic/tictactoe_v3", {}, ""),
+        ("classic/rps_v2", {"max_cycles": 5}, ""),
+        ("mpe2/simple_spread_v3", {"max_cycles": 10}, ""),
+        ("mpe2/simple_speaker_listener_v4", {"max_cycles": 10}, ""),
+        ("butterfly/knights_archers_zombies_v11", {"max_cycles": 150}, ""),
+        ("butterfly/pistonball_v6", {"max_cycles": 20, "continuous": False}, "pymunk"),
+        ("classic/leduc_holdem_v4", {}, "rlcard"),
+        ("classic/hanabi_v5", {}, "shimmy"),
     ],
 )
-def test_agents_act_end_and_begin_again_in_order(name: str, options: dict[str, Any]) -> None:
-    try:
-        envs = made(f"pettingzoo:{name}", 2, **options)
-    except ValueError as error:
-        if "needs the package" in str(error) and name.split("/")[1] in (
-            "leduc_holdem_v4",
-            "hanabi_v5",
-            "pistonball_v6",
-        ):
-            pytest.skip(str(error))
-        raise
+def test_agents_act_end_and_begin_again_in_order(
+    name: str, options: dict[str, Any], needs: str
+) -> None:
+    if needs:
+        pytest.importorskip(needs)
+    envs = made(f"pettingzoo:{name}", 2, **options)
     turns = play(envs, legal(np.random.default_rng(0)), 320)
     running: set[int] = set()
     returns = np.zeros(2)
