@@ -60,7 +60,14 @@ class GroupObservations:
         self.group = plain
         self._ignores = holds_masks(self._plain)  # there are masks in the observations already
         if mask is not None and not self._ignores:
-            self._mask = mask_space(flat_mask(self._actions, mask))
+            try:
+                self._mask = mask_space(flat_mask(self._actions, mask))
+                LegalActions(self._mask, self._actions, "")
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                agents = ", ".join(plain.agents)
+                raise ValueError(
+                    f"the action mask in the infos of {agents} is not one: {error}"
+                ) from error
             parts = (
                 self._plain.spaces
                 if isinstance(self._plain, spaces.Dict)

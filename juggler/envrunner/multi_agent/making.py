@@ -23,8 +23,8 @@ from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
 MultiAgentFactory = Callable[..., Any]
 
-#: What the interfaces have as methods, by which a class is known for one of them.
-_SPACES = ("observation_space", "action_space", "reset", "step")
+#: The methods by which a class is known for PettingZoo's interfaces.
+_METHODS = ("observation_space", "action_space", "reset", "step")
 
 
 def has_several_agents(
@@ -56,7 +56,7 @@ def has_several_agents(
     made = _class_of(env_factory)
     return made is not None and (
         issubclass(made, MultiAgentVectorEnv)
-        or all(callable(getattr(made, name, None)) for name in _SPACES)
+        or all(callable(getattr(made, name, None)) for name in _METHODS)
     )
 
 
@@ -72,7 +72,7 @@ def make_multi_agent_envs(
     Args:
         config: the environments and their number.
         env_factory: makes the environments instead of `config.env`.
-        index: of the EnvRunner, in errors.
+        index: of the EnvRunner, as `make_vector_env` takes it. No environment needs it so far.
         just_one: make only one environment, which is enough to see its agents and spaces.
 
     Raises:
@@ -87,7 +87,8 @@ def make_multi_agent_envs(
         make, name = find_game(config.env), config.env.removeprefix(SCHEME)
     else:
         source = env_factory or find_environment(config.env)
-        assert not isinstance(source, EnvSpec), "registered environments have one agent"
+        if isinstance(source, EnvSpec):
+            raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
         make, name = source, getattr(source, "__qualname__", type(source).__name__)
     made = _class_of(make)
     is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
@@ -97,7 +98,12 @@ def make_multi_agent_envs(
             raise ValueError("env_kwargs must not have num_envs: set envs_per_runner instead")
         with failures_of(name, "constructor"):
             vector = make(num_envs=num_envs, **config.env_kwargs)
-        return VectorTurns(vector, name)
+        try:
+            _check_vector(vector, num_envs, name)
+            return VectorTurns(vector, name)
+        except BaseException:
+            vector.close()
+            raise
     wrappers = wrapper_specs(config.env_wrappers)
     games: list[Game] = []
     try:
@@ -152,6 +158,18 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
             )
 
 
+def _check_vector(vector: MultiAgentVectorEnv, num_envs: int, name: str) -> None:
+    needed = ("num_envs", "agents", "observation_space", "action_space")
+    if lacking := [each for each in needed if not hasattr(vector, each)]:
+        raise ValueError(f"{name} must have {' and '.join(lacking)}: set them in its constructor")
+    if vector.num_envs != num_envs:
+        raise ValueError(
+            f"{name} has {vector.num_envs} environments where {num_envs} were asked for"
+        )
+    if not vector.agents or len({*vector.agents}) < len(vector.agents):
+        raise ValueError(f"{name} must have agents with different names, not {vector.agents!r}")
+
+
 def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
     for wrapper in wrappers:
         wrap: Callable[..., Any] = load_env_creator(wrapper.entry_point)
@@ -163,7 +181,7 @@ def _game(env: Any, index: int, name: str) -> Game:
     env = native(env)
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index)
-    if all(callable(getattr(env, each, None)) for each in _SPACES):
+    if all(callable(getattr(env, each, None)) for each in _METHODS):
         return ParallelGame(env, index)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "

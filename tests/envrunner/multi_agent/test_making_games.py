@@ -16,11 +16,12 @@ from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVect
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.naming import check_name
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.runtime.installing import installing
 
-CARTPOLES = "juggler.envrunner.cartpoles:CartPoles"
+CARTPOLES = "juggler:CartPoles"
 
 
 class Mine(ScriptedParallel):
@@ -68,6 +69,11 @@ def of_unknown() -> NoSuchClass:  # type: ignore[name-defined]  # noqa: F821
 )
 def test_several_agents_are_known_by_the_class(factory: Any, several: bool) -> None:
     assert has_several_agents(EnvRunnerConfig(), factory) == several
+
+
+def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None:
+    with pytest.raises(ValueError, match='for several agents, write the class .* after the "->"'):
+        make_vector_env(EnvRunnerConfig(env="mine"), of_unknown)
 
 
 @pytest.mark.parametrize(
