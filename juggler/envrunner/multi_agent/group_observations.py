@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,13 +109,16 @@ class GroupObservations:
             return plain
         if self._mask is not None:
             masks = self._masks(self._mask, given, last)
-            return {**(plain if isinstance(plain, dict) else {OBSERVATION: plain}), **masks}
+            # A Tuple's values are a dict in trees, too.
+            if isinstance(self._plain, spaces.Dict) and isinstance(plain, Mapping):
+                return {**plain, ACTION_MASK: masks}
+            return {OBSERVATION: plain, ACTION_MASK: masks}
         for row, mask in enumerate(given):
             if mask is not None:
                 raise Misfit(row, "its info has an action mask, and had none in the first reset")
         return plain
 
-    def _masks(self, space: spaces.Space[Any], given: Sequence[Any], last: bool) -> dict[str, Tree]:
+    def _masks(self, space: spaces.Space[Any], given: Sequence[Any], last: bool) -> Tree:
         flat = []
         for row, mask in enumerate(given):
             if mask is None and not last:
@@ -131,7 +134,7 @@ class GroupObservations:
         if found := find_non_binary(masks):
             (row, *_), what = found
             raise Misfit(row, what)
-        return {ACTION_MASK: masks}
+        return masks
 
 
 def _everything(space: spaces.Space[Any]) -> Any:
