@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,8 @@ from juggler.envrunner.environments.wrappers import wrapper_specs
 from juggler.envrunner.failures import failures_of
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.interfaces import METHODS, class_of
+from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME, find_game, native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
@@ -22,42 +22,6 @@ from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
 MultiAgentFactory = Callable[..., Any]
-
-#: The methods by which a class is known for PettingZoo's interfaces.
-_METHODS = ("observation_space", "action_space", "reset", "step")
-
-
-def has_several_agents(
-    config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
-) -> bool:
-    """Tell whether the environments of a run have several agents.
-
-    They do if their name begins with "pettingzoo:", or if they come from a class with PettingZoo's
-    Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is asked for the class
-    after its "->". No environment is made.
-
-    Args:
-        config: the environments.
-        env_factory: makes the environments instead of `config.env`.
-
-    Raises:
-        ValueError: there is no such environment, or its package is not installed.
-        EnvironmentFailed: importing its module failed.
-    """
-    if env_factory is None:
-        if config.env.startswith(SCHEME):
-            return True
-        if config.gateway or config.is_elsewhere or ":" not in config.env:
-            return False
-        source = find_environment(config.env)
-        if isinstance(source, EnvSpec):
-            return False
-        env_factory = source
-    made = _class_of(env_factory)
-    return made is not None and (
-        issubclass(made, MultiAgentVectorEnv)
-        or all(callable(getattr(made, name, None)) for name in _METHODS)
-    )
 
 
 def make_multi_agent_envs(
@@ -90,7 +54,7 @@ def make_multi_agent_envs(
         if isinstance(source, EnvSpec):
             raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
         make, name = source, getattr(source, "__qualname__", type(source).__name__)
-    made = _class_of(make)
+    made = class_of(make)
     is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
     _check_options(config, name, is_vector)
     if is_vector:
@@ -116,20 +80,6 @@ def make_multi_agent_envs(
         for game in games:
             game.close()
         raise
-
-
-def _class_of(factory: Callable[..., Any]) -> type[Any] | None:
-    """Return the class of what a factory makes; None if it does not say."""
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    if isinstance(factory, type):
-        return factory
-    try:
-        made = typing.get_type_hints(factory).get("return")
-    except (NameError, TypeError):  # hints that only a type checker can read
-        return None
-    made = typing.get_origin(made) or made
-    return made if isinstance(made, type) else None
 
 
 def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
@@ -181,7 +131,7 @@ def _game(env: Any, index: int, name: str) -> Game:
     env = native(env)
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index)
-    if all(callable(getattr(env, each, None)) for each in _METHODS):
+    if all(callable(getattr(env, each, None)) for each in METHODS):
         return ParallelGame(env, index)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "
