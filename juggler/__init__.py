@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
     from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
+    from juggler.envrunner.cartpoles import CartPoles as CartPoles
+    from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
+    from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
     from juggler.learner.algorithms.actor_critic.config import (
         ActorCriticConfig as ActorCriticConfig,
@@ -134,6 +137,7 @@ _PUBLIC = {
     "AppoConfig": "juggler.learner.algorithms.appo.config",
     "Aux": "juggler.learner.core.learner_core",
     "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
+    "CartPoles": "juggler.envrunner.cartpoles",
     "Catalog": "juggler.runtime.modules.catalog",
     "Categorical": "juggler.runtime.modules.distributions",
     "CategoricalSpec": "juggler.runtime.modules.distributions",
@@ -164,6 +168,7 @@ _PUBLIC = {
     "Metrics": "juggler.learner.core.learner_core",
     "ModelConfig": "juggler.runtime.modules.model_config",
     "Moments": "juggler.runtime.connectors.moments",
+    "MultiAgentVectorEnv": "juggler.envrunner.multi_agent.vector_env",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
@@ -194,6 +199,7 @@ _PUBLIC = {
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
+    "VectorStep": "juggler.envrunner.multi_agent.vector_env",
     "acting_names": "juggler.runtime.modules.acting",
     "actor_critic_pass": "juggler.learner.algorithms.actor_critic.core",
     "all_observations": "juggler.learner.core.sequences",

@@ -1,4 +1,4 @@
-"""CartPole with several agents: "juggler.envrunner.cartpoles:CartPoles"."""
+"""CartPole with several agents: "juggler:CartPoles"."""
 
 from __future__ import annotations
 

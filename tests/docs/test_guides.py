@@ -37,6 +37,7 @@ ABOUT_RUNS = [
     "docs/getting-started.md",
     "docs/glossary.md",
     "docs/life-of-a-batch.md",
+    "docs/multi-agent.md",
     "docs/operations.md",
     "docs/run-directory.md",
     "docs/scaling.md",

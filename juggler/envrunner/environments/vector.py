@@ -46,6 +46,9 @@ _AUTORESET = {
     "disabled": AutoresetMode.DISABLED,
 }
 
+#: Goes on after an error about what a function has made.
+_SEVERAL = '; for several agents, write the class of what it makes after the "->" of the function'
+
 
 def make_vector_env(
     config: EnvRunnerConfig,
@@ -109,9 +112,10 @@ def environment_in(frame: FrameType | None) -> str:
     found = ""
     while frame is not None:
         call, variables = frame.f_code.co_name, frame.f_locals
-        env: Any = variables.get("self")
-        if call in ("step", "reset") and "i" in variables and hasattr(env, "name_of"):
-            return f"{variables.get('call', call)} of {env.name_of(variables['i'])}"
+        env = variables.get("self")
+        name_of = getattr(env, "name_of", None)
+        if call in ("step", "reset") and "i" in variables and callable(name_of):
+            return f"{variables.get('call', call)} of {name_of(variables['i'])}"
         if isinstance(env, VectorEnv) and call in ("step", "reset"):
             found = found or f"{call} of {type(env).__name__}"
         elif call in ("make_vector_env", "make_multi_agent_envs"):
@@ -147,7 +151,7 @@ def _from_callable(
 ) -> VectorEnvironment:
     name = getattr(factory, "__qualname__", type(factory).__name__)
     with failures_of(f"environment 0 ({name})", "constructor"):
-        first: Any = factory(**config.env_kwargs)
+        first = factory(**config.env_kwargs)
     if isinstance(first, VectorEnv):
         if config.vectorize in ("sync", "async"):
             first.close()
@@ -156,11 +160,10 @@ def _from_callable(
             )
         return _accept_vector(config, first, name)
     if not isinstance(first, gymnasium.Env):
-        several = 'one with several agents must have its class after the "->" of the function'
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
             f"not a {type(first).__name__}"
-            + (f"; {several}" if hasattr(first, "possible_agents") else "")
+            + (_SEVERAL if hasattr(first, "possible_agents") else "")
         )
     if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
         first.close()

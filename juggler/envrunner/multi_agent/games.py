@@ -106,8 +106,9 @@ class Game(ABC):
         """Carry out the actions of the agents that act, and report what they led to."""
 
     def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Close the environment, if it can be closed."""
+        if callable(close := getattr(self.env, "close", None)):
+            close()
 
     def _require_agents(self) -> None:
         if not self.env.agents:
@@ -211,6 +212,7 @@ class TurnBasedGame(Game):
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
         self._require_agents()
+        # What becomes of agents that end at once goes to nobody, since they have not acted.
         self._serve(Reports(len(reports.acting)), reports)
         self._require_agents()
         return dict(getattr(self.env, "infos", {}))

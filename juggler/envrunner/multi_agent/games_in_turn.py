@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
@@ -110,13 +111,13 @@ class GamesInTurn:
         ids = self._games[0].ids
         if len({*self.agents}) < len(self.agents):
             raise BrokenRule(0, f"its agents must have different names, not {list(ids)}")
-        found = [self._games[0].spaces_of(agent) for agent in ids]
+        found = [self._spaces(0, agent) for agent in ids]
         for i, game in enumerate(self._games[1:], start=1):
             if game.ids != ids:
                 reason = f"it has the agents {list(game.ids)}, and environment 0 has {list(ids)}"
                 raise BrokenRule(i, reason)
             for agent, spaces in zip(ids, found, strict=True):
-                if (own := game.spaces_of(agent)) != spaces:
+                if (own := self._spaces(i, agent)) != spaces:
                     reason = f"agent {agent!r} has the spaces {own}, and {spaces} in environment 0"
                     raise BrokenRule(i, reason)
         kinds: list[Any] = []
@@ -127,6 +128,12 @@ class GamesInTurn:
                 members.append([])
             members[kinds.index(spaces)].append(agent)
         return [AgentGroup(tuple(m), *kind) for m, kind in zip(members, kinds, strict=True)]
+
+    def _spaces(self, index: int, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
+        try:
+            return self._games[index].spaces_of(agent)
+        except Exception as error:
+            raise self._failure(index, "constructor", error) from None
 
     def _masks_in_first_infos(self, groups: int) -> dict[str, Any]:
         """Reset the first environment, and return the action masks in its infos by agent."""

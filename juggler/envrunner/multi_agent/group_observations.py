@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,14 @@ class GroupObservations:
         self.group = plain
         self._ignores = holds_masks(self._plain)  # there are masks in the observations already
         if mask is not None and not self._ignores:
-            self._mask = mask_space(flat_mask(self._actions, mask))
+            try:
+                self._mask = mask_space(flat_mask(self._actions, mask))
+                LegalActions(self._mask, self._actions, "")
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                agents = ", ".join(plain.agents)
+                raise ValueError(
+                    f"the action mask in the infos of {agents} is not one: {error}"
+                ) from error
             parts = (
                 self._plain.spaces
                 if isinstance(self._plain, spaces.Dict)
@@ -102,13 +109,16 @@ class GroupObservations:
             return plain
         if self._mask is not None:
             masks = self._masks(self._mask, given, last)
-            return {**(plain if isinstance(plain, dict) else {OBSERVATION: plain}), **masks}
+            # A Tuple's values are a dict in trees, too.
+            if isinstance(self._plain, spaces.Dict) and isinstance(plain, Mapping):
+                return {**plain, ACTION_MASK: masks}
+            return {OBSERVATION: plain, ACTION_MASK: masks}
         for row, mask in enumerate(given):
             if mask is not None:
                 raise Misfit(row, "its info has an action mask, and had none in the first reset")
         return plain
 
-    def _masks(self, space: spaces.Space[Any], given: Sequence[Any], last: bool) -> dict[str, Tree]:
+    def _masks(self, space: spaces.Space[Any], given: Sequence[Any], last: bool) -> Tree:
         flat = []
         for row, mask in enumerate(given):
             if mask is None and not last:
@@ -124,7 +134,7 @@ class GroupObservations:
         if found := find_non_binary(masks):
             (row, *_), what = found
             raise Misfit(row, what)
-        return {ACTION_MASK: masks}
+        return masks
 
 
 def _everything(space: spaces.Space[Any]) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,10 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.environments.wrappers import wrapper_specs
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
+from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
+from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
 from juggler.envrunner.multi_agent.pettingzoo_games import native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
@@ -23,48 +22,6 @@ from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
 MultiAgentFactory = Callable[..., Any]
-
-#: What finds a game whose name begins so.
-_FINDERS: dict[str, Callable[[str], MultiAgentFactory]] = {
-    openspiel.SCHEME: openspiel.find_game,
-    pettingzoo_games.SCHEME: pettingzoo_games.find_game,
-}
-
-#: What the interfaces have as methods, by which a class is known for one of them.
-_SPACES = ("observation_space", "action_space", "reset", "step")
-
-
-def has_several_agents(
-    config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
-) -> bool:
-    """Tell whether the environments of a run have several agents.
-
-    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
-    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
-    asked for the class after its "->". No environment is made.
-
-    Args:
-        config: the environments.
-        env_factory: makes the environments instead of `config.env`.
-
-    Raises:
-        ValueError: there is no such environment, or its package is not installed.
-        EnvironmentFailed: importing its module failed.
-    """
-    if env_factory is None:
-        if config.env.startswith(tuple(_FINDERS)):
-            return True
-        if config.gateway or config.is_elsewhere or ":" not in config.env:
-            return False
-        source = find_environment(config.env)
-        if isinstance(source, EnvSpec):
-            return False
-        env_factory = source
-    made = _class_of(env_factory)
-    return made is not None and (
-        issubclass(made, MultiAgentVectorEnv)
-        or all(callable(getattr(made, name, None)) for name in _SPACES)
-    )
 
 
 def make_multi_agent_envs(
@@ -79,7 +36,7 @@ def make_multi_agent_envs(
     Args:
         config: the environments and their number.
         env_factory: makes the environments instead of `config.env`.
-        index: of the EnvRunner, in errors.
+        index: of the EnvRunner, as `make_vector_env` takes it. No environment needs it so far.
         just_one: make only one environment, which is enough to see its agents and spaces.
 
     Raises:
@@ -90,14 +47,15 @@ def make_multi_agent_envs(
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
-    scheme = next(filter(config.env.startswith, _FINDERS), "")
+    scheme = next(filter(config.env.startswith, FINDERS), "")
     if env_factory is None and scheme:
-        make, name = _FINDERS[scheme](config.env), config.env.removeprefix(scheme)
+        make, name = FINDERS[scheme](config.env), config.env.removeprefix(scheme)
     else:
         source = env_factory or find_environment(config.env)
-        assert not isinstance(source, EnvSpec), "registered environments have one agent"
+        if isinstance(source, EnvSpec):
+            raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
         make, name = source, getattr(source, "__qualname__", type(source).__name__)
-    made = _class_of(make)
+    made = class_of(make)
     is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
     _check_options(config, name, is_vector)
     if is_vector:
@@ -105,7 +63,12 @@ def make_multi_agent_envs(
             raise ValueError("env_kwargs must not have num_envs: set envs_per_runner instead")
         with failures_of(name, "constructor"):
             vector = make(num_envs=num_envs, **config.env_kwargs)
-        return VectorTurns(vector, name)
+        try:
+            _check_vector(vector, num_envs, name)
+            return VectorTurns(vector, name)
+        except BaseException:
+            vector.close()
+            raise
     wrappers = wrapper_specs(config.env_wrappers)
     games: list[Game] = []
     try:
@@ -118,20 +81,6 @@ def make_multi_agent_envs(
         for game in games:
             game.close()
         raise
-
-
-def _class_of(factory: Callable[..., Any]) -> type[Any] | None:
-    """Return the class of what a factory makes; None if it does not say."""
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    if isinstance(factory, type):
-        return factory
-    try:
-        made = typing.get_type_hints(factory).get("return")
-    except (NameError, TypeError):  # hints that only a type checker can read
-        return None
-    made = typing.get_origin(made) or made
-    return made if isinstance(made, type) else None
 
 
 def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
@@ -160,6 +109,18 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
             )
 
 
+def _check_vector(vector: MultiAgentVectorEnv, num_envs: int, name: str) -> None:
+    needed = ("num_envs", "agents", "observation_space", "action_space")
+    if lacking := [each for each in needed if not hasattr(vector, each)]:
+        raise ValueError(f"{name} must have {' and '.join(lacking)}: set them in its constructor")
+    if vector.num_envs != num_envs:
+        raise ValueError(
+            f"{name} has {vector.num_envs} environments where {num_envs} were asked for"
+        )
+    if not vector.agents or len({*vector.agents}) < len(vector.agents):
+        raise ValueError(f"{name} must have agents with different names, not {vector.agents!r}")
+
+
 def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
     for wrapper in wrappers:
         wrap: Callable[..., Any] = load_env_creator(wrapper.entry_point)
@@ -171,7 +132,7 @@ def _game(env: Any, index: int, name: str) -> Game:
     env = native(env)
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index)
-    if all(callable(getattr(env, each, None)) for each in _SPACES):
+    if all(callable(getattr(env, each, None)) for each in METHODS):
         return ParallelGame(env, index)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "

@@ -123,7 +123,10 @@ class SlotBooks:
             self._acted[of_env] = self.ended[of_env] = False
             self._rewards[of_env] = 0
             self._returns[over] = self._lengths[over] = 0
-        self._forbid(acting[self.ended[acting]], "came back after its episode ended")
+        self._forbid(
+            acting[self.ended[acting]],
+            "came back after its episode ended: it must not act again in the episode",
+        )
         self._acting = acting
         return self._booked(last, last_rewards, env_returns, env_lengths)
 

@@ -197,6 +197,20 @@ class Spaceless(ScriptedParallel):
         return 3
 
 
+class Raising(ScriptedParallel):
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return {"ann": spaces.Discrete(2)}[agent]  # type: ignore[return-value]
+
+
+class WronglyMasked(ScriptedParallel):
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        seen, infos = super().reset(seed)
+        return seen, {agent: {"action_mask": np.ones(2)} for agent in infos}
+
+
 class Different(ScriptedParallel):
     made = 0
 
@@ -219,6 +233,8 @@ class Numbered(ScriptedParallel):
         (Unbounded, "Unbounded must have possible_agents: list in its constructor every agent"),
         (Changing, "an agent must always have the same space"),
         (Spaceless, "action_space('ann') must return a space, not 3"),
+        (Raising, "failed in constructor: KeyError: 'bob'"),
+        (WronglyMasked, "the action mask for Discrete(3) has shape [2], not [3]"),
         (Numbered, "its agents must have different names, not [1, '1']"),
     ],
 )
@@ -291,3 +307,33 @@ def test_what_a_vector_returns_is_checked(what: str) -> None:
     with pytest.raises(EnvironmentFailed) as failed:
         play(envs, 0, 40)
     assert said in str(failed.value)
+
+
+class Incomplete(ScriptedVector):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, [drawn(i, "parallel") for i in range(num_envs)])
+        del self.action_space
+
+
+class Few(ScriptedVector):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(1, [drawn(0, "parallel")])
+
+
+class Namesakes(ScriptedVector):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, [drawn(i, "parallel") for i in range(num_envs)])
+        self.agents = ("ann", "ann", "cy")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Incomplete, "Incomplete must have action_space: set them in its constructor"),
+        (Few, "Few has 1 environments where 2 were asked for"),
+        (Namesakes, "Namesakes must have agents with different names"),
+    ],
+)
+def test_what_a_vector_has_is_checked(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        envs_of(make)

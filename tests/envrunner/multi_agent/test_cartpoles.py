@@ -14,7 +14,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 
-NAME = "juggler.envrunner.cartpoles:CartPoles"
+NAME = "juggler:CartPoles"
 N, A = 3, 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import warnings
 from typing import Any
@@ -16,11 +17,12 @@ from support.scripted_games import ScriptedParallel, ScriptedTurns, ScriptedVect
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.naming import check_name
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.runtime.installing import installing
 
-CARTPOLES = "juggler.envrunner.cartpoles:CartPoles"
+CARTPOLES = "juggler:CartPoles"
 
 
 class Mine(ScriptedParallel):
@@ -70,6 +72,11 @@ def test_several_agents_are_known_by_the_class(factory: Any, several: bool) -> N
     assert has_several_agents(EnvRunnerConfig(), factory) == several
 
 
+def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None:
+    with pytest.raises(ValueError, match="for several agents, write the class"):
+        make_vector_env(EnvRunnerConfig(env="mine"), of_unknown)
+
+
 @pytest.mark.parametrize(
     ("name", "several"),
     [
@@ -84,6 +91,17 @@ def test_several_agents_are_known_by_the_class(factory: Any, several: bool) -> N
 )
 def test_several_agents_are_known_by_the_name(name: str, several: bool) -> None:
     assert has_several_agents(EnvRunnerConfig(env=name)) == several
+
+
+def test_whether_there_are_several_agents_is_known_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from juggler.envrunner.config import EnvRunnerConfig\n"
+        "from juggler.envrunner.multi_agent.interfaces import has_several_agents\n"
+        f"assert has_several_agents(EnvRunnerConfig(env={CARTPOLES!r}))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_class_of_ones_own_is_named_like_any_environment(

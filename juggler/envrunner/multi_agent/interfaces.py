@@ -1,0 +1,71 @@
+"""Tells environments with several agents from others by their class. No torch here."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any, Final
+
+from gymnasium.envs.registration import EnvSpec
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.naming import find_environment
+from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+
+#: What finds a game, by the scheme of its name.
+FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
+    openspiel.SCHEME: openspiel.find_game,
+    pettingzoo_games.SCHEME: pettingzoo_games.find_game,
+}
+
+#: The methods by which a class is known for PettingZoo's interfaces.
+METHODS: Final = ("observation_space", "action_space", "reset", "step")
+
+
+def has_several_agents(
+    config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
+) -> bool:
+    """Tell whether the environments of a run have several agents.
+
+    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
+    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
+    asked for the class after its "->". No environment is made.
+
+    Args:
+        config: the environments.
+        env_factory: makes the environments instead of `config.env`.
+
+    Raises:
+        ValueError: there is no such environment, or its package is not installed.
+        EnvironmentFailed: importing its module failed.
+    """
+    if env_factory is None:
+        if config.gateway or config.is_elsewhere or ":" not in config.env:
+            return False
+        if config.env.startswith(tuple(FINDERS)):
+            return True
+        source = find_environment(config.env)
+        if isinstance(source, EnvSpec):
+            return False
+        env_factory = source
+    made = class_of(env_factory)
+    return made is not None and (
+        issubclass(made, MultiAgentVectorEnv)
+        or all(callable(getattr(made, name, None)) for name in METHODS)
+    )
+
+
+def class_of(factory: Callable[..., Any]) -> type[Any] | None:
+    """Return the class of what a factory makes; None if it does not say."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        return factory
+    try:
+        made = typing.get_type_hints(factory).get("return")
+    except Exception:  # hints are code, and some can only be read by a type checker
+        return None
+    made = typing.get_origin(made) or made
+    return made if isinstance(made, type) else None
