@@ -98,7 +98,7 @@ class Loop:
         parts.carry_out(parts.core.issue_updates())
 
     def finish_updates(self) -> None:
-        """Do what follows from the updates that were answered: end the run, or begin a round."""
+        """Do what follows from the updates that were answered: end the run, or begin a turn."""
         parts, driver = self._parts, self._parts.config.driver
         # A resumed run makes an update first: workers that wait for it are to be sent home by it.
         has_updated = parts.core.updates > parts.updates_before
@@ -106,7 +106,7 @@ class Loop:
         if limit is not None and has_updated and parts.core.trained >= limit:
             parts.end.stop("stop_steps")
         self._note_first_update()
-        if parts.end.reached or (driver.synchronous and not parts.core.between_rounds):
+        if parts.end.reached or (driver.synchronous and not parts.core.between_turns):
             return
         if parts.confirmation.look():
             return parts.end.stop("solved")

@@ -331,7 +331,7 @@ class World(Processes):
         for key, books in self.books.items():
             books.check_admission(commands)
             coming = Proceed(key) in self.pending
-            if books.core.between_rounds and not coming:
+            if books.core.between_turns and not coming:
                 self.pending.append(Proceed(key))
         return commands
 

@@ -129,7 +129,7 @@ class Synchronous:
 
     def next_update(self, module: State) -> dict[str, list[Batch]] | None:
         members = module.group.members
-        if self._sampling() or module.updates or module.between_rounds:
+        if self._sampling() or module.updates or module.between_turns:
             return None
         if not all(learner.held_steps for learner in members.values()):
             return None
@@ -158,7 +158,7 @@ class Synchronous:
         return bool(self._plan) or any(each.ledger.requested for each in self._modules.values())
 
     def _updating(self) -> bool:
-        return any(each.updates or each.between_rounds for each in self._modules.values())
+        return any(each.updates or each.between_turns for each in self._modules.values())
 
     def _plan_turn(self) -> None:
         runners = self._runners.in_order()

@@ -112,9 +112,9 @@ class DriverCore:
         return all(module.idle for module in self.modules.values())
 
     @property
-    def between_rounds(self) -> bool:
+    def between_turns(self) -> bool:
         """In synchronous mode: updates were made, all are finished, and `Proceed` is awaited."""
-        return self.idle and any(module.between_rounds for module in self.modules.values())
+        return self.idle and any(module.between_turns for module in self.modules.values())
 
     @property
     def members(self) -> tuple[str, ...]:

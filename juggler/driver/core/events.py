@@ -202,7 +202,7 @@ class PeersLost:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """In synchronous mode, behind an update: the next round may begin."""
+    """In synchronous mode, behind an update: the next turn may begin."""
 
     module_id: str = DEFAULT_MODULE
 

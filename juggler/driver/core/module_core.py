@@ -93,9 +93,9 @@ class ModuleCore:
         return not self._state.updates
 
     @property
-    def between_rounds(self) -> bool:
+    def between_turns(self) -> bool:
         """In synchronous mode, behind an update; `Proceed` ends it."""
-        return self._state.between_rounds
+        return self._state.between_turns
 
     @property
     def updates_in_flight(self) -> int:
@@ -150,7 +150,7 @@ class ModuleCore:
             case events.PeersLost():
                 self._announce(self._group.renew(event.generation))
             case events.Proceed():
-                self._state.between_rounds = False
+                self._state.between_turns = False
             case events.StopRequested():
                 self._stopping = True
             case events.Finish():
@@ -169,7 +169,7 @@ class ModuleCore:
         # No update is issued while learners wait to join, so that they need not wait for long.
         if self.idle:
             self._announce(self._group.admit())
-        if self._group.members and not self._group.joiners and not self.between_rounds:
+        if self._group.members and not self._group.joiners and not self.between_turns:
             while (shares := self._admission.next_update(self._state)) is not None:
                 self._issue(shares)
         return self._commands
@@ -342,7 +342,7 @@ class ModuleCore:
         share = shares.pop(learner)
         if not shares:
             del self._state.updates[update_id]
-            self._state.between_rounds = self.settings.synchronous
+            self._state.between_turns = self.settings.synchronous
         return share
 
     # Learners.

@@ -36,7 +36,7 @@ class ModuleSettings:
     """Sample, wait for all, update, wait. The same for all modules."""
 
     num_runners: int = 1
-    """The first round begins when so many runners have joined. Synchronous mode only; the same for
+    """The first turn begins when so many runners have joined. Synchronous mode only; the same for
     all modules."""
 
     waited_for: bool = True
@@ -61,7 +61,7 @@ class State:
     """
     Attributes:
         updates: by update id, the shares of those learners that have not answered yet.
-        between_rounds: in synchronous mode, behind an update; `Proceed` ends it.
+        between_turns: in synchronous mode, behind an update; `Proceed` ends it.
         has_begun: its first group of learners has formed.
     """
 
@@ -69,5 +69,5 @@ class State:
     group: Group
     ledger: Ledger
     updates: dict[int, dict[str, list[Batch]]] = field(default_factory=dict)
-    between_rounds: bool = False
+    between_turns: bool = False
     has_begun: bool = False

@@ -85,7 +85,7 @@ class Standstill:
                 size, held = module.settings.batch_size, module.held_steps
                 parts.append(f"an update{of_module} takes {size} steps, {held} are there")
         if self._parts.confirmation.under_way and self._config.driver.synchronous:
-            parts.append("the next round waits until it is known whether the run is solved")
+            parts.append("sampling waits until it is known whether the run is solved")
         if self._parts.departures.last_failure:
             parts.append(f"the last failure: {self._parts.departures.last_failure}")
         return "; ".join(parts)

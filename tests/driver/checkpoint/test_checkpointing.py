@@ -107,7 +107,7 @@ def test_without_its_learner_a_run_waits_for_its_end(tmp_path: Path) -> None:
     play_a_round(world)
     answer_requests(world)
     world.leave(world.learner)
-    assert world.core.between_rounds
+    assert world.core.between_turns
     assert len(requests(world)) == 4
 
 

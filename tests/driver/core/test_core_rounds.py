@@ -219,9 +219,9 @@ def test_every_module_updates_behind_a_synchronous_turn_and_waits_for_proceed() 
     updates = only(IssueUpdate, step(core, receipt(first, 50)))
     assert [update.module_id for update in updates] == list(BOTH)
     assert finish(core, updates[1], number=1) == []
-    assert not core.between_rounds, "the other one's update is still made"
+    assert not core.between_turns, "the other one's update is still made"
     assert finish(core, updates[0], number=1) == []
-    assert core.between_rounds
+    assert core.between_turns
     assert step(core, Proceed("blue")) == []
     assert modules_by_round(only(Request, step(core, Proceed("red")))) == [BOTH, BOTH]
 
@@ -232,7 +232,7 @@ def test_a_module_that_got_nothing_takes_part_in_the_next_synchronous_turn() -> 
     (update,) = only(IssueUpdate, commands)
     assert update.module_id == "blue"
     finish(core, update, number=1)
-    assert core.between_rounds, "it does not wait for red"
+    assert core.between_turns, "it does not wait for red"
     requests = only(Request, step(core, Proceed("blue")))
     assert modules_by_round(requests) == [BOTH, BOTH]
 

@@ -122,18 +122,18 @@ def test_the_next_round_waits_for_the_update_and_asks_for_its_weights() -> None:
     assert {r.at_least for r in following} == {Version(1, 1)}
 
 
-def test_nothing_is_asked_for_between_two_rounds() -> None:
+def test_nothing_is_asked_for_between_two_turns() -> None:
     core, requests = start(runners=2, steps=50)
-    assert not core.between_rounds
+    assert not core.between_turns
     (update,) = deliver(core, requests, 50)
     assert isinstance(update, IssueUpdate)
-    assert not core.between_rounds
+    assert not core.between_turns
     assert finish(core, update, number=1) == []
-    assert core.between_rounds
+    assert core.between_turns
     assert step(core, RunnerLeft("envrunner-1", "R", "killed")) == []
     assert step(core, joined(1, 50, "R2")) == []
     assert [type(command) for command in step(core, Proceed())] == [Request, Request]
-    assert not core.between_rounds
+    assert not core.between_turns
 
 
 def test_the_round_goes_on_without_what_a_dead_runner_owes() -> None:
