@@ -96,8 +96,19 @@ class Departures:
             return self._end.fail(text.rstrip(), "no_envrunner")
         if role == EVALUATOR:
             self._confirmation.impossible(f"{event.worker_id} keeps ending")
+        if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
+            text += f". Nobody trains {' and '.join(orphans)} any more. Other modules train on, without checkpoints"
         traceback = self.tracebacks.get(event.worker_id, "")
         return self._progress.message(f"{text}\n{_inset(traceback)}".rstrip(), "error")
+
+    def _without_learners(self, worker_id: str) -> list[str]:
+        """Those modules of a learner that stays down which no other learner hosts."""
+        index = int(worker_id.rpartition("-")[2])
+        return [
+            f"module {module_id!r}"
+            for module_id in self._registry.modules_of(index)
+            if not self._registry.learners_of(module_id)
+        ]
 
 
 def _inset(text: str) -> str:

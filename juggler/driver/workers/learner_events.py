@@ -24,7 +24,7 @@ class LearnerEvents:
         """What a learner process is told before anything else: its setup, once, and then of each
         module that it is to host."""
         yield setup
-        for module_id in self._parts.registry.modules_of(worker):
+        for module_id in self._parts.registry.modules_of(worker.index):
             yield from self._parts.learners[module_id].begin(worker, setup.seed)
 
     def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:

@@ -143,10 +143,10 @@ class WorkerRegistry:
             "is private (the variable GLOO_SOCKET_IFNAME names its interface)"
         )
 
-    def modules_of(self, learner: Worker) -> list[str]:
-        """The modules that a learner process is to host."""
+    def modules_of(self, index: int) -> list[str]:
+        """The modules that the learner process of this index is to host."""
         learners, module_ids = self.config.driver.learners, self.config.module_ids
-        return modules_of_process(learner.index, learners, module_ids)
+        return modules_of_process(index, learners, module_ids)
 
     def processes_of(self, module_id: str) -> int:
         """How many learner processes the run begins with for this module."""
