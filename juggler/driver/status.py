@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.workers import WorkerRecord
@@ -38,8 +40,9 @@ class StatusReader:
             updates=records.updates,
             restarts=parts.local.restarts + records.remote_restarts(),
             steps_per_second=rates.get("", 0.0),
-            steps=self._steps(),
+            steps=_steps(parts.core.counters()),
             queues=self._queues(),
+            modules=self._modules(),
             episodes=self._episodes(),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
@@ -56,15 +59,16 @@ class StatusReader:
             status.log_messages.add(time=moment, level=level, text=text)
         return status
 
-    def _steps(self) -> status_pb2.StepBooks:
-        books = self.parts.core.counters()
-        return status_pb2.StepBooks(
-            sampled=books.sampled,
-            trained=books.trained,
-            dropped={reason: steps for reason, steps in books.dropped.items() if steps},
-            in_flight=books.in_flight,
-            lost_unreported=books.lost_unreported,
-        )
+    def _modules(self) -> Iterator[status_pb2.ModuleStatus]:
+        """Each module, if there are several."""
+        modules = self.parts.core.modules
+        for module_id, module in modules.items() if len(modules) > 1 else ():
+            yield status_pb2.ModuleStatus(
+                module_id=module_id,
+                version=module.weights_version.message(),
+                steps=_steps(module.ledger.counters()),
+                return_mean=self.parts.metrics.of(module_id).return_mean,
+            )
 
     def _queues(self) -> status_pb2.Queues:
         core = self.parts.core
@@ -112,6 +116,16 @@ class StatusReader:
             status.resources.device_bytes = vitals.device_bytes
             status.resources.cpu_seconds = vitals.cpu_seconds
         return status
+
+
+def _steps(books: Counters) -> status_pb2.StepBooks:
+    return status_pb2.StepBooks(
+        sampled=books.sampled,
+        trained=books.trained,
+        dropped={reason: steps for reason, steps in books.dropped.items() if steps},
+        in_flight=books.in_flight,
+        lost_unreported=books.lost_unreported,
+    )
 
 
 def _histogram(histogram: Histogram) -> status_pb2.Histogram:

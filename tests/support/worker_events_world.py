@@ -43,6 +43,9 @@ class _Hub:
         self.sent.append((worker, command_id, body))
         return True
 
+    def vitals(self) -> dict[str, Any]:
+        return {}
+
     def dismiss(self, worker: Worker, reason: str) -> None:
         self.dismissed.append((worker, reason))
 

@@ -51,12 +51,17 @@ class ModuleMetrics:
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)
 
+    @property
+    def return_mean(self) -> float | None:
+        """Over the last 100 episodes; None before there is one."""
+        return _mean(self.returns)
+
     def line(self) -> dict[str, Any]:
         """What happened since the last line."""
         return {
             **self.staleness.take(),
             "episodes": self.episodes,
-            "episode_return_mean": _mean(self.returns),
+            "episode_return_mean": self.return_mean,
             "episode_length_mean": _mean(self.lengths),
         }
 

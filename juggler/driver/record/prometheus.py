@@ -106,6 +106,7 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     yield _gauge("weights_generation", "Of the newest weights", status.version.generation)
     yield _gauge("weights_update", "Of the newest weights", status.version.update)
     yield from _steps(status.steps, status.queues)
+    yield from _modules(status.modules)
     yield from _episodes(status.episodes)
     for name, text, histogram in (
         ("staleness_updates", "Staleness of trained batches", status.staleness),
@@ -136,6 +137,32 @@ def _steps(steps: status_pb2.StepBooks, queues: status_pb2.Queues) -> Iterator[M
         "queued_batches", "Batches that wait at learners for an update", queues.queued_batches
     )
     yield _gauge("queued_steps", "Steps of these batches", queues.queued_steps)
+
+
+def _modules(modules: Sequence[status_pb2.ModuleStatus]) -> Iterator[Metric]:
+    if not modules:
+        return
+    of = ("module",)
+    for field, text in (
+        ("sampled", "Live steps of the module's agents"),
+        ("trained", "Of these, steps trained on, counted once"),
+    ):
+        steps = {(each.module_id,): getattr(each.steps, field) for each in modules}
+        yield _counter(f"module_steps_{field}", text, steps, of)
+    dropped = {
+        (each.module_id, reason): count
+        for each in modules
+        for reason, count in each.steps.dropped.items()
+    }
+    text = "Of these, steps never trained on"
+    yield _counter("module_steps_dropped", text, dropped, ("module", "reason"))
+    flying = {(each.module_id,): each.steps.in_flight for each in modules}
+    yield _gauge("module_steps_in_flight", "Of these, steps not used yet", flying, of)
+    updates = {(each.module_id,): each.version.update for each in modules}
+    yield _gauge("module_weights_update", "Update of the module's newest weights", updates, of)
+    returns = {(m.module_id,): m.return_mean for m in modules if m.HasField("return_mean")}
+    text = "Mean return of its agents' last 100 episodes"
+    yield _gauge("module_return_mean", text, returns, of)
 
 
 def _episodes(episodes: status_pb2.RunStatus.Episodes) -> Iterator[Metric]:

@@ -97,7 +97,10 @@ class Departures:
         if role == EVALUATOR:
             self._confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
-            text += f". Nobody trains {' and '.join(orphans)} any more. Other modules train on, without checkpoints"
+            text += (
+                f". Nobody trains {' and '.join(orphans)} any more. Other modules train on, "
+                "without checkpoints"
+            )
         traceback = self.tracebacks.get(event.worker_id, "")
         return self._progress.message(f"{text}\n{_inset(traceback)}".rstrip(), "error")
 

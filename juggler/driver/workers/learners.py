@@ -95,7 +95,8 @@ class Learners:
         for problem in problems:
             self._progress.message(problem, "error")
         at_first = self._beginning.text if self._beginning else "new weights"
-        self._given[learner] = at_first if state is None else f"update {state.version[1]}"
+        version = None if state is None else state.version_of(self._core.module_id)
+        self._given[learner] = at_first if version is None else f"update {version[1]}"
         return state
 
     def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UpdateKept]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
+from juggler.driver.record.prometheus import families
+from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import metrics_line
 from juggler.driver.workers.connector_state import everything
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.runtime.actors.setups import from_json
+from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 AGENTS = {"left": "blue", "right": "red"}
 BOTH = ["blue", "red"]
@@ -238,3 +242,51 @@ def test_a_runner_that_begins_anew_is_told_so_once_in_a_round(tmp_path: Path) ->
         answer(world, index, live_steps=0)
     seeds = [request.HasField("seed") for _, request in all_requests(world)[before:]]
     assert seeds == [True, False, False, False]
+
+
+def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    first = indices(world)
+    answer(world, first[0], episode_returns=[3.0], episode_lengths=[5])
+    answer(world, first[1], live_steps=5)
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(_status(world))
+        for sample in family.samples
+    }
+    assert metrics["juggler_module_steps_sampled_total", "blue"] == ROWS * STEPS
+    assert metrics["juggler_module_steps_sampled_total", "red"] == 5
+    assert metrics["juggler_module_steps_in_flight", "red"] == 5
+    assert metrics["juggler_module_return_mean", "blue"] == 3.0
+    assert ("juggler_module_return_mean", "red") not in metrics
+
+
+def test_the_status_of_a_run_with_one_module_names_none(tmp_path: Path) -> None:
+    status = _status(WorkersWorld(tmp_path))
+    assert len(status.modules) == 0
+    assert not [each.name for each in families(status) if "module" in each.name]
+
+
+def test_people_are_told_which_module_nobody_trains_any_more(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, num_learners=2, devices="cpu")
+    world.leave(world.learners[1])
+    world.end_process(Exited("learner-1", 1, "exit code 1", None))
+    assert not world.parts.end.reached
+    assert "Nobody trains module 'red' any more. Other modules train on" in world.told.messages[-1]
+
+
+def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path)
+    before = len(all_requests(world))
+    for index in indices(world)[:2]:
+        world.fail(world.runner, all_requests(world)[index][0])
+    assert "failed again" in world.why_dismissed(world.runner)
+    assert len(all_requests(world)) == before + 2, "another round, before it is let go"
+    world.leave(world.runner)
+    assert world.parts.core.requests_in_flight == 0
+    assert world.parts.core.counters().sampled == 0
+
+
+def _status(world: WorkersWorld) -> status_pb2.RunStatus:
+    journal = cast(Any, SimpleNamespace(newest=[]))
+    return StatusReader("run", Path("run"), world.parts, journal).read()
