@@ -45,6 +45,7 @@ class Departures:
         self.last_failure = ""
         self.tracebacks: dict[str, str] = {}
         self._env = config.env_runner.env
+        self._synchronous = config.driver.synchronous
         self._end = end
         self._registry = registry
         self._local = local
@@ -97,10 +98,10 @@ class Departures:
         if role == EVALUATOR:
             self._confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
-            text += (
-                f". Nobody trains {' and '.join(orphans)} any more. Other modules train on, "
-                "without checkpoints"
-            )
+            text += f". Nobody trains {' and '.join(orphans)} any more"
+            if self._synchronous:  # its turns are of all modules
+                return self._end.fail(text, "learner_lost")
+            text += ". Other modules train on, without checkpoints"
         traceback = self.tracebacks.get(event.worker_id, "")
         return self._progress.message(f"{text}\n{_inset(traceback)}".rstrip(), "error")
 

@@ -275,6 +275,14 @@ def test_people_are_told_which_module_nobody_trains_any_more(tmp_path: Path) -> 
     assert "Nobody trains module 'red' any more. Other modules train on" in world.told.messages[-1]
 
 
+def test_a_synchronous_run_ends_when_nobody_trains_one_of_its_modules(tmp_path: Path) -> None:
+    world = world_of_two(tmp_path, num_learners=2, devices="cpu", synchronous=True)
+    world.leave(world.learners[1])
+    assert not world.parts.end.reached, "it may be started again"
+    world.end_process(Exited("learner-1", 1, "exit code 1", None))
+    assert "Nobody trains module 'red' any more" in world.parts.end.failure
+
+
 def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path) -> None:
     world = world_of_two(tmp_path)
     before = len(all_requests(world))
