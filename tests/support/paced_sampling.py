@@ -53,6 +53,19 @@ class Forgetful(RLModule):
         return {"action_dist_inputs": torch.sin(batch["observations"][..., :3])}
 
 
+class Scaled(RLModule):
+    """Has one weight, `scale`, and deterministically chooses the action of that number."""
+
+    def __init__(self, observation_space: Any, action_space: Any, model_config: Any = None) -> None:
+        super().__init__(observation_space, action_space, model_config or {})
+        self.scale = torch.nn.Parameter(torch.zeros(()))
+
+    def _forward(self, batch: Any) -> Any:
+        seen = batch["observations"]  # [B, ...]
+        chosen = (self.scale.round().long() % 3).expand(len(seen))  # [B]
+        return {"action_dist_inputs": 20.0 * torch.nn.functional.one_hot(chosen, 3).float()}
+
+
 def sampler_of(
     envs: ScriptedAgents,
     played_by: Mapping[str, str],

@@ -1,0 +1,297 @@
+"""An EnvRunner with two modules answers the requests of a round by playing once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.paced_sampling import by_slot
+from support.runner_world import PATIENCE, RunnerWorld
+from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random, in_turn
+
+from juggler.envrunner import envrunner_worker
+from juggler.envrunner.multi_agent import making
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+PLAYED_BY = {"red": "reds", "green": "reds", "blue": "blues"}
+
+
+@pytest.fixture
+def envs() -> ScriptedAgents:
+    script = at_random(tuple(PLAYED_BY), 8)
+    return ScriptedAgents(2, {"red": THREE, "green": THREE, "blue": FOUR}, script)
+
+
+@pytest.fixture
+def make_world(
+    envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., RunnerWorld]]:
+    monkeypatch.setattr(
+        envrunner_worker, "step_back", lambda *_: None
+    )  # all later tests would, too
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_: envs)
+    worlds: list[RunnerWorld] = []
+
+    def make(played_by: dict[str, str] = PLAYED_BY, **keys: Any) -> RunnerWorld:
+        worlds.append(RunnerWorld(tmp_path, played_by, **keys))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+    assert envs.closed
+
+
+def test_it_is_ready_with_what_each_module_plays(make_world: Callable[..., RunnerWorld]) -> None:
+    ready = make_world().begin()
+    told = {module.module_id: module for module in ready.modules}
+    assert {name: (each.rows, each.steps) for name, each in told.items()} == {
+        "reds": (4, 4),
+        "blues": (2, 4),
+    }
+    assert list(told["reds"].observation_space.box.shape) == [3]
+    assert list(told["blues"].observation_space.box.shape) == [4]
+
+
+def test_every_round_brings_each_learner_its_own_steps(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    batches: dict[str, list[Any]] = {"reds": [], "blues": []}
+    env_ended: list[tuple[float, int]] = []
+    returns: dict[str, int] = {"reds": 0, "blues": 0}
+    for _ in range(30):
+        receipts = world.play(reds=0, blues=0)
+        for module_id, receipt in receipts.items():
+            assert not receipt.dropped
+            returns[module_id] += len(receipt.episode_returns)
+            if receipt.live_steps:
+                header, batch = world.learners[module_id].batch()
+                assert header.batch_id == receipt.batch_id
+                assert header.live_steps == batch.live_steps == receipt.live_steps
+                assert (header.module_id, header.permit) == (module_id, b"permit")
+                batches[module_id].append(batch)
+        told = [each for each in receipts.values() if each.env_lengths]
+        assert len(told) <= 1, "they are in one receipt of a round"
+        for each in told:
+            env_ended += zip(each.env_returns, each.env_lengths, strict=True)
+    assert env_ended
+    for module_id, agents in (("reds", (0, 1)), ("blues", (2,))):
+        found = by_slot(batches[module_id])
+        assert {slot % 3 for slot, _ in found} == set(agents)
+        for (slot, number), steps in found.items():
+            assert [step[0] for step in steps] == list(range(len(steps)))
+            expected = envs.log[slot][number].rewards()[: len(steps)]
+            np.testing.assert_allclose([step[2] for step in steps], expected)
+        ended = sum(bool(e.end) for slot in range(6) if slot % 3 in agents for e in envs.log[slot])
+        assert returns[module_id] == ended
+
+
+def test_each_module_acts_with_the_weights_of_its_own_learners(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    world.learners["reds"].publish(1)
+    world.learners["blues"].publish(2)
+    receipts = world.play(reds=1, blues=2)
+    assert receipts["reds"].version.update == 1
+    assert receipts["blues"].version.update == 2
+    _, reds = world.learners["reds"].batch()
+    _, blues = world.learners["blues"].batch()
+    assert set(np.asarray(reds.actions)[reds.live]) == {1}
+    assert set(np.asarray(blues.actions)[blues.live]) == {2}
+
+
+def test_a_round_waits_for_the_weights_of_each_module(
+    make_world: Callable[..., RunnerWorld],
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    world.driver.tell(*world.requests(reds=0, blues=1))
+    time.sleep(0.2)
+    assert world.learners["reds"].frames.empty(), "it played without the weights of one"
+    world.learners["blues"].publish(1)
+    receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
+    assert {each.module_id: each.version.update for each in receipts} == {"reds": 0, "blues": 1}
+
+
+def test_nothing_is_played_before_all_requests_of_a_round_are_there(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    first, second = world.requests(reds=0, blues=0)
+    world.driver.tell(first)
+    time.sleep(0.2)
+    assert not any(episode.actions for slot in envs.log.values() for episode in slot)
+    world.driver.tell(second)
+    for _ in range(2):
+        world.driver.hear(training_pb2.Receipt)
+    assert max(envs._now) == 4, "it played more than once"
+
+
+def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    # It waits for weights that never come; then it hears that their learner is gone.
+    world.driver.tell(*world.requests(reds=5, blues=0))
+    time.sleep(0.2)
+    world.driver.tell(training_pb2.Learners(module_id="reds", generation=2))
+    lost = world.driver.hear(training_pb2.Receipt)
+    assert (lost.module_id, lost.dropped, lost.live_steps) == ("reds", "learner_lost", 0)
+    # The answer to Learners follows the round, whose batch is acknowledged in another thread.
+    answers = [world.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
+    (receipt,) = [each for each in answers if isinstance(each, training_pb2.Receipt)]
+    (_,) = [each for each in answers if isinstance(each, attach_pb2.Done)]
+    assert (receipt.module_id, receipt.dropped) == ("blues", "")
+    assert receipt.live_steps > 0
+    receipts = world.play(reds=0, blues=0)
+    assert receipts["reds"].dropped == "learner_lost"
+    assert receipts["blues"].live_steps > 0
+
+
+def test_a_round_without_any_learner_is_not_played(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.set_up()
+    receipts = world.play(reds=0, blues=0)
+    assert {each.dropped for each in receipts.values()} == {"learner_lost"}
+    assert max(envs._now) == 0
+
+
+def test_a_module_without_a_request_acts_with_its_newest_weights(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    world.play(reds=0, blues=0)
+    before = {slot: sum(len(e.actions) for e in log) for slot, log in envs.log.items()}
+    blues = world.runner._modules["blues"]
+    version = world.learners["blues"].publish(2)
+    deadline = time.monotonic() + PATIENCE
+    while blues.newest is None or blues.newest.version < version:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(world.play(reds=0)) == ["reds"]
+    new = [a for slot in (2, 5) for e in envs.log[slot] for a in e.actions]
+    assert 2 in new
+    assert sum(before[slot] for slot in (2, 5)) < len(new)
+    assert world.learners["blues"].frames.qsize() == 1
+
+
+def test_a_request_of_no_round_is_answered_by_itself(
+    make_world: Callable[..., RunnerWorld],
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    (request,) = world.requests(blues=0)
+    request.round = request.requests_in_round = 0
+    assert world.driver.ask(request, training_pb2.Receipt).live_steps > 0
+
+
+def test_a_request_without_a_complete_row_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = dict.fromkeys(("red", "green"), "all")
+    envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
+    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_: envs)
+    world = RunnerWorld(tmp_path, agents)
+    world.begin()
+    live = [world.play(all=0)["all"].live_steps for _ in range(5)]
+    assert live[0] == 0
+    assert sum(live) > 20
+    assert world.learners["all"].frames.qsize() == sum(steps > 0 for steps in live)
+    world.close()
+
+
+def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWorld]) -> None:
+    world = make_world()
+    world.begin()
+    found = []
+    for _ in range(2):
+        requests = world.requests(reds=0, blues=0)
+        for request in requests:
+            request.seed = 5
+        world.driver.tell(*requests)
+        for _ in range(2):
+            world.driver.hear(training_pb2.Receipt)
+        for _ in range(3):
+            world.play(reds=0, blues=0)
+        batches = []
+        while not world.learners["reds"].frames.empty():
+            batches.append(world.learners["reds"].batch()[1])
+        found.append(batches)
+    assert len(found[0]) == len(found[1]) > 0
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.observations, other.observations)
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
+def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    shown = envs.observation
+
+    def broken(slot: int, episode: int, step: int) -> np.ndarray:
+        seen = shown(slot, episode, step)
+        return seen * np.nan if slot == 4 and step == 1 else seen
+
+    monkeypatch.setattr(envs, "observation", broken)
+    said: list[Any] = []
+    for _ in range(20):
+        world.driver.tell(*world.requests(reds=0, blues=0))
+        said = [world.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
+        if any(isinstance(each, Exception) or each.dropped for each in said):
+            said.append(world.driver._answers.get(timeout=PATIENCE))
+            break
+    # The batch of the others is acknowledged in another thread, while the runner leaves.
+    receipts = {each.module_id: each for each in said if isinstance(each, training_pb2.Receipt)}
+    (failure,) = [each for each in said if isinstance(each, Exception)]
+    assert receipts["blues"].dropped == ""
+    assert receipts["blues"].live_steps > 0
+    assert receipts["reds"].dropped == "nonfinite"
+    named = "observations of agent 'green' in environment 1 at step"
+    assert named in receipts["reds"].explanation
+    assert named in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("played_by", "text"),
+    [
+        ({"red": "reds", "green": "reds"}, "no module plays agent blue"),
+        ({**PLAYED_BY, "grey": "reds"}, "the environment has no agent grey"),
+        (dict.fromkeys(PLAYED_BY, "all"), "plays agents with different spaces .red, green: .*Box"),
+    ],
+)
+def test_agents_and_modules_that_do_not_fit_are_told(
+    make_world: Callable[..., RunnerWorld], played_by: dict[str, str], text: str
+) -> None:
+    world = make_world(played_by)
+    with pytest.raises(AssertionError, match=text):
+        world.set_up()
+
+
+def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    world.learners["reds"].publish(1)
+    world.play(reds=1, blues=0)
+    told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
+    assert len(told.episode_returns) == 7
+    assert told.version.update == 0, "the oldest among those that play"
+    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
+    assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]

@@ -1,0 +1,222 @@
+"""An EnvRunner with real streams, and the ends of those that a driver and learners have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
+
+import grpc
+import numpy as np
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.envrunner_worker import EnvRunner
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.runtime.actors.attachment import Attachment, Command, Detached
+from juggler.runtime.actors.credentials import CallMetadata, why_refused
+from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
+from juggler.runtime.actors.mailbox import Mailbox
+from juggler.runtime.actors.setups import to_json
+from juggler.runtime.actors.worker import Contact
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+M = TypeVar("M", bound=Message)
+PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+
+
+class Driver:
+    """The driver's place on the attach stream: gives commands, and hears what the runner says."""
+
+    run_id, incarnation, worker_id = "run", "incarnation", "envrunner-0"
+    held_up_by: Any = None
+
+    def __init__(self) -> None:
+        self.inbox: Mailbox[Command | Detached] = Mailbox()
+        self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
+        self._commands = 0
+
+    def tell(self, *commands: Message) -> None:
+        for command in commands:
+            body = any_pb2.Any()
+            body.Pack(command)
+            self._commands += 1
+            self.inbox.put(Command(self._commands, body))
+
+    def ask(self, command: Message, answer: type[M]) -> M:
+        self.tell(command)
+        return self.hear(answer)
+
+    def hear(self, answer: type[M]) -> M:
+        """The next answer, which is of this kind."""
+        said = self._answers.get(timeout=PATIENCE)
+        assert isinstance(said, answer), said
+        return said
+
+    # What the worker calls.
+
+    def begins(self, command_id: int) -> None:
+        pass
+
+    def busy(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def progresses(self) -> None:
+        pass
+
+    def reply(self, command_id: int, body: Message) -> None:
+        self._answers.put(body)
+
+    def fail(self, command_id: int, error: BaseException) -> None:
+        self._answers.put(error)
+
+    def report(self, note: training_pb2.Note) -> None:
+        pass
+
+
+class LearnerOf:
+    """A learner of one module: publishes weights, and takes batches."""
+
+    def __init__(self, directory: Path, module_id: str) -> None:
+        self.module_id, self.worker_id = module_id, f"learner-{module_id}"
+        self.address = f"unix:{directory / module_id}"
+        self.frames: SimpleQueue[BatchFrame] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
+        self.publisher = WeightsPublisher(self._why_refused)
+        receiver = EpisodeReceiver(self._take, self._why_refused, Limits())
+        self._server.add_generic_rpc_handlers((self.publisher.handler(), receiver.handler()))
+        bind(self._server, self.address)
+        self._server.start()
+
+    def publish(self, update: int) -> Version:
+        version = Version(1, update)
+        weights = {"scale": np.full((), float(update), np.float32)}
+        self.publisher.publish(version, {self.module_id: weights}, self.module_id)
+        return version
+
+    def batch(self) -> tuple[Any, EpisodeBatch]:
+        """The header and the content of the next batch."""
+        frame = self.frames.get(timeout=PATIENCE)
+        assert isinstance(frame.tree, dict)
+        assert list(frame.tree) == [self.module_id]
+        return frame.header, EpisodeBatch.from_tree(frame.tree[self.module_id])
+
+    def message(self) -> training_pb2.Learners:
+        learner = training_pb2.Learners.Learner(
+            worker_id=self.worker_id, incarnation="one", addresses=[self.address]
+        )
+        return training_pb2.Learners(module_id=self.module_id, generation=1, learners=[learner])
+
+    def close(self) -> None:
+        self.publisher.close()
+        self._server.stop(grace=None).wait(PATIENCE)
+        self._threads.shutdown(wait=False)
+
+    def _take(self, frame: BatchFrame) -> str:
+        self.frames.put(frame)
+        return ""
+
+    def _why_refused(self, metadata: CallMetadata) -> str | None:
+        return why_refused(metadata, token="secret", run_id="run")
+
+
+class RunnerWorld:
+    """An EnvRunner in a thread, with its driver and a learner for each module.
+
+    Args:
+        directory: of the learners' sockets.
+        agents: by agent, the module that plays it.
+        row_age: of every module.
+        steps: fragment_steps.
+    """
+
+    def __init__(
+        self, directory: Path, agents: Mapping[str, str], row_age: int = 100, steps: int = 4
+    ) -> None:
+        self.driver = Driver()
+        self.learners = {
+            each: LearnerOf(directory, each) for each in dict.fromkeys(agents.values())
+        }
+        acting = ActingSetup(
+            module=ModuleConfig(module="support.paced_sampling:Scaled"),
+            connectors={},
+            algorithm="impala",
+            off_policy=True,
+            row_age=row_age,
+        )
+        self.setup = EnvRunnerSetup(
+            env_runner=EnvRunnerConfig(envs_per_runner=2, fragment_steps=steps),
+            modules=dict.fromkeys(self.learners, acting),
+            agents=dict(agents),
+        )
+        contact = Contact("", token="secret", local=True)
+        attachment = cast(Attachment, self.driver)
+        self.runner = EnvRunner(attachment, self.driver.inbox, contact)
+        self._batch_ids = self._rounds = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def begin(self) -> training_pb2.Ready:
+        """Set the runner up, and introduce it to the learners, with weights of update 0."""
+        ready = self.set_up()
+        for learner in self.learners.values():
+            learner.publish(0)
+            self.driver.ask(learner.message(), attach_pb2.Done)
+        return ready
+
+    def set_up(self) -> training_pb2.Ready:
+        setup = training_pb2.Setup(config=to_json(self.setup), seed=7)
+        return self.driver.ask(setup, training_pb2.Ready)
+
+    def requests(self, **at_least: int) -> list[training_pb2.SampleRequest]:
+        """The requests of a round, by module with the update to wait for."""
+        self._rounds += 1
+        requests = []
+        for module_id, update in at_least.items():
+            self._batch_ids += 1
+            requests.append(
+                training_pb2.SampleRequest(
+                    module_id=module_id,
+                    batch_id=self._batch_ids,
+                    learner=self.learners[module_id].worker_id,
+                    generation=1,
+                    at_least=Version(1, update).message(),
+                    permit=b"permit",
+                    round=self._rounds,
+                    requests_in_round=len(at_least),
+                )
+            )
+        return requests
+
+    def play(self, **at_least: int) -> dict[str, training_pb2.Receipt]:
+        """The receipts of a round, by module."""
+        self.driver.tell(*self.requests(**at_least))
+        receipts = [self.driver.hear(training_pb2.Receipt) for _ in at_least]
+        return {receipt.module_id: receipt for receipt in receipts}
+
+    def close(self) -> None:
+        self.driver.inbox.put(Detached("over"))
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        for learner in self.learners.values():
+            learner.close()
+
+    def _run(self) -> None:
+        try:
+            self.runner.run()
+        except Exception:  # the driver has heard of it
+            pass
+        finally:
+            self.runner.close()
