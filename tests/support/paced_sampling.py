@@ -50,7 +50,9 @@ class Forgetful(RLModule):
         self.register_buffer("unused", torch.zeros(1))
 
     def _forward(self, batch: Any) -> Any:
-        return {"action_dist_inputs": torch.sin(batch["observations"][..., :3])}
+        seen = batch["observations"]  # [B, ...], or a Dict with a mask
+        seen = seen["observation"] if isinstance(seen, dict) else seen
+        return {"action_dist_inputs": torch.sin(seen[..., :3])}
 
 
 class Scaled(RLModule):

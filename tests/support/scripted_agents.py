@@ -193,7 +193,7 @@ class ScriptedAgents:
         groups = []
         for group in self.groups:
             mine = [self.agents.index(agent) for agent in group.agents]
-            shape = group.observation_space.shape
+            shape = self._spaces[group.agents[0]].shape
             acting = [slot for slot in sorted(books.acting) if slot % len(self.agents) in mine]
             ended = [slot for slot in sorted(books.ended) if slot % len(self.agents) in mine]
             shown = [books.acting[slot] for slot in acting]

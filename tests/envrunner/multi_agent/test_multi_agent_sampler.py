@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from support.paced_sampling import Collected, Remembering, by_slot, sampler_of
 from support.scripted_agents import FOUR, THREE, LoggedEpisode, ScriptedAgents, at_random, in_turn
 
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.learner.core.returns import gae, next_values, vtrace
 
 AGENTS = ("red", "green", "blue")
@@ -18,8 +21,8 @@ SEEDS = range(4)
 
 
 def random_world(seed: int, num_envs: int = 3) -> ScriptedAgents:
-    spaces = {"red": THREE, "green": THREE, "blue": FOUR}
-    return ScriptedAgents(num_envs, spaces, at_random(AGENTS, seed))
+    shown = {"red": THREE, "green": THREE, "blue": FOUR}
+    return ScriptedAgents(num_envs, shown, at_random(AGENTS, seed))
 
 
 TWO_MODULES = {"red": "reds", "green": "reds", "blue": "blues"}
@@ -247,3 +250,89 @@ def test_states_at_the_starts_of_rows_are_those_of_a_run_that_was_not_cut(seed: 
             np.testing.assert_allclose(states["sum"][row], total.numpy(), rtol=1e-6)
             rows += step > 0
     assert rows > 20
+
+
+def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> None:
+    envs = random_world(2)
+    connectors = {"env_to_module": ["mean_std_filter"]}
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=5, connectors=connectors))
+    counts = {"reds": 0.0, "blues": 0.0}
+    for _ in range(20):
+        for module, result in collected.play("reds", "blues").items():
+            state: Any = result.connector_delta
+            if state:
+                counts[module] += float(next(iter(state.values()))["count"])
+    for module in counts:
+        slots = slots_of(envs, TWO_MODULES, module)
+        shown = sum(len(e.at) for slot in slots for e in envs.log[slot])
+        assert shown == counts[module], "it has seen something twice, or not at all"
+    collected.play("reds")
+    assert not collected.sampler._modules["blues"]._delta, "it learned where it was not recorded"
+
+
+def test_contexts_at_the_starts_of_rows_are_those_of_the_agent() -> None:
+    envs = random_world(3)
+    connectors = {"env_to_module": [{"use": "frame_stack", "k": 2}]}
+    collected = Collected(sampler_of(envs, TWO_MODULES, steps=4, row_age=3, connectors=connectors))
+    for update in range(20):
+        collected.play("reds", "blues", update=update)
+    rows = 0
+    for batch in [each for batches in collected.batches.values() for each in batches]:
+        (frames,) = [np.asarray(each) for each in leaves(batch.states["connectors"])]  # [N, 1, ...]
+        for row in range(batch.rows):
+            seen = np.asarray(batch.observations)[row, 0]
+            slot, number, step = seen[:3].astype(int).tolist()
+            before = envs.log[slot][number].observations[max(0, step - 1)]
+            np.testing.assert_array_equal(frames[row].reshape(-1, len(seen))[-1], before)
+            rows += step > 0
+    assert rows > 20
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for branch in tree.values() for leaf in leaves(branch)]
+    return [tree]
+
+
+def test_an_action_mask_without_a_legal_action_names_the_agent_and_the_environment() -> None:
+    envs = MaskedAgents(2)
+    collected = Collected(sampler_of(envs, dict.fromkeys(("red", "green"), "all"), steps=3))
+    collected.play("all")  # the masks of those who are not on turn are not looked at
+    envs.illegal = 1
+    with pytest.raises(EnvironmentFailed, match="agent 'green' of environment 1 failed in step: "):
+        collected.play("all")
+    with pytest.raises(RuntimeError, match="call reset first"):
+        collected.play("all")
+    envs.illegal = -1
+    collected.sampler.reset(0)
+    collected.play("all")
+
+
+class MaskedAgents(ScriptedAgents):
+    """Agents in turn, whose observations are Dicts with an action mask.
+
+    Attributes:
+        illegal: the environment in which green's masks are zeros; -1: none.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.illegal = -1
+        agents = ("red", "green")
+        super().__init__(num_envs, dict.fromkeys(agents, THREE), in_turn(agents, 6))
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        shown = spaces.Dict({"observation": THREE, "action_mask": mask})
+        (group,) = self.groups
+        self.groups = (replace(group, observation_space=shown),)
+
+    def _turn(self, *args: Any) -> Any:
+        turn = super()._turn(*args)
+        (group,) = turn.groups
+        masks = np.ones((len(group.acting), 3), np.int8)
+        masks[group.acting == 2 * self.illegal + 1] = 0
+        lasts = np.zeros((len(group.ended), 3), np.int8)
+        masked = replace(
+            group,
+            observations={"observation": group.observations, "action_mask": masks},
+            last_observations={"observation": group.last_observations, "action_mask": lasts},
+        )
+        return replace(turn, groups=(masked,))

@@ -1,0 +1,110 @@
+"""Evaluations with several agents: whole episodes, every module deterministic."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.paced_sampling import Remembering, sampler_of
+from support.scripted_agents import THREE, Happening, ScriptedAgents, at_random, in_turn
+
+from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
+
+AGENTS = ("red", "green")
+EACH = {agent: agent for agent in AGENTS}
+
+
+def modules_of(envs: ScriptedAgents, module: type = Remembering) -> list[ModuleSlots]:
+    return list(sampler_of(envs, EACH, steps=4, module=module)._modules.values())
+
+
+def random_envs(num_envs: int = 3) -> ScriptedAgents:
+    return ScriptedAgents(num_envs, dict.fromkeys(AGENTS, THREE), at_random(AGENTS, 1))
+
+
+def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
+    envs = ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
+    returns, lengths = play_whole_episodes(envs, modules_of(envs), 5, seed=0)
+    # Environment 0 plays three episodes of 4 steps, environment 1 two of 5.
+    assert lengths == [4, 4, 4, 5, 5]
+    assert returns == [3.0, 3.0, 3.0, 5.0, 5.0]
+
+
+def test_every_agent_does_what_is_best_with_all_that_it_has_seen() -> None:
+    envs = random_envs()
+    play_whole_episodes(envs, modules_of(envs), 12, seed=0)
+    checked = 0
+    for episodes in envs.log.values():
+        for episode in episodes:
+            total = torch.full((3,), 0.5)
+            for seen, action in zip(episode.observations, episode.actions, strict=False):
+                total = 0.5 * total + torch.from_numpy(seen)
+                assert action == int(torch.sin(total).argmax())
+                checked += 1
+    assert checked > 50
+
+
+def test_an_evaluation_is_the_same_each_time() -> None:
+    envs = random_envs()
+    modules = modules_of(envs)
+    first = play_whole_episodes(envs, modules, 9, seed=0)
+    actions = {slot: [e.actions for e in log] for slot, log in envs.log.items()}
+    assert play_whole_episodes(envs, modules, 9, seed=0) == first
+    assert {slot: [e.actions for e in log] for slot, log in envs.log.items()} == actions
+
+
+def test_an_episode_counts_as_it_is_at_most_steps() -> None:
+    envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 7))
+    modules = modules_of(envs)
+    returns, lengths = play_whole_episodes(envs, modules, 5, seed=0, most_steps=3)
+    assert lengths == [3, 3, 1, 3, 3]
+    whole, _ = play_whole_episodes(envs, modules, 1, seed=0)
+    # What green got before its first action is in no agent's return.
+    assert sum(returns[:3]) == whole[0] - 0.25
+    assert returns[3:] == returns[:2]
+
+
+def test_it_stops_when_the_goal_is_out_of_reach() -> None:
+    envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
+    goal = Goal(mean=100.0, best=3.0)
+    steps: list[tuple[int, int]] = []
+    returns, _ = play_whole_episodes(
+        envs, modules_of(envs), 10, 0, lambda *at: steps.append(at), goal=goal
+    )
+    assert returns == [3.0]
+    assert steps == [(0, 1), (0, 2), (0, 3), (1, 4)]
+
+
+def test_a_return_that_is_not_finite_is_told_with_its_environment() -> None:
+    def script(env: int, episode: int, step: int) -> Happening:
+        if step < 2:
+            return Happening(list(AGENTS))
+        rewards = {"red": math.inf if env == 1 else 1.0}
+        return Happening([], rewards, dict.fromkeys(AGENTS, "truncated"), over=True)
+
+    envs = ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), script)
+    with pytest.raises(EnvironmentFailed, match="environment 1 failed in step: the return of its"):
+        play_whole_episodes(envs, modules_of(envs), 4, 0)
+
+
+def test_actions_of_modules_that_share_a_group_are_in_the_order_of_its_agents() -> None:
+    envs = random_envs()
+    modules = modules_of(envs)
+    kinds = {slots.role.module_id: place for place, slots in enumerate(modules)}
+    assert sorted(kinds) == ["green", "red"]
+    for slots in modules:
+        constant = kinds[slots.role.module_id] + 1
+
+        def act(seen, places, first, constant=constant):
+            return np.full(len(places), constant)
+
+        slots.policy.act_deterministically = act
+    play_whole_episodes(envs, modules, 6, seed=0)
+    for slot, episodes in envs.log.items():
+        expected = kinds[AGENTS[slot % 2]] + 1
+        assert {action for each in episodes for action in each.actions} == {expected}
