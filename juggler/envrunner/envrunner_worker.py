@@ -120,6 +120,8 @@ class EnvRunner:
         try:
             return self._loop.run()
         finally:
+            for command_id, request in self._round.requests.items():
+                self._deliveries.no_learner(command_id, request)  # the others will not come
             self._deliveries.settle(self._modules.values())
 
     def close(self) -> None:
@@ -192,7 +194,14 @@ class EnvRunner:
             for module_id, streams in self._modules.items()
         }
         sampling = time.perf_counter()
-        played = self._stage.play({each.module_id for each in recorded.values()}, versions)
+        try:
+            played = self._stage.play({each.module_id for each in recorded.values()}, versions)
+        except Exception:
+            # The command loop answers the last request of the round with the failure.
+            for command_id, request in recorded.items():
+                if command_id != max(requests):
+                    self._deliveries.answer(command_id, receipt_for(request))
+            raise
         encoding = time.perf_counter()
         self._deliveries.spent({"waiting": sampling - started, **played.seconds})
         self._hand_over(recorded, played)

@@ -104,7 +104,7 @@ class ModuleSlots:
             places, mine = self._mine(turn.ended)
             if len(places):
                 lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
-                paced.take_rewards(places, turn.last_rewards[mine])
+                self._take_rewards(places, turn.last_rewards[mine])
                 terminated = turn.terminated[mine].tolist()
                 for at, (place, over) in enumerate(zip(places.tolist(), terminated, strict=True)):
                     paced.end(place, None if over else take(lasts, at))
@@ -115,7 +115,7 @@ class ModuleSlots:
         self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
         acted = ~turn.first[self.where]  # [B]
         if acted.any():
-            paced.take_rewards(self.acting[acted], turn.rewards[self.where][acted])
+            self._take_rewards(self.acting[acted], turn.rewards[self.where][acted])
         paced.observe(self.acting, self._seen)
 
     def act(self, recorded: bool) -> Any:
@@ -181,6 +181,15 @@ class ModuleSlots:
             return places, np.arange(len(places))
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
+
+    def _take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> None:
+        finite = np.isfinite(rewards)  # [B]
+        if not finite.all():
+            # Returns are told before the batch with these steps is complete.
+            place = int(places[finite.argmin()])
+            step = int(self._paced.of["step"][place])
+            self._not_finite = self._lost(place, step, "rewards", 0)
+        self._paced.take_rewards(places, rewards)
 
     def _stored(self, shown: Tree, recorded: bool) -> Any:
         """Observations [B, ...] as batches hold them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from juggler.envrunner.environments.seeding import module_seeds
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
@@ -66,6 +68,7 @@ class MultiAgentSampler:
         seconds: dict[str, float] = defaultdict(float)
         env_returns: list[float] = []
         env_lengths: list[int] = []
+        environments: list[int] = []  # whose episodes these are
         for module_id, slots in self._modules.items():
             slots.begin(versions[module_id])
         if not self._taken:
@@ -79,6 +82,7 @@ class MultiAgentSampler:
             seconds["inference"] += between - before
             seconds["environment"] += time.perf_counter() - between
             self._take(turn, recorded)
+            environments += turn.over.tolist()
             env_returns += turn.env_returns.tolist()
             env_lengths += turn.env_lengths.tolist()
         finishing = time.perf_counter()
@@ -88,7 +92,10 @@ class MultiAgentSampler:
                 results[module_id] = slots.result()
             else:
                 slots.skip()
-        if not any(isinstance(result, NonFinite) for result in results.values()):
+        if any(isinstance(result, NonFinite) for result in results.values()):
+            env_returns, env_lengths = [], []
+        else:
+            _require_finite(environments, env_returns)
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
@@ -106,3 +113,14 @@ class MultiAgentSampler:
                 parts[slots.role.group].append((slots, slots.act(module_id in recorded)))
         groups = zip(turn.groups, self._envs.groups, parts, strict=True)
         return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+
+
+def _require_finite(environments: list[int], returns: list[float]) -> None:
+    """
+    Raises:
+        EnvironmentFailed: a return is not finite, because of rewards that no recorded step has.
+    """
+    for environment, total in zip(environments, returns, strict=True):
+        if not math.isfinite(total):
+            reason = f"the return of its episode is {total}: rewards must be finite numbers"
+            raise EnvironmentFailed(f"environment {environment}", "step", reason)

@@ -10,10 +10,20 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.paced_sampling import Collected, Remembering, by_slot, sampler_of
-from support.scripted_agents import FOUR, THREE, LoggedEpisode, ScriptedAgents, at_random, in_turn
+from support.scripted_agents import (
+    FOUR,
+    THREE,
+    Happening,
+    LoggedEpisode,
+    ScriptedAgents,
+    at_random,
+    in_turn,
+)
 
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.finiteness import NonFinite
 from juggler.learner.core.returns import gae, next_values, vtrace
+from juggler.runtime.episodes.version import Version
 
 AGENTS = ("red", "green", "blue")
 GAMMA, LAMBDA = 0.9, 0.8
@@ -292,6 +302,37 @@ def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return [leaf for branch in tree.values() for leaf in leaves(branch)]
     return [tree]
+
+
+@pytest.mark.parametrize("recorded", [("reds",), ("blues",)])
+def test_rewards_that_are_not_finite_are_found_wherever_they_are(recorded: tuple[str]) -> None:
+    script = at_random(AGENTS, 4)
+
+    def broken(env: int, episode: int, step: int) -> Happening:
+        happens = script(env, episode, step)
+        if (env, episode) == (1, 1) and "green" in happens.rewards:
+            happens.rewards["green"] = np.nan
+        return happens
+
+    shown = {"red": THREE, "green": THREE, "blue": FOUR}
+    sampler = sampler_of(ScriptedAgents(3, shown, broken), TWO_MODULES, steps=4)
+    versions = dict.fromkeys(("reds", "blues"), Version(1, 0))
+    failed = ""
+    while not failed:
+        try:
+            result = sampler.sample(recorded, versions).modules[recorded[0]]
+            if isinstance(result, NonFinite):
+                failed = str(result)
+            else:
+                assert np.isfinite(result.episode_returns).all()
+        except EnvironmentFailed as error:
+            failed = str(error)
+    if recorded == ("reds",):
+        assert "rewards of agent 'green' in environment 1 at step " in failed
+    else:
+        assert "environment 1 failed in step: the return of its episode is nan" in failed
+    with pytest.raises(RuntimeError, match="call reset first"):
+        sampler.sample(recorded, versions)
 
 
 def test_an_action_mask_without_a_legal_action_names_the_agent_and_the_environment() -> None:

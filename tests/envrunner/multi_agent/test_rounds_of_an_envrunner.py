@@ -14,7 +14,10 @@ from support.runner_world import PATIENCE, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random, in_turn
 
 from juggler.envrunner import envrunner_worker
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent import making
+from juggler.envrunner.multi_agent.turns import Turn
+from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 PLAYED_BY = {"red": "reds", "green": "reds", "blue": "blues"}
@@ -265,6 +268,54 @@ def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
     named = "observations of agent 'green' in environment 1 at step"
     assert named in receipts["reds"].explanation
     assert named in str(failure)
+
+
+def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    first, _ = world.requests(reds=0, blues=0)
+    world.driver.tell(first)
+    deadline = time.monotonic() + PATIENCE
+    while not world.runner._round.requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    world.driver.inbox.put(Detached("terminated"))
+    receipt = world.driver.hear(training_pb2.Receipt)
+    assert (receipt.batch_id, receipt.live_steps) == (first.batch_id, 0)
+    assert receipt.dropped == "learner_lost"
+    assert max(envs._now) == 0
+
+
+def test_a_runner_that_leaves_while_it_waits_for_weights_answers_its_requests(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    world.driver.tell(*world.requests(reds=5, blues=5))
+    time.sleep(0.2)
+    world.driver.inbox.put(Detached("terminated"))
+    receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
+    assert {(each.dropped, each.live_steps) for each in receipts} == {("learner_lost", 0)}
+    assert max(envs._now) == 0
+
+
+def test_an_environment_that_fails_costs_no_steps_of_any_module(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    world.begin()
+
+    def fails(actions: Any) -> Turn:
+        raise EnvironmentFailed("environment 1", "step", "it broke")
+
+    monkeypatch.setattr(envs, "step", fails)
+    world.driver.tell(*world.requests(reds=0, blues=0))
+    receipt = world.driver.hear(training_pb2.Receipt)
+    assert (receipt.module_id, receipt.live_steps, receipt.dropped) == ("reds", 0, "")
+    failure = world.driver._answers.get(timeout=PATIENCE)
+    assert isinstance(failure, EnvironmentFailed)
 
 
 @pytest.mark.parametrize(
