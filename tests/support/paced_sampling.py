@@ -68,6 +68,13 @@ class Scaled(RLModule):
         return {"action_dist_inputs": 20.0 * torch.nn.functional.one_hot(chosen, 3).float()}
 
 
+class Halves(Scaled):
+    """Chooses each of two actions half of the time."""
+
+    def _forward(self, batch: Any) -> Any:
+        return {"action_dist_inputs": torch.zeros(len(batch["observations"]), 2)}
+
+
 def sampler_of(
     envs: ScriptedAgents,
     played_by: Mapping[str, str],

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.made_checkpoints import checkpoint
 from support.paced_sampling import by_slot
 from support.runner_world import PATIENCE, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random, in_turn
 
+from juggler.driver.record.checkpoints import write
 from juggler.envrunner import envrunner_worker
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent import making
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 PLAYED_BY = {"red": "reds", "green": "reds", "blue": "blues"}
@@ -346,3 +351,70 @@ def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
     assert told.version.update == 0, "the oldest among those that play"
     actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
     assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]
+
+
+def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, tmp_path: Path
+) -> None:
+    world = make_world()
+    world.begin()
+    states = {
+        module_id: {"parameters": {"scale": np.array(scale, np.float32)}, "buffers": {}}
+        for module_id, scale in (("reds", 2.0), ("blues", 1.0))
+    }
+    of_module = {"version": [1, 9], "extra": {}}
+    saved = checkpoint(9, tree=states, modules=dict.fromkeys(states, of_module))
+    command = training_pb2.Evaluate(episodes=4, checkpoint=str(write(tmp_path, saved, keep=1)))
+    told = world.driver.ask(command, training_pb2.Evaluation)
+    assert (told.version.update, len(told.episode_returns)) == (9, 4)
+    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
+    assert [actions[slot] for slot in (0, 1, 2)] == [{2}, {2}, {1}]
+    # What the learners publish is loaded again, although it has not changed.
+    world.driver.ask(training_pb2.Evaluate(episodes=4), training_pb2.Evaluation)
+    assert {a for log in envs.log.values() for e in log for a in e.actions} == {0}
+
+
+def test_a_checkpoint_that_lacks_a_module_is_refused(
+    make_world: Callable[..., RunnerWorld], tmp_path: Path
+) -> None:
+    world = make_world()
+    world.begin()
+    states = {"reds": {"parameters": {"scale": np.zeros((), np.float32)}, "buffers": {}}}
+    saved = checkpoint(9, tree=states, modules={"reds": {"version": [1, 9], "extra": {}}})
+    path = write(tmp_path, saved, keep=1)
+    world.driver.tell(training_pb2.Evaluate(episodes=4, checkpoint=str(path)))
+    failure = world.driver._answers.get(timeout=PATIENCE)
+    assert "has no module 'blues'" in str(failure)
+
+
+def test_carts_of_two_modules_are_sampled_in_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With environments as they are made, whose agents end at different times."""
+    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    agents = {"cart_0": "left", "cart_1": "right", "cart_2": "right"}
+    world = RunnerWorld(tmp_path, agents, steps=16)
+    config = EnvRunnerConfig(
+        env="juggler.envrunner.cartpoles:CartPoles",
+        env_kwargs={"num_agents": 3},
+        envs_per_runner=2,
+        fragment_steps=16,
+    )
+    linear = ModuleConfig(module="support.paced_sampling:Halves")
+    modules = {name: replace(each, module=linear) for name, each in world.setup.modules.items()}
+    world.setup = replace(world.setup, env_runner=config, modules=modules)
+    ready = world.begin()
+    assert {module.module_id: module.rows for module in ready.modules} == {"left": 2, "right": 4}
+    returns: dict[str, list[float]] = {"left": [], "right": []}
+    env_returns: list[float] = []
+    for _ in range(20):
+        for module_id, receipt in world.play(left=0, right=0).items():
+            assert not receipt.dropped
+            returns[module_id] += receipt.episode_returns
+            env_returns += receipt.env_returns
+            if receipt.live_steps:
+                world.learners[module_id].batch()
+    assert len(returns["left"]) >= len(env_returns) > 3
+    assert len(returns["right"]) >= 2 * len(env_returns)
+    assert sum(env_returns) <= sum(map(sum, returns.values()))
+    world.close()
