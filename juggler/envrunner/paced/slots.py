@@ -143,9 +143,10 @@ class PacedSlots:
 
     def _let_go_of_old(self, places: NDArray[np.intp]) -> None:
         """Free rows whose first step took so long that it is stale."""
-        rows = self.of["row"][places]  # [B]
-        old = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
-        for place in places[old].tolist():
+        begun = places[(self.of["row"][places] >= 0) & (self.of["step"][places] == 0)]
+        if not len(begun):
+            return
+        for place in begun[self._is_old(self.of["row"][begun])].tolist():
             self.rows.give_back(int(self.of["row"][place]))
             self.of["row"][place] = -1
             self.counts["steps_stale"] += 1
