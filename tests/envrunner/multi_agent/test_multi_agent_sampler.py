@@ -136,6 +136,38 @@ def test_steps_that_are_too_old_for_a_batch_are_counted(row_age: int) -> None:
         assert 0 <= made - count - collected.stale[module] <= 4 * len(slots)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> None:
+    """Whatever is recorded in which round, and however many updates are made in between."""
+    rng = np.random.default_rng(seed)
+    envs = random_world(seed)
+    steps, row_age = int(rng.integers(1, 9)), int(rng.integers(0, 4))
+    sampler = sampler_of(envs, THREE_MODULES, steps, row_age)
+    collected = Collected(sampler)
+    update = 0
+    for _ in range(30):
+        update += int(rng.choice([0, 1, 5]))
+        recorded = [module for module in ("reds", "greens", "blues") if rng.random() < 0.7]
+        for module, result in collected.play(*recorded, update=update).items():
+            slots = slots_of(envs, THREE_MODULES, module)
+            assert result.batch is None or result.batch.rows <= len(slots)
+            oldest = update - 2 * row_age
+            assert result.batch is None or result.batch.segment_updates.min() >= oldest
+    for module, slots_here in sampler._modules.items():
+        paced = slots_here._paced
+        columns, rows = paced.rows.columns, paced.rows
+        batches = collected.batches[module]
+        check_steps(envs, slots_of(envs, THREE_MODULES, module), by_slot(batches))
+        live = sum(batch.live_steps for batch in batches)
+        held = int(columns["lengths"][rows.complete].sum())
+        filling = int(paced.of["step"][paced.of["row"] >= 0].sum())
+        dropped = collected.stale[module] + paced.counts["steps_stale"]
+        made = paced.counts["steps"] - paced.counts["steps_unrecorded"]
+        assert made == live + held + filling + dropped
+        assert live > 0
+        assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row is nobody's"
+
+
 def test_with_a_row_age_of_zero_every_batch_is_of_the_weights_of_its_round() -> None:
     envs = random_world(6)
     sampler = sampler_of(envs, TWO_MODULES, steps=4, row_age=0)
