@@ -14,6 +14,7 @@ from typing import Any
 
 from juggler.driver.agents_found import AgentGroup
 from juggler.driver.config import RunConfig
+from juggler.driver.learner_group.placement import processes_of_module
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -103,7 +104,8 @@ def settled(
     if not groups or groups[0].observation is None or groups[0].action is None:
         open_keys = CHOSEN[config.learner.algorithm].keys() - set(given)
         return config, _UNKNOWN if open_keys else ""
-    chosen = _chosen(config, given, groups[0].observation, groups[0].action)
+    spaces = groups[0].observation, groups[0].action
+    chosen = _chosen(config, given, *spaces, config.driver.learners)
     return RunConfig.from_flat({**config.flat(), **chosen}), _told(config, chosen)
 
 
@@ -125,7 +127,10 @@ def _settled_by_module(
             said.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
-        chosen = _chosen(of_module, known, group.observation, group.action, len(agents))
+        learners = processes_of_module(module_id, config.driver.learners, config.module_ids)
+        chosen = _chosen(
+            of_module, known, group.observation, group.action, learners, agents=len(agents)
+        )
         said.append(_told(of_module, chosen, f" in module {module_id!r}"))
         shared = {key: chosen.pop(key) for key in _SHARED if key in chosen}
         given = {*given, *shared}
@@ -144,6 +149,7 @@ def _chosen(
     given: Collection[str],
     observation: spaces_pb2.Space,
     action: spaces_pb2.Space,
+    learners: int,
     agents: int = 1,
 ) -> dict[str, Any]:
     """Values by key; none of a key that was given.
@@ -153,6 +159,7 @@ def _chosen(
         given: keys that have a value.
         observation: space of what its agents observe.
         action: space of what they do.
+        learners: how many processes train it together.
         agents: how many of an environment's agents it plays.
     """
     chosen: dict[str, Any] = {}
@@ -179,7 +186,7 @@ def _chosen(
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
     least = boxed.get("batch_size", _BATCH[algorithm])
     batch = max(least, fragment * max(1, config.driver.num_env_runners // 2))
-    choose("batch_size", batch * config.driver.learners)
+    choose("batch_size", batch * learners)
     if algorithm == "ppo":
         choose("minibatches", max(1, {**flat, **chosen}["batch_size"] // _MINIBATCH))
     return chosen

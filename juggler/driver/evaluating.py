@@ -6,13 +6,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import Played
 from juggler.driver.script_classes import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.connectors.pipeline import own_connectors
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.modules.by_name import given_or_named
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,9 @@ class Evaluated:
 
     Attributes:
         checkpoint: path of the policy's checkpoint.
-        returns: undiscounted returns, by environment and then by time.
-        lengths: numbers of steps, in the same order.
+        returns: undiscounted returns, by environment and then by time; with several agents, the
+            sums over them.
+        lengths: numbers of environment steps, in the same order.
         videos: paths of the videos, in the same order; empty if none were recorded.
     """
 
@@ -53,7 +59,8 @@ def evaluate(
     video: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Evaluated:
-    """Play whole episodes with the policy in a checkpoint, without exploration.
+    """Play whole episodes with the policy in a checkpoint, without exploration. Where there are
+    several agents, each is played by its module.
 
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
@@ -87,37 +94,71 @@ def evaluate(
     for problem in found.problems:
         warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
     where = found.path or Path(checkpoint)
-    if found.config.get("agents"):
-        modules = ", ".join(map(repr, found.module_ids))
-        raise ConfigError(
-            f"{where}: this run has several agents, and their episodes cannot be evaluated yet: "
-            f"act with juggler.load_policy(checkpoint, module_id=...), of which there are {modules}"
-        )
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
     config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
-    rows = min(config.env_runner.envs_per_runner, episodes)
-    config.env_runner.envs_per_runner = rows
+    config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
     factory = env if callable(env) else None
+
+    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
+        """A module, and the connectors on both sides of it."""
+        of_module = config.of(module_id)
+        given = given_or_named(of_module.module.module, module if callable(module) else None, own)
+        policy_config = PolicyConfig(
+            of_module.module, of_module.connectors.parsed(), given if callable(given) else None, own
+        )
+        return restore_parts(found, policy_config, observed, acted, module_id)
+
+    if config.played_by:
+        if video is not None:
+            raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
+        played = _play_together(config, factory, parts, episodes, seed, watch)
+        return Evaluated(where, *played, [])
     videos: list[Path] = []
     if video is not None:
         factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
         config.env_runner.vectorize = "sync"
     environments = make_vector_env(config.env_runner, factory)
     try:
-        policy_config = PolicyConfig(
-            config.module, config.connectors.parsed(), module if callable(module) else None, own
+        built, env_to_module, module_to_env = parts(
+            DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
-        built, env_to_module, module_to_env = restore_parts(
-            found,
-            policy_config,
-            environments.single_observation_space,
-            environments.single_action_space,
-        )
-        policy = BehaviourPolicy(built, rows, 1, seed, module_to_env)
+        policy = BehaviourPolicy(built, environments.num_envs, 1, seed, module_to_env)
         returns, lengths = play(environments, policy, episodes, seed, env_to_module, watch)
     finally:
         environments.close()
     return Evaluated(where, returns, lengths, videos)
+
+
+def _play_together(
+    config: RunConfig,
+    factory: Callable[..., Any] | None,
+    parts: Callable[[str, Space[Any], Space[Any]], Any],
+    episodes: int,
+    seed: int,
+    watch: Callable[[int, int], None] | None,
+) -> tuple[list[float], list[int]]:
+    """Episodes of several agents, each played by its module -> returns, summed over the agents, and
+    numbers of environment steps."""
+    from juggler.envrunner.multi_agent.casting import cast
+    from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+    from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+    from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
+    from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+
+    envs = make_multi_agent_envs(config.env_runner, factory)
+    try:
+        modules = []
+        for module_id, role in cast(envs, config.played_by, config.module_ids).items():
+            spaces = role.spaces
+            built, connectors, module_to_env = parts(
+                module_id, spaces.observation_space, spaces.action_space
+            )
+            policy = GatheredPolicy(built, connectors, module_to_env, seed)
+            slots = ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
+            modules.append(slots)
+        return play_whole_episodes(envs, modules, episodes, seed, watch)
+    finally:
+        envs.close()

@@ -152,6 +152,13 @@ def test_samples_grow_with_the_agents_that_a_module_plays() -> None:
     assert sizes == [2 * 16 * 32, 16 * 32]
 
 
+def test_samples_grow_with_the_processes_that_train_a_module_and_not_with_all() -> None:
+    one, two, four = (_settled(num_learners=count)[0] for count in (1, 2, 4))
+    for module_id in one.module_ids:
+        sizes = [each.of(module_id).learner.batch_size for each in (one, two, four)]
+        assert sizes == [sizes[0], sizes[0], 2 * sizes[0]], "two processes have a module each"
+
+
 def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
     config, _ = _settled(lr=0.125, modules={"runner": {"lambda_": 0.5, "reward_scale": 2.0}})
     learners = {name: config.of(name).flat() for name in config.module_ids}

@@ -1,0 +1,87 @@
+"""A run with several agents and two algorithms: training, resuming, evaluating, acting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import juggler
+from juggler.runtime.checkpoints.checkpoint import read
+
+RUN: dict[str, Any] = {
+    "env": "support.tag_game:Tag",
+    "modules": {"runner": {"algorithm": "ppo", "batch_size": 64, "minibatches": 1}},
+    "num_env_runners": 1,
+    "progress": "off",
+}
+SEEN = {"adversary": np.zeros(3, np.float32), "runner": np.zeros(2, np.float32)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
+    run_dir = tmp_path_factory.mktemp("runs") / "tag"
+    return juggler.train(**RUN, stop_steps=2000, run_dir=str(run_dir))
+
+
+def test_modules_with_different_algorithms_learn_side_by_side(trained: juggler.Result) -> None:
+    assert trained.checkpoint is not None
+    saved = read(trained.checkpoint)
+    assert saved.module_ids == ("adversary", "runner")
+    algorithms = {name: saved.modules[name]["extra"]["algorithm"] for name in saved.modules}
+    assert algorithms == {"adversary": "impala", "runner": "ppo"}
+    steps = {name: saved.counters_of(name)["trained"] for name in saved.modules}
+    assert min(steps.values()) > 0
+    assert sum(steps.values()) == saved.counters["trained"] >= 2000
+    assert saved.config["agents"] == {
+        "adversary_0": "adversary",
+        "adversary_1": "adversary",
+        "runner_0": "runner",
+    }
+
+
+def test_such_a_run_is_resumed_with_every_module_at_its_version(
+    trained: juggler.Result, tmp_path: Path
+) -> None:
+    assert trained.checkpoint is not None
+    before = read(trained.checkpoint)
+    later = juggler.resume(trained.run_dir, stop_steps=3000)
+    assert later.checkpoint is not None
+    after = read(later.checkpoint)
+    for module_id in before.module_ids:
+        (generation, update), newer = before.version_of(module_id), after.version_of(module_id)
+        assert newer[0] == generation + 1
+        assert newer[1] > update
+    assert later.summary["env_steps_trained"] >= 3000
+
+
+@pytest.mark.parametrize("module_id", SEEN)
+def test_each_module_becomes_a_policy(trained: juggler.Result, module_id: str) -> None:
+    policy = juggler.load_policy(trained.run_dir, module_id=module_id)
+    action, _ = policy.act(SEEN[module_id])
+    assert policy.action_space.contains(action)
+
+
+def test_whole_episodes_of_all_agents_are_evaluated(trained: juggler.Result) -> None:
+    played = juggler.evaluate(trained.run_dir, 3)
+    assert played.returns == [15.0] * 3, "the sum over three agents, each of which gets 1 a step"
+    assert played.lengths == [5] * 3
+
+
+def test_a_synchronous_run_gives_the_same_numbers_every_time(tmp_path: Path) -> None:
+    runs = [
+        juggler.train(
+            **RUN,
+            synchronous=True,
+            checkpoint_updates=2,
+            stop_steps=1500,
+            run_dir=str(tmp_path / name),
+        )
+        for name in ("one", "two")
+    ]
+    one, two = (read(run.run_dir) for run in runs)
+    assert one.version == two.version
+    for module_id in one.module_ids:
+        np.testing.assert_equal(one.tree[module_id], two.tree[module_id])
