@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
@@ -90,11 +92,21 @@ class OwnCode:
 
 @dataclass(frozen=True, slots=True)
 class ActingParts:
-    """A module for acting, with the connectors on both sides of it."""
+    """A module for acting, with the connectors on both sides of it.
+
+    Attributes:
+        connectors: from the environments to the module.
+        module_to_env: from the module to the environments.
+        module: the module.
+        observation_space: the environments'.
+        action_space: the environments'.
+    """
 
     connectors: EnvToModule
     module_to_env: ModuleToEnv
     module: RLModule
+    observation_space: Space[Any]
+    action_space: Space[Any]
 
     @classmethod
     def build(
@@ -126,14 +138,19 @@ class ActingParts:
             check_specs=setup.module.check_specs,
         )
         strip_to_acting(module)  # the rest is not sent here
-        return cls(connectors, module_to_env, module)
+        return cls(connectors, module_to_env, module, observation_space, action_space)
 
     def ready(self, module_id: str, rows: int, steps: int) -> training_pb2.Ready.Module:
         """What the driver is told of the module, whose batches have N rows of T steps."""
-        return training_pb2.Ready.Module(
+        ready = training_pb2.Ready.Module(
             module_id=module_id,
             observation_space=space_to_message(self.connectors.observation_space),
             action_space=space_to_message(self.module_to_env.action_space),
             rows=rows,
             steps=steps,
         )
+        with suppress(WireError):  # a connector replaces a space that has no encoding
+            sides = space_to_message(self.observation_space), space_to_message(self.action_space)
+            ready.environment_observation_space.CopyFrom(sides[0])
+            ready.environment_action_space.CopyFrom(sides[1])
+        return ready

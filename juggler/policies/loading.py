@@ -92,8 +92,14 @@ def load_policy(
         module if callable(module) else None,
         own,
     )
+    if not (spaces := saved.spaces_of(module_id)):
+        raise CheckpointError(
+            saved.path or Path(),
+            "does not have the spaces of its environment, one of which has no encoding: play it "
+            "with juggler evaluate",
+        )
     observation_space, action_space = (
-        space_from_message(ParseDict(saved.spaces_of(module_id)[key], spaces_pb2.Space()))
+        space_from_message(ParseDict(spaces[key], spaces_pb2.Space()))
         for key in ("observation", "action")
     )
     parts = restore_parts(saved, policy_config, observation_space, action_space, module_id)

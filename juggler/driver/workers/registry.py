@@ -26,20 +26,43 @@ _LONGEST_SPACES = 1000  # bytes, for people
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What one module sees and does, as the first EnvRunner found it."""
+    """What one module sees and does, as the first EnvRunner found it.
+
+    Attributes:
+        observation: of the observations in batches, behind the connectors.
+        action: of the actions in batches.
+        environment_observation: the environment's; an empty message if it has no encoding.
+        environment_action: the same.
+    """
 
     observation: spaces_pb2.Space
     action: spaces_pb2.Space
+    environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
+    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
+
+    @classmethod
+    def of(cls, ready: training_pb2.Ready.Module) -> Spaces:
+        return cls(
+            ready.observation_space,
+            ready.action_space,
+            ready.environment_observation_space,
+            ready.environment_action_space,
+        )
 
     def __str__(self) -> str:
         sides = self.observation, self.action
         size = sum(side.ByteSize() for side in sides)
-        return str(self.to_json()) if size < _LONGEST_SPACES else f"spaces of {size} bytes"
+        if size >= _LONGEST_SPACES:
+            return f"spaces of {size} bytes"
+        return str({"observation": MessageToDict(sides[0]), "action": MessageToDict(sides[1])})
 
     def to_json(self) -> dict[str, object]:
+        """The environment's spaces, for a checkpoint; {}: they have no encoding."""
+        if not self.environment_action.ByteSize():
+            return {}
         return {
-            "observation": MessageToDict(self.observation),
-            "action": MessageToDict(self.action),
+            "observation": MessageToDict(self.environment_observation),
+            "action": MessageToDict(self.environment_action),
         }
 
 
@@ -100,7 +123,7 @@ class WorkerRegistry:
             self._must_make_batches(worker.role, module)
             self._must_have_the_same_spaces(worker, module)
         for module in message.modules:
-            spaces = Spaces(module.observation_space, module.action_space)
+            spaces = Spaces.of(module)
             self.spaces.setdefault(module.module_id, spaces)
             if worker.role == ENVRUNNER:
                 before = self._most_steps.get(module.module_id, 0)
@@ -243,9 +266,9 @@ class WorkerRegistry:
         Raises:
             ValueError: those before it have others.
         """
-        spaces = Spaces(module.observation_space, module.action_space)
+        spaces = Spaces.of(module)
         before = self.spaces.get(module.module_id, spaces)
-        if spaces == before:
+        if (spaces.observation, spaces.action) == (before.observation, before.action):
             return
         several = len(self.config.module_ids) > 1
         of_module = f" for module {module.module_id!r}" if several else ""

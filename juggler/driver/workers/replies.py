@@ -90,6 +90,8 @@ def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
     for module in ready.modules:
         check_limits(module.observation_space)
         check_limits(module.action_space)
+        check_limits(module.environment_observation_space)
+        check_limits(module.environment_action_space)
     return ready
 
 

@@ -29,18 +29,22 @@ class Setup(_message.Message):
 class Ready(_message.Message):
     __slots__ = ("modules",)
     class Module(_message.Message):
-        __slots__ = ("module_id", "observation_space", "action_space", "rows", "steps")
+        __slots__ = ("module_id", "observation_space", "action_space", "rows", "steps", "environment_observation_space", "environment_action_space")
         MODULE_ID_FIELD_NUMBER: _ClassVar[int]
         OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
         ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         STEPS_FIELD_NUMBER: _ClassVar[int]
+        ENVIRONMENT_OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
+        ENVIRONMENT_ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
         module_id: str
         observation_space: _spaces_pb2.Space
         action_space: _spaces_pb2.Space
         rows: int
         steps: int
-        def __init__(self, module_id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+        environment_observation_space: _spaces_pb2.Space
+        environment_action_space: _spaces_pb2.Space
+        def __init__(self, module_id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., environment_observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., environment_action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ...) -> None: ...
     MODULES_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedCompositeFieldContainer[Ready.Module]
     def __init__(self, modules: _Optional[_Iterable[_Union[Ready.Module, _Mapping]]] = ...) -> None: ...

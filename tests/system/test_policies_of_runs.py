@@ -1,0 +1,36 @@
+"""Policies that are loaded from runs act in the environments of these runs."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from support.place import Place
+
+import juggler
+
+
+@pytest.mark.parametrize(
+    ("env", "connectors"),
+    [
+        ("Pendulum-v1", {"module_to_env": ["rescale_actions"]}),
+        ("FrozenLake-v1", {"env_to_module": ["one_hot"]}),
+    ],
+)
+def test_a_loaded_policy_has_the_spaces_of_the_environment(
+    place: Place, env: str, connectors: dict[str, list[str]]
+) -> None:
+    options = ["--env", env, "--connectors", json.dumps(connectors), "--stop-steps", 2000]
+    run = place.run("train", *options, "--run-dir", "run", "--num-env-runners", 1)
+    assert run.status == 0, run.output
+    policy = juggler.load_policy(place.path / "run")
+    made = gymnasium.make(env)
+    assert policy.observation_space == made.observation_space
+    assert policy.action_space == made.action_space
+    observation, _ = made.reset(seed=0)
+    actions = [np.asarray(policy.act(observation, explore=True)[0]) for _ in range(50)]
+    assert all(made.action_space.contains(action) for action in actions)
+    if env == "Pendulum-v1":
+        assert max(np.abs(action).max() for action in actions) > 1, "not those of the module, [-1, 1]"
