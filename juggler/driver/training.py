@@ -242,6 +242,7 @@ def resume_run(
             f"from_checkpoint = {config.driver.from_checkpoint!r}: a run that is resumed goes on "
             "with its own weights; to begin with others, start a new run"
         )
+    _must_be_of_one_run(config, checkpoint)
     progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
         progress.message(nothing_to_do(run_dir, reached, config))
@@ -249,7 +250,7 @@ def resume_run(
         return Result(summary, run_dir, checkpoint.path)
     with _checked(config, own_code, listen, progress, started) as groups:
         config = with_agents(config, groups)
-        _must_be_of_one_run(config, checkpoint)
+        _must_be_of_one_run(config, checkpoint)  # now that it is known who plays which agent
         return _drive(
             config,
             RunDirectory.open(run_dir, config.flat()),

@@ -84,6 +84,8 @@ class Asynchronous:
         for module_id, module in self._modules.items():
             settings, members = module.settings, module.group.members
             if not members:
+                if settings.waited_for and not module.has_begun:
+                    return None
                 continue
             learner = min(members.values(), key=_open_steps)
             most = settings.max_open_updates * settings.batch_size / len(members)

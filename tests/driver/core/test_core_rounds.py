@@ -165,6 +165,15 @@ def test_a_module_whose_learners_are_all_gone_is_left_out_until_they_are_back() 
     assert modules_by_round(only(Request, step(core, receipt(alone, 50)))) == [BOTH]
 
 
+def test_no_round_goes_out_until_every_module_that_is_waited_for_has_learners() -> None:
+    core = make(learners=("blue",))
+    assert join(core) == []
+    commands = step(core, LearnerJoined("learner-red", "L", "red"))
+    assert set(modules_by_round(only(Request, commands))) == {BOTH}
+    core = make(red={"waited_for": False}, learners=("blue",))
+    assert set(modules_by_round(join(core))) == {("blue",)}
+
+
 def test_a_module_that_fills_slowly_holds_up_nobody() -> None:
     """Of a game in which it rarely acts: its bound is given back with each receipt."""
     core = make(requests_per_runner=1)
