@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group.results import ShardLost as ShardLost
     from juggler.driver.learner_group.results import UpdateFailed as UpdateFailed
     from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
+    from juggler.driver.line_ups import PlayedMatches as PlayedMatches
+    from juggler.driver.line_ups import play_matches as play_matches
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
     from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
     from juggler.envrunner.cartpoles import CartPoles as CartPoles
+    from juggler.envrunner.multi_agent.matrix_game import MatrixGame as MatrixGame
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
     from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
@@ -163,6 +166,7 @@ _PUBLIC = {
     "LearnerSpec": "juggler.driver.learner_group.spec",
     "LiveMean": "juggler.learner.core.live_mean",
     "Loss": "juggler.learner.core.forward",
+    "MatrixGame": "juggler.envrunner.multi_agent.matrix_game",
     "Maybe": "juggler.runtime.modules.specs",
     "MergeableConnector": "juggler.runtime.connectors.connector",
     "Metrics": "juggler.learner.core.learner_core",
@@ -175,6 +179,7 @@ _PUBLIC = {
     "ParameterGroupState": "juggler.learner.optim.parameter_group_state",
     "Params": "juggler.learner.core.learner_core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
+    "PlayedMatches": "juggler.driver.line_ups",
     "Policy": "juggler.policies.policy",
     "Population": "juggler.learner.core.population",
     "Ppo": "juggler.learner.algorithms.ppo.core",
@@ -214,6 +219,7 @@ _PUBLIC = {
     "load_policy": "juggler.policies.loading",
     "member_id": "juggler.learner.core.population",
     "next_values": "juggler.learner.core.returns",
+    "play_matches": "juggler.driver.line_ups",
     "read_weights": "juggler.runtime.checkpoints.weights",
     "resume": "juggler.driver.training",
     "shard": "juggler.learner.data.sharding",

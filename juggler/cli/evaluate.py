@@ -12,6 +12,7 @@ from typing import TextIO
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
+from juggler.driver.config import ConfigError
 
 PROGRESS_SECONDS = 5.0
 
@@ -35,6 +36,14 @@ class Arguments:
     video: str | None = None
     """A directory for one video of each episode."""
 
+    play: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Who plays an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern, such
+    as player_*. PLAYER is a module of the run, "random", or the path of another run or checkpoint,
+    with :MODULE behind it if it has several. Then wins, draws and losses are counted."""
+
+    explore: bool = False
+    """With --play: policies draw their actions as in training."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "evaluate")
@@ -44,6 +53,10 @@ def run(arguments: Sequence[str]) -> int:
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
+    if given.play:
+        return _play(given)
+    if given.explore:
+        raise ConfigError("--explore: only matches are played so; name players with --play")
     with warnings.catch_warnings():
         warnings.showwarning = _show
         played = evaluate(
@@ -62,6 +75,39 @@ def _evaluate(given: Arguments) -> int:
     )
     if played.videos:
         print(f"videos: {given.video}, {len(played.videos)} of them")
+    return 0
+
+
+def _play(given: Arguments) -> int:
+    from juggler.driver.line_ups import play_matches
+
+    if given.video is not None:
+        raise ConfigError("--video: matches cannot be recorded; leave it out")
+    players: dict[str, str] = {}
+    for pair in given.play:
+        agent, equals, player = pair.partition("=")
+        if not (agent and equals and player):
+            raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
+        players[agent] = player
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
+        played = play_matches(
+            given.checkpoint,
+            players,
+            given.episodes,
+            given.seed,
+            explore=given.explore,
+            env=given.env,
+            watch=_Progress(given.episodes),
+        )
+    print(f"checkpoint: {played.checkpoint}")
+    for agent, record in played.records.items():
+        low, high = record.interval()
+        print(
+            f"{agent} ({played.players[agent]}): return {record.mean:.2f} ± {record.error:.2f}; "
+            f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
+            f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
+        )
     return 0
 
 

@@ -110,7 +110,7 @@ def play_matches(
     players: Mapping[str, Player],
     episodes: int,
     seed: int,
-    watch: Callable[[int], None] = lambda _: None,
+    watch: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Match]:
     """Play the first episodes that begin, so that short ones are not counted more often.
 
@@ -119,7 +119,8 @@ def play_matches(
         players: by agent. Agents may share one.
         episodes: how many to play.
         seed: of the environments.
-        watch: called with the number of episodes that are over, after every step.
+        watch: called after each step of all environments, with the number of episodes that are
+            over and of steps so far.
 
     Returns:
         The episodes, in the order in which they began.
@@ -131,7 +132,7 @@ def play_matches(
     if missing := [agent for agent in envs.agents if agent not in players]:
         raise ValueError(f"nobody plays {', '.join(missing)}: name a player for each agent")
     table = _Table(envs, episodes)
-    turn = envs.reset(seed)
+    turn, steps = envs.reset(seed), 0
     while True:
         for group in turn.groups:
             table.count(group)
@@ -139,14 +140,14 @@ def play_matches(
             table.over(env)
         for env in turn.began.tolist():
             table.begin(env)
-        watch(table.done)
+        watch(table.done, steps)
         if table.done == episodes:
             return table.matches()
         actions = []
         for group, among in zip(turn.groups, envs.groups, strict=True):
             table.act(group)
             actions.append(_actions(group, among.action_space, envs.agents, players))
-        turn = envs.step(actions)
+        turn, steps = envs.step(actions), steps + 1
 
 
 class _Table:

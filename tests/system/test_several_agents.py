@@ -10,8 +10,10 @@ from typing import Any
 import psutil
 from support.place import Place, assert_books_balance, eventually, metrics, summary
 
-MATRIX = "juggler.envrunner.multi_agent.matrix_game:MatrixGame"
-POLES = "juggler.envrunner.cartpoles:CartPoles"
+import juggler
+
+MATRIX = "juggler:MatrixGame"
+POLES = "juggler:CartPoles"
 
 TWO_MODULES = f"""
 env = "{POLES}"
@@ -135,10 +137,30 @@ def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
     assert not (place.path / "run").exists()
 
 
-def test_a_game_of_one_choice_for_two_is_learned_towards_its_mixed_optimum(place: Place) -> None:
-    payoffs = '{"payoffs": [[3, -2], [-2, 1]]}'
-    options = ["--env", MATRIX, "--env-kwargs", payoffs, "--algorithm", "ppo"]
-    run = place.run("train", *options, "--run-dir", "run", "--stop-steps", 40_000)
+def test_modules_of_a_run_play_matches_against_each_other_and_random_play(place: Place) -> None:
+    dominated = '{"payoffs": [[1, 1], [-1, -1]]}'  # the first row is better whatever column does
+    options = ["--env", MATRIX, "--env-kwargs", dominated, "--algorithm", "ppo"]
+    options += ["--agents", '{"row": "row", "column": "column"}', "--stop-steps", 20_000]
+    run = place.run("train", *options, "--run-dir", "run")
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
     assert abs(summary(place.path / "run")["episode_return_mean"]) < 1e-6, "it is a zero-sum game"
+
+    played = place.run("evaluate", "run", "--play", "column=random", "--episodes", 50)
+    assert played.status == 0, played.output
+    assert "row (row): return 1.00 ± 0.00; 50 won, 0 drawn, 0 lost" in played.output
+    assert "column (random): return -1.00 ± 0.00; 0 won, 0 drawn, 50 lost" in played.output
+    drawn = juggler.play_matches(place.path / "run", {"*": "random"}, 400, seed=3)
+    assert 0.4 < drawn.records["row"].score < 0.6
+    policy = juggler.load_policy(place.path / "run", module_id="row")
+    again = juggler.play_matches(place.path / "run", {"row": policy, "column": "random"}, 20)
+    assert again.records["row"].wins == 20
+    for said, words in (
+        ("rwo=random", "no agent is called 'rwo': did you mean 'row'?"),
+        ("row=cloumn", "'cloumn' is neither a module of this run nor the path of a checkpoint"),
+        ("row", "--play row: expected AGENT=PLAYER, such as player_0=random"),
+    ):
+        wrong = place.run("evaluate", "run", "--play", said)
+        assert wrong.status != 0
+        assert words in wrong.output
+        assert "Traceback" not in wrong.output

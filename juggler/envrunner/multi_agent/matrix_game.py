@@ -1,4 +1,4 @@
-"""Games in which all players choose once, at the same time, and a table tells what each gets."""
+"""Games in which all players choose once, at the same time: "juggler:MatrixGame"."""
 
 from __future__ import annotations
 

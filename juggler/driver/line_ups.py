@@ -1,0 +1,185 @@
+"""Plays matches between given players, in this process, without workers or streams."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.script_classes import must_be_given_again
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.nearest import nearest
+
+if TYPE_CHECKING:
+    from juggler.envrunner.multi_agent.turns import AgentGroup
+    from juggler.policies.matches import Match, Player, Record
+    from juggler.policies.policy import Policy
+
+#: The name of a player that draws every action at random.
+RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedMatches:
+    """Matches between given players.
+
+    Attributes:
+        checkpoint: path of the checkpoint whose environment and modules were played.
+        players: by agent, who played it, for people.
+        matches: in the order in which they began.
+        records: by agent, its returns, wins, draws and losses.
+    """
+
+    checkpoint: Path
+    players: dict[str, str]
+    matches: list[Match]
+    records: dict[str, Record]
+
+
+def play_matches(
+    checkpoint: str | Path,
+    players: Mapping[str, str | Policy],
+    episodes: int = 100,
+    seed: int = 0,
+    *,
+    explore: bool = False,
+    env: str | Callable[..., Any] | None = None,
+    watch: Callable[[int, int], None] = lambda *_: None,
+) -> PlayedMatches:
+    """Play whole episodes of the environment of a run, with given players for its agents.
+
+    Args:
+        checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken.
+        players: by agent, or by a pattern of agents' names with `*`, `?` and `[...]`, who plays it:
+            the id of a module in the checkpoint; "random"; the path of another checkpoint or run,
+            with ":" and the id of a module behind it if it has several; or a policy. The first
+            pattern that matches counts. Other agents are played by their own modules.
+        episodes: how many matches to play.
+        seed: of the environments and of the draws.
+        explore: policies draw their actions as in training, instead of taking the most likely ones.
+            Without it, policies repeat the same match if neither they nor the game draw anything.
+        env: another environment than the run's; required if the run was trained on a callable.
+        watch: called after each step of all environments, with the number of matches that are over
+            and of steps so far.
+
+    Raises:
+        ConfigError: the run has environments with one agent, or nobody is called like a player.
+        CheckpointError: a checkpoint is missing or damaged.
+        EnvironmentFailed: an environment failed.
+        ValueError: a policy does not fit an agent's spaces.
+    """
+    # Imported here because they import torch, which the driver does without.
+    from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+    from juggler.policies import matches
+
+    if episodes < 1:
+        raise ConfigError(f"episodes = {episodes}: must be at least 1")
+    found = read(Path(checkpoint))
+    for problem in found.problems:
+        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
+    where = found.path or Path(checkpoint)
+    named = {"env": env} if isinstance(env, str) else {}
+    config = RunConfig.to_act({**found.config, **named}, where=str(where))
+    must_be_given_again(config, env, None, {})
+    if not config.played_by:
+        raise ConfigError(
+            f"{where}: its environment {config.env_runner.env} has one agent, so there are no "
+            "matches: use juggler evaluate without --play"
+        )
+    config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
+    envs = make_multi_agent_envs(config.env_runner, env if callable(env) else None)
+    try:
+        chosen = _chosen(envs.agents, players, config)
+        seats = _Seats(where, config.module_ids, seed, explore)
+        group_of = {agent: group for group in envs.groups for agent in group.agents}
+        seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
+        played = matches.play_matches(envs, seated, episodes, seed, watch)
+    finally:
+        envs.close()
+    words = {agent: who if isinstance(who, str) else repr(who) for agent, who in chosen.items()}
+    return PlayedMatches(where, words, played, matches.records(played))
+
+
+def _chosen(
+    agents: tuple[str, ...], players: Mapping[str, str | Policy], config: RunConfig
+) -> dict[str, str | Policy]:
+    """Who plays each agent.
+
+    Raises:
+        ConfigError: a pattern matches no agent.
+    """
+    for pattern in players:
+        if not any(fnmatchcase(agent, pattern) for agent in agents):
+            raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
+    own = config.played_by
+    return {
+        agent: next(
+            (who for pattern, who in players.items() if fnmatchcase(agent, pattern)), own[agent]
+        )
+        for agent in agents
+    }
+
+
+class _Seats:
+    """The players, each made once, so that agents that share one act in one batch.
+
+    Args:
+        checkpoint: of the run.
+        module_ids: its modules.
+        seed: of the draws.
+        explore: see `play_matches`.
+    """
+
+    def __init__(
+        self, checkpoint: Path, module_ids: tuple[str, ...], seed: int, explore: bool
+    ) -> None:
+        self._checkpoint, self._module_ids = checkpoint, module_ids
+        self._seed, self._explore = seed, explore
+        self._made: dict[Any, Player] = {}
+
+    def player(self, who: str | Policy, group: AgentGroup) -> Player:
+        """
+        Raises:
+            ConfigError: nobody is called so.
+            ValueError: the policy does not fit the agents' spaces.
+        """
+        from juggler.policies.matches import PolicyPlayer, RandomPlayer
+
+        key = (who, group.agents) if who == RANDOM else who
+        if key not in self._made:
+            if who == RANDOM:
+                self._made[key] = RandomPlayer(group.action_space, self._seed + len(self._made))
+            else:
+                policy = self._policy(who) if isinstance(who, str) else who
+                _must_fit(policy, who, group)
+                self._made[key] = PolicyPlayer(policy, self._explore)
+        return self._made[key]
+
+    def _policy(self, who: str) -> Policy:
+        from juggler.policies.loading import load_policy
+
+        if who in self._module_ids:
+            return load_policy(self._checkpoint, module_id=who, seed=self._seed)
+        path, colon, module_id = who.rpartition(":")
+        for place, named in ((who, None), (path, module_id)):
+            if place and Path(place).exists() and (named is None or colon):
+                return load_policy(place, module_id=named, seed=self._seed)
+        known = [*self._module_ids, RANDOM]
+        raise ConfigError(
+            f"{who!r} is neither a module of this run nor the path of a checkpoint"
+            f"{nearest(who, known)}"
+        )
+
+
+def _must_fit(policy: Policy, who: str | Policy, group: AgentGroup) -> None:
+    for name in ("observation_space", "action_space"):
+        has, needs = getattr(policy, name), getattr(group, name)
+        if has != needs:
+            raise ValueError(
+                f"{who} cannot play {', '.join(group.agents)}: its {name} is {has}, and theirs is "
+                f"{needs}"
+            )
