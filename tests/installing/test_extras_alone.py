@@ -21,9 +21,11 @@ LEFT_OUT = {"envpool", "dev"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
 Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mujoco onnx onnxruntime
-onnxscript pettingzoo pygame
+onnxscript open_spiel pettingzoo pygame
 """
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
+#: Environments with two agents, by extra.
+GAMES = {"openspiel": "open_spiel:kuhn_poker", "pettingzoo": "pettingzoo:classic/connect_four_v3"}
 ENVIRONMENTS = {"atari": "pong", "box2d": "lunarlander", "mujoco": "hopper"}
 
 
@@ -50,7 +52,7 @@ def test_every_extra_is_tried() -> None:
         *ENVIRONMENTS,
         "certs",
         "onnx",
-        "pettingzoo",
+        *GAMES,
         "reflection",
         "video",
     } == EXTRAS.keys() - LEFT_OUT
@@ -74,17 +76,16 @@ def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> Non
     assert "1 episodes: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
 
 
-PLAY = """
+@pytest.mark.parametrize("extra", GAMES)
+def test_games_with_several_agents_are_made(alone: Alone, extra: str) -> None:
+    play = f"""
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
-envs = make_multi_agent_envs(EnvRunnerConfig(env="pettingzoo:classic/connect_four_v3"))
+envs = make_multi_agent_envs(EnvRunnerConfig(env={GAMES[extra]!r}))
 print(*envs.agents)
 """
-
-
-def test_games_of_pettingzoo_are_made(alone: Alone) -> None:
-    install(alone, "pettingzoo", told=alone.try_to_run("-c", PLAY))
-    assert alone.run("-c", PLAY) == "player_0 player_1\n"
+    install(alone, extra, told=alone.try_to_run("-c", play))
+    assert alone.run("-c", play) == "player_0 player_1\n"
 
 
 def test_certificates_are_made(alone: Alone) -> None:
