@@ -44,7 +44,7 @@ def test_a_run_learns_from_what_every_third_version_of_rounded_weights_does(plac
     assert end["env_steps_dropped"].get("stale", 0) <= 0.01 * end["env_steps_trained"]
     oldest = max(line["staleness_max"] or 0 for line in metrics(directory))
     assert 2 <= oldest <= 12
-    # Weights in a checkpoint are published with it, while runners sample: a candidate's and the last.
+    # Weights are published with a checkpoint that has them: a candidate's, and the last ones.
     with_checkpoints = {end["updates"], end["confirmation"]["update"]}
     in_the_course = [update for update in stamped if update not in with_checkpoints]
     assert len(in_the_course) > 10
