@@ -171,4 +171,6 @@ def test_several_learners_beyond_loopback_are_told_that_they_are_plain(place: Pl
     assert driver.wait(30) == 130, driver.output
     for each in (runner, *learners):
         assert each.wait(30) == 0, each.output
-    assert all(f"{words}, with TLS too: keep that private" in each.output for each in learners)
+    assert all(
+        f"{words}, even with TLS: keep that network private" in each.output for each in learners
+    )
