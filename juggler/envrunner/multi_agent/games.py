@@ -213,19 +213,21 @@ class TurnBasedGame(Game):
         self.env.reset(seed=seed)
         self._require_agents()
         # What becomes of agents that end at once goes to nobody, since they have not acted.
-        self._serve(Reports(len(reports.acting)), reports)
-        self._require_agents()
+        if not self._serve(Reports(len(reports.acting)), reports):
+            self._require_agents()
         return dict(getattr(self.env, "infos", {}))
 
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
         (action,) = actions.values()
         self.env.step(action)
-        self._serve(reports, reports)
-        if not self.env.agents:
+        if not self._serve(reports, reports):
             reports.over.append(self.index)
 
-    def _serve(self, ends: Reports, reports: Reports) -> None:
-        """Report who acts next. Agents that are done come first and are stepped with None."""
+    def _serve(self, ends: Reports, reports: Reports) -> bool:
+        """Report who acts next -> whether anybody does.
+
+        Agents that are done come first and are stepped with None.
+        """
         served: set[Hashable] = set()
         while self.env.agents:
             agent = self.env.agent_selection
@@ -238,10 +240,11 @@ class TurnBasedGame(Game):
             self._rewarded(agent, reward, ends)
             if not (terminated or truncated):
                 self._acts(agent, observation, info, reports)
-                return
+                return True
             self._ends(agent, observation, info, terminated, ends)
             served.add(agent)
             self.env.step(None)
+        return False
 
 
 def mask_in(info: Any) -> Any:

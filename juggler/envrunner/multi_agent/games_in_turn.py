@@ -89,9 +89,10 @@ class GamesInTurn:
             over = np.asarray(reports.over, np.intp)  # [L]
             for told in reports.ended:
                 told.sort(key=_slot)
+            rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
+            rewards[list(reports.rewards)] = list(reports.rewards.values())
             booked = self._books.step(
-                np.fromiter(reports.rewards.keys(), np.intp),
-                np.fromiter(reports.rewards.values(), np.float64),
+                rewards,
                 np.array([each.slot for told in reports.ended for each in told], np.intp),
                 over,
                 self._now_acting(reports),

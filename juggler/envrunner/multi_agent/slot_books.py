@@ -82,14 +82,11 @@ class SlotBooks:
         self._acting = acting
         return self._booked(np.zeros(0, np.bool_), np.zeros(0), np.zeros(0), np.zeros(0, np.intp))
 
-    def step(
-        self, rewarded: Slots, rewards: Floats, ended: Slots, over: Slots, acting: Slots
-    ) -> Booked:
+    def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
 
         Args:
-            rewarded: [R] slots that got a reward in this step, each at most once.
-            rewards: [R] float64.
+            rewards: [N * A] float64 of this step; 0 where a slot got none.
             ended: [E] slots whose episode ended.
             over: [L] environments that have no agents left and have begun their next episode.
             acting: [B] the slots that act next.
@@ -101,13 +98,15 @@ class SlotBooks:
         self._acted[self._acting] = True
         self._rewards[self._acting] = 0
         self._lengths += 1
-        self._forbid(
-            rewarded[self.ended[rewarded] & (rewards != 0)], "got a reward after its episode ended"
-        )
-        self._rewards[rewarded] += rewards
-        np.add.at(self._returns, rewarded // len(self._agents), rewards)
-        self._forbid(ended[self.ended[ended]], "ended, and it had ended already in this episode")
-        self.ended[ended] = True
+        if self.ended.any():
+            late = np.flatnonzero(self.ended & (rewards != 0))
+            self._forbid(late, "got a reward after its episode ended")
+        self._rewards += rewards
+        self._returns += rewards.reshape(-1, len(self._agents)).sum(1)
+        if len(ended):
+            already = ended[self.ended[ended]]
+            self._forbid(already, "ended, and it had ended already in this episode")
+            self.ended[ended] = True
         last = self._acted[ended]  # [E]
         last_rewards = self._rewards[ended]  # [E]
         env_returns, env_lengths = self._returns[over], self._lengths[over]  # [L]

@@ -39,7 +39,8 @@ class GroupTurn:
 
     Attributes:
         acting: [B] the slots that act next, in ascending order.
-        observations: [B, ...] what they see.
+        observations: [B, ...] what they see; may be the environments' memory, valid until they are
+            stepped.
         first: [B] this is their first action in the episode.
         rewards: [B] float64 of their last actions; 0 where `first`.
         ended: [E] the slots whose last action turned out to be their last one in the episode, in

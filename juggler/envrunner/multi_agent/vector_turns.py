@@ -39,6 +39,7 @@ class VectorTurns:
         self.num_envs = env.num_envs
         self.agents = tuple(env.agents)
         self._shape = (self.num_envs, len(self.agents))  # [N, A]
+        self._slots = self.num_envs * len(self.agents)
         self.groups: tuple[AgentGroup, ...] = (
             AgentGroup(self.agents, env.observation_space, env.action_space),
         )
@@ -76,10 +77,10 @@ class VectorTurns:
         self._check_shapes(
             "step", rewards=rewards, terminated=terminated, truncated=truncated, acting=acting
         )
+        # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        rewarded = np.flatnonzero(rewards)  # [R]
         ended = np.flatnonzero((terminated | truncated).ravel() & ~self._books.ended)  # [E]
-        last_observations = _rows(observations, ended)
+        last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
         over: Bools = ~np.any(acting, axis=1)  # [N]
         if over.any():
@@ -87,7 +88,7 @@ class VectorTurns:
         self._acting = np.flatnonzero(acting)  # [B]
         gone = np.flatnonzero(over)  # [L]
         try:
-            booked = self._books.step(rewarded, rewards[rewarded], ended, gone, self._acting)
+            booked = self._books.step(rewards, ended, gone, self._acting)
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         last = booked.last  # [E]
@@ -122,14 +123,24 @@ class VectorTurns:
 
         def spread(acted: Any) -> NDArray[Any]:
             acted = np.asarray(acted)
-            every = np.zeros((self.num_envs * len(self.agents), *acted.shape[1:]), acted.dtype)
-            every[self._acting] = acted
+            every = acted
+            if len(acted) < self._slots:
+                every = np.zeros((self._slots, *acted.shape[1:]), acted.dtype)
+                every[self._acting] = acted
             return every.reshape(self.num_envs, len(self.agents), *acted.shape[1:])
 
         return from_tree(space, tree_map(spread, to_tree(space, batch)))
 
     def _checked(self, observations: Any, call: str) -> Tree:
         """Check observations [N, A, ...]."""
+        ((path, leaf), *others) = self._leaves
+        if (
+            not (path or others)
+            and type(observations) is np.ndarray
+            and observations.dtype == leaf.dtype
+            and observations.shape == (*self._shape, *(leaf.shape or ()))
+        ):
+            return observations
         try:
             given = dict(flatten(tree_map(np.asarray, observations)))
             arrays = [(path, given[path]) for path, _ in self._leaves]
@@ -155,11 +166,13 @@ class VectorTurns:
 
     def _check_shapes(self, call: str, **arrays: Any) -> None:
         """Check rewards [N, A] and flags [N, A] bool, by name."""
-        shape = (self.num_envs, len(self.agents))
+        shape = self._shape
         for name, array in arrays.items():
             of_numbers = name == "rewards"
-            kind = array.dtype.kind if isinstance(array, np.ndarray) else ""
-            if np.shape(array) != shape or not kind or kind not in ("biuf" if of_numbers else "b"):
+            kinds = "biuf" if of_numbers else "b"
+            if not (
+                isinstance(array, np.ndarray) and array.shape == shape and array.dtype.kind in kinds
+            ):
                 reason = (
                     f"its {name} must be an array of {'numbers' if of_numbers else 'bool'} with "
                     f"shape {list(shape)}, not {array!r}"
@@ -170,11 +183,18 @@ class VectorTurns:
         return EnvironmentFailed(f"environment {env} ({self._name})", call, reason)
 
 
+def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
+    """Copies of the rows [B, ...] of some slots: the next episode may begin in the same memory."""
+    copied: Tree = tree_map(lambda array: array.reshape(-1, *array.shape[2:])[slots], observations)
+    return copied
+
+
 def _rows(observations: Tree, slots: NDArray[np.intp]) -> Tree:
-    """Copy the rows [B, ...] of some slots from observations [N, A, ...]."""
+    """The rows [B, ...] of some slots from observations [N, A, ...]; all of them are a view."""
 
     def rows(array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(-1, *array.shape[2:])[slots]
+        every = array.reshape(-1, *array.shape[2:])  # [N * A, ...]
+        return every if len(slots) == len(every) else every[slots]
 
-    copied: Tree = tree_map(rows, observations)
-    return copied
+    found: Tree = tree_map(rows, observations)
+    return found

@@ -40,6 +40,9 @@ from juggler.runtime.modules.stepping import (
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
+#: Numbers that are drawn at once: drawing a few takes as long as drawing these.
+_NOISE_AHEAD = 4096
+
 
 class GatheredPolicy:
     """A module that acts for any B of S agents at a time, and keeps a state for each of them.
@@ -72,6 +75,7 @@ class GatheredPolicy:
         self._contexts = _Contexts(connectors)
         self._module_to_env = module_to_env
         self._generator = torch.Generator()
+        self._noise = torch.zeros(0)  # [L, M] that no action has used yet
         self.seed(seed)
         self._initial = initial_states(module, 1)  # [1, ...]
         self._remembers = bool(self._initial)
@@ -113,6 +117,7 @@ class GatheredPolicy:
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
         self._generator.manual_seed(noise_seed(seed))
+        self._noise = self._noise[:0]
 
     def grow(self, capacity: int) -> None:
         """Make room for more agents."""
@@ -152,12 +157,20 @@ class GatheredPolicy:
             outputs = self._run(self._module.forward_exploration, seen, places, first)
             inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
             if self._draws:
-                noise = self._distribution.draw_noise((len(places),), self._generator)  # [B, M]
-                actions = self._distribution(inputs).sample(noise)  # [B, ...]
+                actions = self._distribution(inputs).sample(self._next_noise(len(places)))
             else:
                 actions = outputs[ACTIONS]  # [B, ...]
         sent, chosen = self._sent(actions, places)
         return sent, chosen, inputs.float().numpy()
+
+    def _next_noise(self, count: int) -> Tensor:
+        """The noise [B, M] of the next actions, which is drawn for many of them at once."""
+        if len(self._noise) < count:
+            size = max(1, self._distribution.noise_size)
+            ahead = max(count, _NOISE_AHEAD // size)
+            self._noise = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
+        noise, self._noise = self._noise[:count], self._noise[count:]
+        return noise
 
     def act_deterministically(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]

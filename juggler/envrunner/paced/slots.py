@@ -104,8 +104,11 @@ class PacedSlots:
         self.counts["steps_unrecorded"] += int(np.count_nonzero(of["row"][places] < 0))
         self._let_go_of_old(places)
         recorded = of["row"][places] >= 0  # [B]
-        held = places[recorded]
-        columns["rewards"][of["row"][held], of["step"][held]] = rewards[recorded]
+        if recorded.all():
+            held = places
+        else:
+            held, rewards = places[recorded], rewards[recorded]
+        columns["rewards"][of["row"][held], of["step"][held]] = rewards
         of["step"][held] += 1
 
     def end(self, place: int, final_observation: Tree | None) -> None:
@@ -134,6 +137,11 @@ class PacedSlots:
         recorded = of["row"][places] >= 0  # [B]
         held = places[recorded]
         full = of["step"][held] == self._steps  # [B]
+        if recorded.all() and not full.any():
+            put(
+                self.rows.columns["observations"], (of["row"][held], of["step"][held]), observations
+            )
+            return
         going, after = held[~full], take(observations, np.flatnonzero(recorded)[~full])
         put(self.rows.columns["observations"], (of["row"][going], of["step"][going]), after)
         at_full = np.flatnonzero(recorded)[full]
