@@ -140,7 +140,8 @@ class VectorTurns:
             and observations.dtype == leaf.dtype
             and observations.shape == (*self._shape, *(leaf.shape or ()))
         ):
-            return observations
+            plain: Tree = observations
+            return plain
         try:
             given = dict(flatten(tree_map(np.asarray, observations)))
             arrays = [(path, given[path]) for path, _ in self._leaves]
