@@ -123,7 +123,7 @@ class VectorTurns:
 
         def spread(acted: Any) -> NDArray[Any]:
             acted = np.asarray(acted)
-            every = acted
+            every: NDArray[Any] = acted
             if len(acted) < self._slots:
                 every = np.zeros((self._slots, *acted.shape[1:]), acted.dtype)
                 every[self._acting] = acted
