@@ -59,7 +59,7 @@ def test_the_guide_leads_to_two_policies(
     Path("chase.py").write_text(game)
     Path("chase.toml").write_text(blocks("toml", PAGE)[0])
     typed = "".join(blocks("sh", PAGE)).splitlines()
-    assert len(typed) == 4
+    assert len(typed) == 5
     for command in typed:
         name, *options = shlex.split(command)
         assert name == "juggler"
