@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.agents_config import AgentsConfig, listed
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import spaces_pb2
@@ -62,7 +63,7 @@ def needs_environment(config: RunConfig) -> bool:
     """Whether only the environment says which modules a run has, so that it has to be made before
     the run begins, on the driver's host, wherever EnvRunners are."""
     tables = config.agents
-    is_known = bool(tables.agents) or not config.env_runner.env.startswith(PETTINGZOO)
+    is_known = bool(tables.agents) or not config.env_runner.env.startswith((PETTINGZOO, OPENSPIEL))
     return tables.has_patterns or not is_known
 
 

@@ -65,7 +65,8 @@ class DriverConfig:
     100 episodes of an evaluation beside training, or more where others before them had not."""
 
     stop_steps: int | None = None
-    """Stop after so many environment steps trained on."""
+    """Stop after so many environment steps trained on; with several agents, the steps of all
+    of them together."""
 
     stop_seconds: float | None = None
     """Stop after so many seconds of training, which begin with the first sample request and not

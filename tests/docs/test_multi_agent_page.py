@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.pages import ROOT, blocks
@@ -27,11 +33,43 @@ def test_a_name_on_the_page_makes_several_agents(name: str) -> None:
 
 
 def test_there_are_names_on_the_page() -> None:
-    assert len(NAMES) == 3
+    assert len(NAMES) == 4
 
 
-def test_the_file_on_the_page_has_only_keys_that_exist() -> None:
-    (file,) = blocks("toml", PAGE)
-    config = RunConfig.from_flat(tomllib.loads(file)).env_runner
-    envs = make_multi_agent_envs(config)
+def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
+    configs = [RunConfig.from_flat(tomllib.loads(file)) for file in blocks("toml", PAGE)]
+    assert [config.env_runner.env for config in configs] == [
+        "chase:Chase",
+        "juggler:CartPoles",
+        "pettingzoo:mpe2/simple_tag_v3",
+    ]
+    envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
+    for config in configs[::2]:
+        config.agents.validate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_guide_leads_to_two_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]
+) -> None:
+    game, *snippets = blocks("python", PAGE)[:3]
+    monkeypatch.chdir(tmp_path)
+    Path("chase.py").write_text(game)
+    Path("chase.toml").write_text(blocks("toml", PAGE)[0])
+    typed = "".join(blocks("sh", PAGE)).splitlines()
+    assert len(typed) == 5
+    for command in typed:
+        name, *options = shlex.split(command)
+        assert name == "juggler"
+        subprocess.run([sys.executable, "-m", name, *options], check=True, timeout=300)
+    summary = json.loads(Path("runs/chase/summary.json").read_text())
+    modules = summary["by_module"]
+    assert modules["hunter"]["episode_return_mean"] > 0.3, "the cat learns to catch"
+    assert summary["episode_return_mean"] == 0
+    assert modules["hunter"]["updates"] != modules["prey"]["updates"], "another algorithm"
+    assert Path("runs/chase/plot.png").exists()
+    Path("snippets.py").write_text("\n".join(snippets))
+    played = run_python(tmp_path / "snippets.py", timeout=300).splitlines()[-1]
+    assert re.match(r"{'cat': \d+, 'mouse': \d+} {'cat': [01].0, 'mouse': -[01].0}", played)

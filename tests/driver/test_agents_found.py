@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from support.tag_game import Tag
 
-from juggler.driver.agents_found import AgentGroup, from_bytes, to_bytes, with_agents
+from juggler.driver.agents_found import (
+    AgentGroup,
+    from_bytes,
+    needs_environment,
+    to_bytes,
+    with_agents,
+)
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled
 from juggler.driver.preflight import PreflightError, rehearse
@@ -120,6 +126,16 @@ def test_where_environments_are_elsewhere_agents_are_to_be_named() -> None:
     for keys in ({"agents": {"*": "all"}}, {"modules": {"runner": {}}}):
         with pytest.raises(ConfigError, match="name every agent in the table agents"):
             with_agents(_config(**keys), ())
+
+
+@pytest.mark.parametrize(
+    ("env", "needed"),
+    [("open_spiel:kuhn_poker", True), ("pettingzoo:classic/go_v5", True), ("CartPole-v1", False)],
+)
+def test_a_driver_makes_environments_of_libraries_for_several_agents(
+    env: str, needed: bool
+) -> None:
+    assert needs_environment(RunConfig.from_flat({"env": env})) == needed
 
 
 # -- what is chosen -------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from rich.text import Text
 from juggler.driver.record.wording import (
     Level,
     age,
+    algorithms,
     clock,
     conclude,
+    module_returns,
     number,
     plain,
     quantity,
@@ -92,7 +94,7 @@ class LiveProgress:
             self._console.print(Text(line), soft_wrap=True)  # so that a path can be copied
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        env, algorithm = (plain(str(self._config.get(key))) for key in ("env", "algorithm"))
+        env, algorithm = plain(str(self._config.get("env"))), plain(algorithms(self._config))
         waits, last = Text(f"starting: {self._waits_for}"), self._last.copy()
         for text in (waits, last):
             text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
@@ -154,6 +156,7 @@ class LiveProgress:
     def _details(self) -> Text:
         line = self._line
         parts = (
+            *filter(None, [module_returns(line)]),
             f"{line.get('updates', 0):,} updates",
             f"staleness {number(line.get('staleness_mean'))}"
             f" (max {_dash(line.get('staleness_max'))})",

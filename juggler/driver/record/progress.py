@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol, TextIO
 
 from juggler.driver.record.wording import (
     Level,
-    age,
     clock,
     conclude,
     describe,
+    mean_return,
     number,
     plain,
     quantity,
@@ -103,11 +103,10 @@ class PlainProgress:
 
     def update(self, line: Mapping[str, Any]) -> None:
         if self._is_due(line["wall_time"]):
-            old = f" ({age(line)} old)" if age(line) else ""
             left = time_left(self._config, line)
             self._print(
                 f"{clock(line['wall_time']):>7}"
-                f"  return {number(line['episode_return_mean']):>7}{old}"
+                f"  return {mean_return(line, width=7)}"
                 f"  steps {quantity(line['env_steps_trained']):>5}"
                 f"  {quantity(line['steps_per_second']):>5} steps/s"
                 f"  staleness {number(line['staleness_mean']):>4}"

@@ -11,6 +11,9 @@ Level = Literal["info", "warning", "error"]
 #: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
 
+#: Modules whose returns stand in a line of text.
+_SHOWN_MODULES = 4
+
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -28,7 +31,39 @@ def describe(config: Mapping[str, Any]) -> str:
     ]
     goal = f" until {' or '.join(until)}" if until else ""
     seed = f", seed {config['seed']}" if "seed" in config else ""
-    return f"{config.get('env')} with {config.get('algorithm')}{goal}{seed}"
+    return f"{config.get('env')} with {algorithms(config)}{goal}{seed}"
+
+
+def algorithms(config: Mapping[str, Any]) -> str:
+    """Name the run's algorithm, and each module that has another: "ppo (prey: impala)"."""
+    own = [
+        f"{module_id}: {table['algorithm']}"
+        for module_id, table in (config.get("modules") or {}).items()
+        if table.get("algorithm", config.get("algorithm")) != config.get("algorithm")
+    ]
+    return f"{config.get('algorithm')}{_in_brackets(', '.join(own))}"
+
+
+def module_returns(line: Mapping[str, Any]) -> str:
+    """Word the mean return of each module: "hunter 0.65, prey -0.65"; "" if there is only one."""
+    returns = [
+        f"{module_id} {number(module['episode_return_mean'])}"
+        for module_id, module in line.get("by_module", {}).items()
+    ]
+    more = len(returns) - _SHOWN_MODULES
+    return ", ".join(returns[:_SHOWN_MODULES]) + (f" and {more} more" if more > 0 else "")
+
+
+def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
+    """Word the mean return of the last episodes, right-aligned in `width` columns, each module's,
+    and how old they are if no episode has ended for long."""
+    old = f"{age(line)} old" if age(line) else ""
+    shown = f"{number(line.get('episode_return_mean')):>{width}}"
+    return f"{shown}{_in_brackets(module_returns(line))}{_in_brackets(old)}"
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -89,8 +124,7 @@ def _proof(summary: Mapping[str, Any]) -> str:
 def _mean(summary: Mapping[str, Any]) -> str:
     if found := _confirmed(summary):
         return number(found["training_return_mean"])
-    old = f" ({age(summary)} old)" if age(summary) else ""
-    return f"{number(summary.get('episode_return_mean'))}{old}"
+    return mean_return(summary)
 
 
 def time_left(config: Mapping[str, Any], line: Mapping[str, Any]) -> float | None:

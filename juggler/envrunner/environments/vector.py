@@ -46,8 +46,11 @@ _AUTORESET = {
     "disabled": AutoresetMode.DISABLED,
 }
 
-#: Goes on after an error about what a function has made.
+#: Goes on after an error about several agents that a function or a class has made.
 _SEVERAL = '; for several agents, write the class of what it makes after the "->" of the function'
+_UNNAMED = (
+    "; name its agents in the run's table agents: juggler driver does not make the environment"
+)
 
 
 def make_vector_env(
@@ -162,8 +165,7 @@ def _from_callable(
     if not isinstance(first, gymnasium.Env):
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
-            f"not a {type(first).__name__}"
-            + (_SEVERAL if hasattr(first, "possible_agents") else "")
+            f"not a {type(first).__name__}" + _about_agents(factory, first)
         )
     if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
         first.close()
@@ -219,3 +221,10 @@ class _ReportingVector(ReportsFailures, VectorWrapper):
     def __init__(self, env: VectorEnvironment, where: str) -> None:
         super().__init__(env)
         self.where = where
+
+
+def _about_agents(factory: Callable[..., Any], made: Any) -> str:
+    """Say what a run needs to play an environment with several agents; "" for anything else."""
+    if not hasattr(made, "possible_agents"):
+        return ""
+    return _UNNAMED if isinstance(factory, type) else _SEVERAL

@@ -23,6 +23,7 @@ from juggler.driver.record.progress import (
     plain,
     quantity,
 )
+from juggler.driver.record.wording import module_returns
 
 CONFIG = {
     "env": "CartPole-v1",
@@ -106,6 +107,30 @@ def test_plain_lines_say_how_the_run_goes() -> None:
         "run directory: runs/cartpole",
         "checkpoint: runs/cartpole/checkpoints/000000300",
     ]
+
+
+def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
+    """In a game of opponents the sum over agents is 0, whoever wins."""
+    config = {**CONFIG, "modules": {"hunter": {"lr": 1e-3}, "prey": {"algorithm": "ppo"}}}
+    returns = {"hunter": 0.65, "prey": -0.65}
+    by_module = {name: {"episode_return_mean": mean} for name, mean in returns.items()}
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.start(config)
+    progress.update(_line(episode_return_mean=0.0, by_module=by_module))
+    progress.finish({**SUMMARY, "episode_return_mean": 0.0, "by_module": by_module})
+    start, line, end, *_ = stream.getvalue().splitlines()
+    assert start.startswith("training CartPole-v1 with impala (prey: ppo) until ")
+    assert "return    0.00 (hunter 0.65, prey -0.65)  steps" in line
+    assert end.startswith("solved: return 0.00 (hunter 0.65, prey -0.65) after 312k steps")
+    with _live(120) as (live, _):
+        live.update(_line(by_module=by_module))
+        assert "hunter 0.65, prey -0.65 · 1,200 updates" in _panel(live, 120)
+
+
+def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
+    line = _line(by_module={f"m{k}": {"episode_return_mean": None} for k in range(9)})
+    assert module_returns(line) == "m0 -, m1 -, m2 -, m3 - and 5 more"
 
 
 def test_plain_lines_come_every_two_seconds() -> None:

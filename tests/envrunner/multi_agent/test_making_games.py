@@ -77,6 +77,11 @@ def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None
         make_vector_env(EnvRunnerConfig(env="mine"), of_unknown)
 
 
+def test_a_class_of_several_agents_in_a_run_that_knows_of_one_is_told_to_name_them() -> None:
+    with pytest.raises(ValueError, match="name its agents in the run's table agents"):
+        make_vector_env(EnvRunnerConfig(env="mine"), Mine)
+
+
 @pytest.mark.parametrize(
     ("name", "several"),
     [
