@@ -17,7 +17,7 @@ POLES = "juggler:CartPoles"
 
 TWO_MODULES = f"""
 env = "{POLES}"
-env_kwargs = {{num_agents = 2}}
+env_kwargs = {{num_agents = 2, max_episode_steps = 20}}
 num_env_runners = 2
 envs_per_runner = 4
 stop_return = 1001
@@ -72,8 +72,9 @@ def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -
     end = summary(place.path / "run")
     assert set(end["by_module"]) == {"left", "right"}
     for module in end["by_module"].values():
+        # Episodes are short: an agent whose pole falls would wait long for one that has learned.
         assert module["updates"] > 2
-        assert module["env_steps_trained"] > 15_000
+        assert module["env_steps_trained"] > 10_000
     config = tomllib.loads((place.path / "run" / "config.toml").read_text())
     assert sorted(config["agents"].values()) == ["left", "right"]
     again = place.run("train", "--resume", "run", "--stop-steps", 90_000)
