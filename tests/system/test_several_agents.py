@@ -8,6 +8,7 @@ import tomllib
 from typing import Any
 
 import psutil
+import pytest
 from support.place import Place, assert_books_balance, eventually, metrics, summary
 
 import juggler
@@ -46,6 +47,7 @@ def _assert_every_module_balances(place: Place) -> None:
             assert line[count] == sum(module[count] for module in modules), line
 
 
+@pytest.mark.slow
 def test_agents_with_equal_spaces_share_a_module_that_learns_from_all_of_them(
     place: Place,
 ) -> None:
@@ -64,6 +66,7 @@ def test_agents_with_equal_spaces_share_a_module_that_learns_from_all_of_them(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -> None:
     place.write("two.toml", TWO_MODULES)
     run = place.run("train", "two.toml", "--run-dir", "run")
