@@ -19,7 +19,8 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Play whole episodes with the policy in a checkpoint, always with its most likely actions."""
+    """Play whole episodes with the policies in a checkpoint. They take their most likely actions,
+    unless --explore is given."""
 
     checkpoint: tyro.conf.Positional[str]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
@@ -122,7 +123,7 @@ class _Progress:
         if ended == self._episodes or time.monotonic() - self._said < PROGRESS_SECONDS:
             return
         self._said = time.monotonic()
-        print(f"{ended} of {self._episodes} episodes, {steps} steps of each", file=sys.stderr)
+        print(f"{ended} of {self._episodes} episodes, step {steps}", file=sys.stderr)
 
 
 def _show(

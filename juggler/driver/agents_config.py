@@ -17,7 +17,14 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 WAITED_FOR: Final = "waited_for"
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_RESERVED: Final = (CONNECTORS, PIPELINES)
+#: The player of matches that draws every action at random.
+RANDOM: Final = "random"
+
+_RESERVED: Final = {
+    CONNECTORS: "checkpoints use this name for something else",
+    PIPELINES: "checkpoints use this name for something else",
+    RANDOM: "it is the player of matches that draws every action at random",
+}
 _LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
 
 
@@ -45,7 +52,8 @@ class AgentsConfig:
     defaults there: above, `hunters` has the run's `lr`, and IMPALA's `batch_size`.
 
     A module's id consists of letters, digits, "_" and "-", at most 64 of them, and cannot be
-    "connectors" or "learner_pipelines". In a run's `config.toml`, `agents` has every agent by name.
+    "connectors", "learner_pipelines" or "random". In a run's `config.toml`, `agents` has every
+    agent by name.
     """
 
     agents: dict[str, str] = field(default_factory=dict)
@@ -132,7 +140,7 @@ class AgentsConfig:
         found: dict[str, str] = {}
         deciding: set[str] = set()
         for agent in agents:
-            matching = [pattern for pattern in self.agents if _matches(agent, pattern)]
+            matching = [pattern for pattern in self.agents if matches(agent, pattern)]
             if not matching:
                 raise ConfigError(
                     f"agents: no pattern matches agent {agent!r}: add one for it, such as "
@@ -143,7 +151,7 @@ class AgentsConfig:
         for pattern in self.agents:
             if pattern in deciding:
                 continue
-            if any(_matches(agent, pattern) for agent in agents):
+            if any(matches(agent, pattern) for agent in agents):
                 raise ConfigError(
                     f"agents: {pattern!r} decides nothing, since every agent that it matches is "
                     "matched by a pattern before it: move it up, or leave it out"
@@ -173,8 +181,8 @@ def check_module_id(module_id: object, where: str) -> None:
         )
     if module_id in _RESERVED:
         raise ConfigError(
-            f"{where}: {module_id!r} cannot be a module's id, because checkpoints use this name "
-            "for something else: choose another"
+            f"{where}: {module_id!r} cannot be a module's id, because {_RESERVED[module_id]}: "
+            "choose another"
         )
 
 
@@ -185,7 +193,8 @@ def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _matches(agent: str, pattern: str) -> bool:
+def matches(agent: str, pattern: str) -> bool:
+    """Whether a pattern, with `*`, `?` and `[...]`, or a name is for this agent."""
     # An agent's own name may have characters that mean something in a pattern, as in agent[0].
     return agent == pattern or fnmatchcase(agent, pattern)
 

@@ -17,8 +17,8 @@ from juggler.runtime.wire.v1 import spaces_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class AgentGroup:
-    """Agents of an environment with equal spaces.
+class FoundGroup:
+    """Agents of an environment with equal spaces, as the rehearsal reports them.
 
     Attributes:
         agents: their names; (): the environment has one agent, which has no name.
@@ -32,7 +32,7 @@ class AgentGroup:
     action: spaces_pb2.Space | None
 
 
-def to_bytes(groups: Sequence[AgentGroup]) -> bytes:
+def to_bytes(groups: Sequence[FoundGroup]) -> bytes:
     """What the process of a rehearsal tells of an environment, as JSON."""
     plain = [
         {
@@ -45,10 +45,10 @@ def to_bytes(groups: Sequence[AgentGroup]) -> bytes:
     return json.dumps(plain).encode()
 
 
-def from_bytes(told: bytes) -> tuple[AgentGroup, ...]:
+def from_bytes(told: bytes) -> tuple[FoundGroup, ...]:
     """The groups that `to_bytes` was given."""
     return tuple(
-        AgentGroup(
+        FoundGroup(
             tuple(group["agents"]),
             *(
                 group[side] if group[side] is None else ParseDict(group[side], spaces_pb2.Space())
@@ -67,7 +67,7 @@ def needs_environment(config: RunConfig) -> bool:
     return tables.has_patterns or not is_known
 
 
-def with_agents(config: RunConfig, groups: Sequence[AgentGroup]) -> RunConfig:
+def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     """A configuration whose table `agents` names every agent of its environment.
 
     Args:

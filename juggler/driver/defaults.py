@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from juggler.driver.agents_found import AgentGroup
+from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import processes_of_module
 from juggler.runtime.wire.v1 import spaces_pb2
@@ -88,7 +88,7 @@ _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
 def settled(
-    config: RunConfig, given: Collection[str], groups: Sequence[AgentGroup]
+    config: RunConfig, given: Collection[str], groups: Sequence[FoundGroup]
 ) -> tuple[RunConfig, str]:
     """A configuration with values chosen for keys that nobody gave, and lines that name them.
 
@@ -110,7 +110,7 @@ def settled(
 
 
 def _settled_by_module(
-    config: RunConfig, given: Collection[str], groups: Sequence[AgentGroup]
+    config: RunConfig, given: Collection[str], groups: Sequence[FoundGroup]
 ) -> tuple[RunConfig, str]:
     """As `settled`, where there are several agents: for each module what suits it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import Played
 from juggler.driver.script_classes import must_be_given_again
-from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
@@ -90,9 +89,7 @@ def evaluate(
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
-    found = read(Path(checkpoint))
-    for problem in found.problems:
-        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
+    found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}

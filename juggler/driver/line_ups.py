@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from juggler.driver.agents_config import RANDOM
+from juggler.driver.agents_config import matches as fits
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import must_be_given_again
-from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.turns import AgentGroup
     from juggler.policies.matches import Match, Player, Record
     from juggler.policies.policy import Policy
-
-#: The name of a player that draws every action at random.
-RANDOM = "random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +75,7 @@ def play_matches(
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
-    found = read(Path(checkpoint))
-    for problem in found.problems:
-        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
+    found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}
     config = RunConfig.to_act({**found.config, **named}, where=str(where))
@@ -113,13 +108,11 @@ def _chosen(
         ConfigError: a pattern matches no agent.
     """
     for pattern in players:
-        if not any(fnmatchcase(agent, pattern) for agent in agents):
+        if not any(fits(agent, pattern) for agent in agents):
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
     own = config.played_by
     return {
-        agent: next(
-            (who for pattern, who in players.items() if fnmatchcase(agent, pattern)), own[agent]
-        )
+        agent: next((who for pattern, who in players.items() if fits(agent, pattern)), own[agent])
         for agent in agents
     }
 

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 
 import cloudpickle
 
-from juggler.driver.agents_found import AgentGroup, from_bytes
+from juggler.driver.agents_found import FoundGroup, from_bytes
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
@@ -105,7 +105,7 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def rehearse(
     config: RunConfig, own_code: bytes = b"", tell: Callable[[str], None] = lambda _: None
-) -> tuple[AgentGroup, ...]:
+) -> tuple[FoundGroup, ...]:
     """Make the environment, and each module with its learner, once, in a process of their own.
 
     The process comes from the forkserver, as workers do, and may crash or hang without harm to this
@@ -197,7 +197,7 @@ class _Watched:
         self._tell = tell
         self._begins("trying the environment and the module in a process of their own")
 
-    def outcome(self) -> tuple[AgentGroup, ...]:
+    def outcome(self) -> tuple[FoundGroup, ...]:
         while True:
             self._tell(self._doing)
             is_over = self._process.sentinel in wait(

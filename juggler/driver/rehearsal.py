@@ -6,14 +6,14 @@ import faulthandler
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import torch
 from gymnasium import Space
 
-from juggler.driver.agents_found import AgentGroup, to_bytes, with_agents
+from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
@@ -22,6 +22,7 @@ from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
+from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
@@ -46,15 +47,6 @@ class _ModuleFailed(Exception):
         self.module_id = module_id
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Agents with equal spaces; (): the environment has one agent."""
-
-    agents: tuple[str, ...]
-    observation_space: Space[Any]
-    action_space: Space[Any]
-
-
 def main(rehearsal: Rehearsal) -> None:
     """Report each step and the outcome, then end the process, even if threads still run."""
     faulthandler.enable(rehearsal.stack.fileno())
@@ -76,7 +68,7 @@ def _failure(error: BaseException) -> attach_pb2.Failure:
     return failure
 
 
-def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
+def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
     env_factory, module_factory, own_classes = own_code
     config: RunConfig = cloudpickle.loads(rehearsal.config)
@@ -102,13 +94,10 @@ def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
         raise
     said = [
-        AgentGroup(group.agents, _message(group.observation_space), _message(group.action_space))
+        FoundGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
-    built = _build(with_agents(config, said), groups, module_factory, own_classes, does)
-    if env is not None and ":" in config.learner.algorithm:
-        does(f"trying an update with {config.learner.algorithm}")
-        _try_update(config, env, module_factory, *built)
+    _build(with_agents(config, said), groups, env, module_factory, own_classes, does)
     does(f"closing the environment {runner.env}")
     close()
     return said
@@ -116,29 +105,27 @@ def _rehearse(rehearsal: Rehearsal) -> list[AgentGroup]:
 
 def _made(
     config: RunConfig, env_factory: Any
-) -> tuple[list[_Group], Callable[[], None], VectorEnvironment | None]:
+) -> tuple[list[AgentGroup], Callable[[], None], VectorEnvironment | None]:
     """The agents of an environment, what closes it, and itself where it has one agent."""
     runner = config.env_runner
     if has_several_agents(runner, env_factory):
         envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True)
-        groups = [
-            _Group(group.agents, group.observation_space, group.action_space)
-            for group in envs.groups
-        ]
-        return groups, envs.close, None
+        return list(envs.groups), envs.close, None
     env = make_vector_env(runner, env_factory, just_one=True)
-    alone = _Group((), env.single_observation_space, env.single_action_space)
+    alone = AgentGroup((), env.single_observation_space, env.single_action_space)
     return [alone], env.close, env
 
 
 def _build(
     config: RunConfig,
-    groups: list[_Group],
+    groups: list[AgentGroup],
+    env: VectorEnvironment | None,
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
-) -> tuple[EnvToModule, ModuleToEnv, Learner]:
-    """Build every module and its learner once; return those of the last one."""
+) -> None:
+    """Build every module and its learner once. If the environment has one agent, a user's own
+    algorithm also makes an update."""
     group_of = {agent: group for group in groups for agent in group.agents}
     spaces_of = {module_id: group_of[agent] for agent, module_id in config.played_by.items()}
     for module_id in config.module_ids:
@@ -153,11 +140,13 @@ def _build(
             if several:
                 raise _ModuleFailed(module_id) from error
             raise
-    return built
+        if env is not None and ":" in of_module.learner.algorithm:
+            does(f"trying an update with {of_module.learner.algorithm}")
+            _try_update(of_module, env, module_factory, *built)
 
 
 def _build_one(
-    config: RunConfig, group: _Group, module: Any, own_classes: Mapping[str, type[Any]]
+    config: RunConfig, group: AgentGroup, module: Any, own_classes: Mapping[str, type[Any]]
 ) -> tuple[EnvToModule, ModuleToEnv, Learner]:
     """What stands between the environment and the weights of a module."""
     connectors = config.connectors.parsed()

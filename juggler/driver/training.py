@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.agents_config import listed
-from juggler.driver.agents_found import AgentGroup, needs_environment, with_agents
+from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.checkpoint.beginning import other_run
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
@@ -291,7 +291,7 @@ def _checked(
     listen: Listen | None,
     progress: Progress,
     started: float,
-) -> Iterator[tuple[AgentGroup, ...]]:
+) -> Iterator[tuple[FoundGroup, ...]]:
     """Check a configuration before its run has a directory, and yield the agents of its
     environment if they are known.
 

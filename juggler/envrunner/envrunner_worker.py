@@ -20,10 +20,8 @@ from juggler.envrunner.environments.vector import environment_in, make_vector_en
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
-from juggler.envrunner.requested_rounds import RequestedRound
-from juggler.envrunner.rounds import Recorded, Round
+from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import OwnCode, Stage
@@ -222,7 +220,9 @@ class EnvRunner:
             if module_id not in recorded and streams.subscribed:
                 self._act_on(streams, Version(0, 0))
 
-    def _hand_over(self, requests: Mapping[int, training_pb2.SampleRequest], played: Round) -> None:
+    def _hand_over(
+        self, requests: Mapping[int, training_pb2.SampleRequest], played: PlayedRound
+    ) -> None:
         """Send each batch to its learner, and answer the requests for which there is none.
 
         Raises:
@@ -295,6 +295,7 @@ class EnvRunner:
             if told.agents:
                 # A run of environments with one agent needs none of it.
                 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
+                from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 
                 envs = make_multi_agent_envs(told.env_runner, self._env_factory, self._index)
                 undo.callback(envs.close)

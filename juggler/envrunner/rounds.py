@@ -1,4 +1,4 @@
-"""What an EnvRunner has recorded when it has played a round."""
+"""Rounds of an EnvRunner: the requests for one, and what was recorded when it was played."""
 
 from __future__ import annotations
 
@@ -9,6 +9,37 @@ from juggler.envrunner.finiteness import NonFinite
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class RequestedRound:
+    """Gathers the requests of a round, which come one right after the other.
+
+    Attributes:
+        requests: those that have come, by command id.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[int, training_pb2.SampleRequest] = {}
+
+    def add(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
+        """Take the next request. True: the round is complete.
+
+        Raises:
+            ValueError: it does not belong to the requests before.
+        """
+        for other in self.requests.values():
+            if (other.round, other.requests_in_round) != (request.round, request.requests_in_round):
+                raise ValueError(
+                    f"a request of round {request.round} came before all "
+                    f"{other.requests_in_round} of round {other.round}"
+                )
+            if other.module_id == request.module_id:
+                raise ValueError(
+                    f"round {request.round} has two requests for module {request.module_id!r}"
+                )
+        self.requests[command_id] = request
+        return not request.round or len(self.requests) >= request.requests_in_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +65,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PlayedRound:
     """What came of fragment_steps steps of each environment.
 
     Attributes:

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
-from juggler.envrunner.rounds import Recorded, Round
+from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
@@ -64,12 +64,12 @@ class SingleAgentStage:
         seed_process(seed)
         self._sampler.reset(seed)
 
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         version = versions[self._module_id]
         try:
             fragment = self._sampler.sample(version)
         except NonFinite as error:
-            return Round({self._module_id: error}, {})
+            return PlayedRound({self._module_id: error}, {})
         result = Recorded(
             fragment.batch,
             version,
@@ -77,7 +77,7 @@ class SingleAgentStage:
             fragment.episode_lengths,
             fragment.connector_delta,
         )
-        return Round({self._module_id: result}, fragment.seconds)
+        return PlayedRound({self._module_id: result}, fragment.seconds)
 
     def evaluate(
         self,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gymnasium import Space
 
 from juggler.envrunner.evaluation import Goal
-from juggler.envrunner.rounds import Round
+from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -51,7 +51,7 @@ class Stage(Protocol):
     def reset(self, seed: int) -> None:
         """Begin anew, as a process does whose Setup has this seed."""
 
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play fragment_steps steps of each environment.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ import gymnasium
 from google.protobuf.json_format import ParseDict
 
 from juggler.policies.policy import Policy
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
 from juggler.runtime.connectors.building import OwnClasses, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -71,9 +70,7 @@ def load_policy(
             where none is named.
         ValueError: a part of the run cannot be built here; says which one and what to do.
     """
-    saved = read(Path(checkpoint))
-    for problem in saved.problems:
-        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=2)
+    saved = read_or_warn(checkpoint)
     if isinstance(module, str) and ":" not in module:
         raise ValueError(
             f"module = {module!r}: expected a class, as 'package.module:Class'; for the module of "

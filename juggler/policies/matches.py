@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from gymnasium import Space, spaces
+import torch
+from gymnasium import Space
 from numpy.typing import NDArray
+from torch import Tensor
 
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
+from juggler.envrunner.paced.places import put, take
 from juggler.policies.policy import Policy, PolicyState
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.modules.distributions import distribution_for
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -73,23 +78,34 @@ class RandomPlayer:
     Args:
         action_space: of the agent.
         seed: of the draws.
+
+    Raises:
+        UnsupportedSpace: no policy could act in this space.
     """
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
-        self._space, self._random = action_space, np.random.default_rng(seed)
-        action_space.seed(seed)
+        self._space = deepcopy(action_space)  # it has a generator of its own
+        self._space.seed(seed)
+        self._distribution = distribution_for(action_space)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
         masks = observations.get(ACTION_MASK) if isinstance(observations, Mapping) else None
-        if isinstance(self._space, spaces.Discrete) and isinstance(masks, np.ndarray):
-            draws = self._random.random(masks.shape)  # [B, A]
-            best = np.where(masks != 0, draws, -1.0).argmax(-1)  # [B]
-            actions: Tree = (best + self._space.start).astype(self._space.dtype)
-            return actions
+        if masks is not None:
+            return self._legal(len(slots), masks)
         actions = zeros(self._space, (len(slots),))  # [B, ...]
         for k in range(len(slots)):
-            _write(actions, np.array([k]), to_tree(self._space, self._space.sample()))
+            put(actions, k, to_tree(self._space, self._space.sample()))
         return actions
+
+    def _legal(self, count: int, masks: Tree) -> Tree:
+        """Equal logits draw uniformly among the actions that a mask leaves."""
+        spec = self._distribution
+        logits = torch.zeros(count, spec.inputs_size)  # [B, D]
+        legal = spec.mask(logits, tree_map(torch.from_numpy, masks))  # [B, D]
+        actions = spec(legal).sample(spec.draw_noise((count,), self._generator))  # [B, ...]
+        drawn: Tree = tree_map(Tensor.numpy, actions)
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +226,9 @@ def _actions(
         seats.setdefault(id(player), (player, []))[1].append(k)
     for player, rows in seats.values():
         at = np.array(rows)  # [P]
-        seen = tree_map(lambda leaf, at=at: leaf[at], group.observations)  # [P, ...]
-        acted = player.act(group.acting[at].tolist(), seen, group.first[at])
-        _write(chosen, at, acted)
+        seen = take(group.observations, at)  # [P, ...]
+        put(chosen, at, player.act(group.acting[at].tolist(), seen, group.first[at]))
     return from_tree(space, chosen)
-
-
-def _write(tree: Tree, at: NDArray[np.intp], values: Tree) -> None:
-    """Put values [P, ...] into rows [P] of a tree [B, ...]."""
-    if isinstance(tree, Mapping):
-        for key, branch in tree.items():
-            _write(branch, at, values[key])
-    else:
-        tree[at] = values
 
 
 @dataclass(frozen=True, slots=True)

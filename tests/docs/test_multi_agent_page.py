@@ -33,7 +33,7 @@ def test_a_name_on_the_page_makes_several_agents(name: str) -> None:
 
 
 def test_there_are_names_on_the_page() -> None:
-    assert len(NAMES) == 4
+    assert len(NAMES) == 5
 
 
 def test_the_files_on_the_page_have_only_keys_that_exist() -> None:

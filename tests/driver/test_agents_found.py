@@ -9,7 +9,7 @@ import pytest
 from support.tag_game import Tag
 
 from juggler.driver.agents_found import (
-    AgentGroup,
+    FoundGroup,
     from_bytes,
     needs_environment,
     to_bytes,
@@ -25,7 +25,7 @@ TAG = "support.tag_game:Tag"
 MAPPING = {"adversary_0": "adversary", "adversary_1": "adversary", "runner_0": "runner"}
 GAME = Tag()
 GROUPS = tuple(
-    AgentGroup(
+    FoundGroup(
         agents,
         space_to_message(GAME.observation_space(agents[0])),
         space_to_message(GAME.action_space(agents[0])),
@@ -56,7 +56,7 @@ def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
 
 
 def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
-    groups = (*GROUPS, AgentGroup(("other",), None, None), AgentGroup((), None, None))
+    groups = (*GROUPS, FoundGroup(("other",), None, None), FoundGroup((), None, None))
     assert from_bytes(to_bytes(groups)) == groups
 
 
@@ -90,7 +90,7 @@ def test_after_preflight_a_configuration_names_every_agent() -> None:
 
 
 def test_those_who_act_find_the_module_of_each_algorithm_without_the_algorithm() -> None:
-    groups = (GROUPS[0], AgentGroup(("other",), GROUPS[0].observation, GROUPS[0].action))
+    groups = (GROUPS[0], FoundGroup(("other",), GROUPS[0].observation, GROUPS[0].action))
     tables = {"agents": {"a*": "a", "*": "b"}, "modules": {"b": {"algorithm": "impala"}}}
     config = with_agents(_config(algorithm="pqn", **tables), groups)
     acting = RunConfig.to_act(config.flat())
@@ -111,12 +111,12 @@ def test_tables_of_several_agents_suit_no_environment_with_one(
 ) -> None:
     config = RunConfig.from_flat({"env": "CartPole-v1", **keys})
     with pytest.raises(ConfigError, match=words):
-        with_agents(config, [AgentGroup((), None, None)])
+        with_agents(config, [FoundGroup((), None, None)])
 
 
 def test_the_only_module_of_one_agent_may_have_a_table() -> None:
     config = RunConfig.from_flat({"modules": {"default": {"lr": 0.5}}})
-    assert with_agents(config, [AgentGroup((), None, None)]) is config
+    assert with_agents(config, [FoundGroup((), None, None)]) is config
     assert config.of("default").learner.lr == 0.5
 
 
@@ -148,7 +148,7 @@ def _settled(**keys: Any) -> tuple[RunConfig, str]:
 def test_values_are_chosen_for_each_module_by_its_algorithm_and_its_spaces() -> None:
     config, said = _settled(modules={"runner": {"algorithm": "appo"}})
     adversary, runner = config.of("adversary"), config.of("runner")
-    alone = settled(RunConfig.from_flat({}), (), [AgentGroup((), *_spaces(0))])[0]
+    alone = settled(RunConfig.from_flat({}), (), [FoundGroup((), *_spaces(0))])[0]
     assert adversary.learner.grad_clip == alone.learner.grad_clip == 0.5
     assert adversary.connectors == alone.connectors
     assert runner.flat()["buffer_batches"] == 16, "for actions in a Box"

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.cli.arguments import keys_given
-from juggler.driver.agents_found import AgentGroup
+from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.defaults import CHOSEN, CHOSEN_FOR, CHOSEN_FOR_BOX_ACTIONS, settled
 from juggler.driver.shipped import shipped_configs
@@ -26,8 +26,8 @@ ACTION = space_to_message(spaces.Discrete(2))
 BOX_ACTION = space_to_message(spaces.Box(-1, 1, (1,), np.float32))
 
 
-def group(*agents: str, space: spaces.Space[Any] = VECTOR, action: Any = ACTION) -> AgentGroup:
-    return AgentGroup(agents, space_to_message(space), action)
+def group(*agents: str, space: spaces.Space[Any] = VECTOR, action: Any = ACTION) -> FoundGroup:
+    return FoundGroup(agents, space_to_message(space), action)
 
 
 def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:

@@ -43,7 +43,7 @@ def test_the_command_tells_how_far_it_is(
     assert main(["evaluate", str(path), "--episodes", "3"]) == 0
     said = capsys.readouterr()
     first, *others = said.err.splitlines()
-    assert first == "0 of 3 episodes, 1 steps of each"
+    assert first == "0 of 3 episodes, step 1"
     assert any(line.startswith("2 of 3 episodes, ") for line in others)
     assert "of 3 episodes" not in said.out
 

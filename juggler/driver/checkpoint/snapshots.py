@@ -26,6 +26,7 @@ from juggler.runtime.checkpoints.checkpoint import (
     newest_good,
 )
 from juggler.runtime.connectors.mergeable_state import State
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import FrameReader, Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
@@ -185,7 +186,7 @@ class SnapshotWriter:
             assert cut.state is not None
             assert cut.counters is not None
             assert cut.spaces is not None
-            version = cut.header.version.generation, cut.header.version.update
+            version = Version.of(cut.header.version)
             states[module_id] = cut.state
             modules[module_id] = {
                 "version": version,
@@ -196,8 +197,7 @@ class SnapshotWriter:
         versions = [module["version"] for module in modules.values()]
         only = next(iter(modules.values()))
         return Checkpoint(
-            # Whatever module is set back, its generation grows: the sums order checkpoints.
-            version=(sum(generation for generation, _ in versions), sum(n for _, n in versions)),
+            version=Version.of_run(versions),
             tree=checkpoint_tree(
                 states, {module_id: cut.connectors for module_id, cut in self._cuts.items()}
             ),

@@ -124,8 +124,8 @@ class DriverCore:
 
     @property
     def weights_version(self) -> Version:
-        """The newest of any module."""
-        return max(module.weights_version for module in self.modules.values())
+        """The version of the run; with one module, that module's."""
+        return Version.of_run(module.weights_version for module in self.modules.values())
 
     @property
     def updates(self) -> int:

@@ -21,7 +21,7 @@ from juggler.runtime.actors.setups import to_json
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
 
-_LONGEST_SPACES = 1000  # bytes, for people
+_LONGEST_TEXT = 1000  # about spaces or modules, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Spaces:
     def __str__(self) -> str:
         sides = self.observation, self.action
         size = sum(side.ByteSize() for side in sides)
-        if size >= _LONGEST_SPACES:
+        if size >= _LONGEST_TEXT:
             return f"spaces of {size} bytes"
         return str({"observation": MessageToDict(sides[0]), "action": MessageToDict(sides[1])})
 
@@ -117,7 +117,7 @@ class WorkerRegistry:
         """
         named = [module.module_id for module in message.modules]
         if sorted(named) != sorted(self.config.module_ids):
-            told, meant = ", ".join(named)[:_LONGEST_SPACES], ", ".join(self.config.module_ids)
+            told, meant = ", ".join(named)[:_LONGEST_TEXT], ", ".join(self.config.module_ids)
             raise ValueError(f"it acts with the modules {told or '(none)'}: it must with {meant}")
         for module in message.modules:
             self._must_make_batches(worker.role, module)

@@ -39,7 +39,6 @@ class MatrixGame:
                 f"payoffs and column_payoffs must be matrices of one shape, and have the shapes "
                 f"{self._row.shape} and {self._column.shape}"
             )
-        self.metadata = {"name": "matrix_game", "is_parallelizable": True}
         self.agents: list[str] = []
         self._observation_space = spaces.Box(0, 1, (1,), np.float32)
         rows, columns = self._row.shape

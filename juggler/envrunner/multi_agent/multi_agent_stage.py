@@ -13,7 +13,7 @@ from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-from juggler.envrunner.rounds import Round
+from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
 from juggler.runtime.connectors.mergeable_state import State
@@ -83,7 +83,7 @@ class MultiAgentStage:
         seed_process(seed)
         self._sampler.reset(seed)
 
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         return self._sampler.sample(recorded, versions)
 
     def evaluate(

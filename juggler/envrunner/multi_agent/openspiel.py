@@ -71,8 +71,6 @@ class OpenSpielGame:
             else game.observation_tensor_shape()
         )
         self.game = game
-        self.metadata = {"name": name, "is_parallelizable": False}
-        self.render_mode = None
         self.possible_agents = [f"player_{player}" for player in range(game.num_players())]
         actions = game.num_distinct_actions()
         self._size, self._action_space = int(np.prod(shape)), spaces.Discrete(actions)

@@ -13,7 +13,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
-from juggler.envrunner.rounds import Recorded, Round
+from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.runtime.episodes.version import Version
 
 
@@ -49,7 +49,7 @@ class MultiAgentSampler:
             slots.forget()
         self._turn, self._taken = self._envs.reset(seed), False
 
-    def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> Round:
+    def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play one round.
 
         Args:
@@ -99,7 +99,7 @@ class MultiAgentSampler:
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        return Round(results, seconds, env_returns, env_lengths)
+        return PlayedRound(results, seconds, env_returns, env_lengths)
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
         for module_id, slots in self._modules.items():

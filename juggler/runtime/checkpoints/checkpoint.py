@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,6 +130,18 @@ def read(path: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error
     return replace(checkpoint, problems=tuple(problems))
+
+
+def read_or_warn(path: str | Path) -> Checkpoint:
+    """As `read`, with a warning for each newer checkpoint that is damaged, at the caller's caller.
+
+    Raises:
+        CheckpointError: as `read`.
+    """
+    found = read(Path(path))
+    for problem in found.problems:
+        warnings.warn(f"passed over, for the one before: {problem}", stacklevel=3)
+    return found
 
 
 def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from juggler.runtime.wire.v1 import training_pb2
@@ -19,6 +20,16 @@ class Version(NamedTuple):
     @classmethod
     def of(cls, message: training_pb2.WeightsVersion) -> Version:
         return cls(message.generation, message.update)
+
+    @classmethod
+    def of_run(cls, versions: Iterable[Version]) -> Version:
+        """The version of a run, from those of its modules: the sums of both fields.
+
+        It never decreases. When a module goes back to an earlier update its generation grows, and
+        with it the sum, while the largest of the versions could decrease.
+        """
+        generations, updates = zip(*versions, strict=True)
+        return cls(sum(generations), sum(updates))
 
     def message(self) -> training_pb2.WeightsVersion:
         return training_pb2.WeightsVersion(generation=self.generation, update=self.update)
