@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
@@ -64,6 +65,18 @@ def test_random_play_of_connect_four_is_legal_and_the_first_player_wins_more() -
     low, high = first.interval()
     assert low < first.score < high < low + 0.13
     assert all(abs(sum(match.returns.values())) == 0 for match in matches)
+
+
+def test_random_actions_follow_masks_of_several_parts_and_leave_the_space_alone() -> None:
+    space = MultiDiscrete([3, 2], seed=7)
+    expected = MultiDiscrete([3, 2], seed=7).sample()
+    player = RandomPlayer(space, seed=1)
+    masks = np.tile(np.array([1, 0, 1, 1, 1], np.int8), (200, 1))  # [200, 3 + 2]
+    seen = {"observation": np.zeros((200, 1)), "action_mask": masks}
+    drawn = player.act(range(200), seen, np.ones(200, np.bool_))  # [200, 2]
+    found = {tuple(row) for row in np.asarray(drawn).tolist()}
+    assert found == {(0, 0), (0, 1), (2, 0), (2, 1)}
+    np.testing.assert_array_equal(space.sample(), expected)
 
 
 def test_an_agent_without_a_player_is_named() -> None:

@@ -79,6 +79,7 @@ def receipt(request: Request, steps: int = 50, dropped: str = "") -> SampleRecei
         steps,
         request.at_least,
         dropped,
+        module_id=request.module_id,
     )
 
 

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from support.core_steps import only, step
+from support.core_steps import only, receipt, step
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
@@ -55,18 +55,6 @@ def make(
 def join(core: DriverCore, index: int = 0, blue: int = 50, red: int = 50) -> list[Request]:
     steps = {"blue": blue, "red": red}
     return only(Request, step(core, RunnerJoined(f"envrunner-{index}", "R", steps)))
-
-
-def receipt(request: Request, steps: int) -> SampleReceived:
-    return SampleReceived(
-        request.batch_id,
-        request.runner,
-        request.incarnation,
-        request.learner,
-        steps,
-        request.at_least,
-        module_id=request.module_id,
-    )
 
 
 def finish(core: DriverCore, update: IssueUpdate, number: int) -> list[Command]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.core_steps import only
+from support.core_steps import only, receipt, step
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
     Arrived,
-    Command,
-    Event,
     FormGroup,
     IssueUpdate,
     LearnerJoined,
@@ -17,7 +15,6 @@ from juggler.driver.core.events import (
     Request,
     RunnerJoined,
     RunnerLeft,
-    SampleReceived,
 )
 from juggler.driver.core.module_core import ModuleStart
 from juggler.driver.core.staleness import StalenessBudget
@@ -36,25 +33,9 @@ def make(**update: int) -> DriverCore:
     return core
 
 
-def step(core: DriverCore, event: Event) -> list[Command]:
-    return [*core.book(event), *core.issue_updates(), *core.top_up()]
-
-
 def join(core: DriverCore, steps: int = 50) -> list[Request]:
     plays = {"blue": steps, "red": steps}
     return only(Request, step(core, RunnerJoined("envrunner-0", "R", plays)))
-
-
-def answer(request: Request, steps: int = 50) -> SampleReceived:
-    return SampleReceived(
-        request.batch_id,
-        request.runner,
-        request.incarnation,
-        request.learner,
-        steps,
-        request.at_least,
-        module_id=request.module_id,
-    )
 
 
 def test_modules_take_turns_in_asking_a_runner_and_no_id_is_given_twice() -> None:
@@ -72,8 +53,8 @@ def test_each_module_asks_for_weights_of_its_own_version() -> None:
 def test_a_batch_counts_for_its_module_alone_and_in_the_sum() -> None:
     core = make()
     blue, _, other_blue, _ = join(core)
-    assert only(IssueUpdate, step(core, answer(blue))) == []
-    (update,) = only(IssueUpdate, step(core, answer(other_blue)))
+    assert only(IssueUpdate, step(core, receipt(blue))) == []
+    (update,) = only(IssueUpdate, step(core, receipt(other_blue)))
     assert (update.module_id, update.generation) == ("blue", 2)
     assert core.modules["blue"].ledger.sampled == core.counters().sampled == 100
     assert core.modules["red"].ledger.sampled == 0
@@ -95,7 +76,7 @@ def test_what_a_process_that_trains_two_modules_held_is_lost_to_both() -> None:
         step(core, LearnerJoined("learner-both", "M", module_id))
     assert core.members == ("learner-blue", "learner-both", "learner-red")
     for request in join(core):
-        step(core, answer(request))
+        step(core, receipt(request))
     step(core, LearnerLeft("learner-both", "M", "killed"))
     assert core.members == ("learner-blue", "learner-red")
     assert all(each.ledger.dropped["learner_lost"] for each in core.modules.values())
