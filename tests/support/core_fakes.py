@@ -18,9 +18,9 @@ from juggler.driver.core.events import (
     RunnerLeft,
     SampleFailed,
     SampleReceived,
+    UnheardUpdate,
     UpdateFailed,
     UpdateFinished,
-    UpdateKept,
     UsedBatch,
     WorkerKey,
 )
@@ -74,7 +74,7 @@ class Processes:
         learner = self.learners[worker_id]
         self.kill(worker_id, survivors)
         self.pending += [
-            UpdateKept(worker_id, each.version, each.used, each.module_id)
+            UnheardUpdate(worker_id, each.version, each.used, each.module_id)
             for each in learner.answers[-3:]
         ]
 

@@ -28,9 +28,9 @@ from juggler.driver.core.events import (
     RunnerLeft,
     SampleFailed,
     SampleReceived,
+    UnheardUpdate,
     UpdateFailed,
     UpdateFinished,
-    UpdateKept,
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
@@ -85,7 +85,7 @@ class ModuleBooks:
                     waiting.remove(event.learner)
                     if isinstance(event, UpdateFinished):
                         self.trained += sum(b.live_steps for b in event.used if not b.dropped)
-            case UpdateKept():
+            case UnheardUpdate():
                 told = [each for each in event.used if each.batch_id in self.unheard]
                 self.unheard -= {each.batch_id for each in told}
                 self.trained += sum(each.live_steps for each in told if not each.dropped)

@@ -158,7 +158,7 @@ class UpdateFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateKept:
+class UnheardUpdate:
     """A learner that was lost is back with its weights: they have an update in them whose answer
     may never have come."""
 
@@ -231,7 +231,7 @@ OfModule = (
     | SampleFailed
     | Arrived
     | UpdateFinished
-    | UpdateKept
+    | UnheardUpdate
     | UpdateFailed
     | PeersMet
     | PeersLost

@@ -135,8 +135,8 @@ class ModuleCore:
                 self._arrived(event)
             case events.UpdateFinished() | events.UpdateFailed():
                 self._update_answered(event)
-            case events.UpdateKept():
-                self._update_kept(event)
+            case events.UnheardUpdate():
+                self._unheard_update(event)
             case events.LearnerJoined():
                 self._group.join(WorkerKey(event.learner, event.incarnation))
             case events.BeginWithFewer():
@@ -326,7 +326,7 @@ class ModuleCore:
     def _discard(self, learner: str, *batch_ids: int) -> None:
         self._commands.append(events.Discard(learner, batch_ids, self.module_id))
 
-    def _update_kept(self, event: events.UpdateKept) -> None:
+    def _unheard_update(self, event: events.UnheardUpdate) -> None:
         answers = {used.batch_id: used for used in event.used if used.batch_id in self._unanswered}
         share = [self._unanswered.pop(batch_id) for batch_id in answers]
         for batch in share:

@@ -11,11 +11,11 @@ from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.restoring import begin_commands, restore_commands
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
-from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UpdateKept
+from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UnheardUpdate
 from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.registry import WorkerRegistry
-from juggler.driver.workers.replies import read_update_kept
+from juggler.driver.workers.replies import read_unheard_update
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
@@ -99,7 +99,7 @@ class Learners:
         self._given[learner] = at_first if version is None else f"update {version[1]}"
         return state
 
-    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UpdateKept]:
+    def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnheardUpdate]:
         """A learner has what it begins with.
 
         Yields:
@@ -113,7 +113,9 @@ class Learners:
         if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
-                yield read_update_kept(self._core.module_id, learner.worker_id, done, self._newest)
+                yield read_unheard_update(
+                    self._core.module_id, learner.worker_id, done, self._newest
+                )
             trained = self._core.ledger.trained - before
             self._kept(learner.worker_id, trained)
             weights = f"its weights{self._of_module} of update {ready.handed_over.update}"

@@ -172,13 +172,13 @@ def read_update_done(
     return done
 
 
-def read_update_kept(
+def read_unheard_update(
     module_id: str, learner: str, done: training_pb2.UpdateDone, newest: Version
-) -> events.UpdateKept:
+) -> events.UnheardUpdate:
     """`newest`: as of `read_update_done`."""
     version = Version.of(done.version)
     _check_version(version, newest)
-    return events.UpdateKept(learner, version, used_batches(done), module_id)
+    return events.UnheardUpdate(learner, version, used_batches(done), module_id)
 
 
 def used_batches(done: training_pb2.UpdateDone) -> tuple[events.UsedBatch, ...]:

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Self
@@ -20,12 +20,12 @@ import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.runtime.actors.busy_threads import BusyThreads
 from juggler.runtime.actors.credentials import bearer
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, dial, wait_until_ready
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
-from juggler.runtime.actors.processor_time import thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.own_frames import place_of
 from juggler.runtime.wire.v1 import attach_pb2
@@ -151,9 +151,7 @@ class Attachment:
         self._inbox = inbox
         self._outgoing = threading.Condition()
         self._over = False
-        self._busy_since: dict[int, float] = {}  # by thread, in time of `_awake`
-        self._stood_still = 0.0  # seconds for which the whole process stood still
-        self._waited: dict[int, tuple[float, float]] = {}  # see `_stuck`
+        self._threads = BusyThreads()
         self._begun: set[int] = set()  # commands whose last answer is still due
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -234,19 +232,13 @@ class Attachment:
         """Note that this worker begins a command, which it has to answer."""
         self._begun.add(command_id)
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> AbstractContextManager[None]:
         """Mark this thread as at work: heartbeats tell for how long, so that a hang is noticed."""
-        thread = threading.get_ident()
-        self._busy_since[thread] = self._awake()
-        try:
-            yield
-        finally:
-            del self._busy_since[thread]
+        return self._threads.busy()
 
     def progresses(self) -> None:
         """Note that this thread's work makes progress, however long it takes: it does not hang."""
-        self._busy_since[threading.get_ident()] = self._awake()
+        self._threads.progresses()
 
     def close(self) -> None:
         with self._outgoing:
@@ -309,20 +301,14 @@ class Attachment:
             reason = "the channel was closed"  # by close(), in another thread
         self._inbox.put(Detached(reason))
 
-    def _awake(self) -> float:
-        """Seconds on a clock that stops while this process stands still."""
-        return time.monotonic() - self._stood_still
-
     def _beat(self) -> None:
         interval = self.welcome.heartbeat_seconds or 1.0
         due = time.monotonic()
         while not self._over:
             now = time.monotonic()
-            # If the heartbeat is late, the whole process was stopped (by Ctrl-Z, say); that is no
-            # hang.
-            self._stood_still += max(0.0, now - due)
+            self._threads.stood_still(max(0.0, now - due))  # where the heartbeat is late
             due = now + interval
-            stuck, thread = self._stuck()
+            stuck, thread = self._threads.longest()
             heartbeat = attach_pb2.Heartbeat(
                 seconds_since_progress=stuck,
                 resident_bytes=resident_bytes(),
@@ -333,21 +319,6 @@ class Attachment:
                 self._say_where(heartbeat, thread)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
             time.sleep(interval)
-
-    def _stuck(self) -> tuple[float, int]:
-        """The time since the thread that has been busy longest made progress, and this thread. Time
-        for which it waited for a processor, since it was first seen busy, does not count."""
-        busy = self._busy_since.copy()  # a consistent copy
-        native = {thread.ident: thread.native_id or 0 for thread in threading.enumerate()}
-        before, self._waited = self._waited, {}
-        longest = (0.0, 0)
-        for thread, since in busy.items():
-            waited = thread_waited(os.getpid(), native.get(thread, 0))
-            seen = before.get(thread, (since, waited))
-            first = seen[1] if seen[0] == since else waited
-            self._waited[thread] = (since, first)
-            longest = max(longest, (self._awake() - since - (waited - first), thread))
-        return longest
 
     def _say_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
         frame = sys._current_frames().get(thread)

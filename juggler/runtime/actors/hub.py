@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from juggler.runtime.actors.connection import Connection
 from juggler.runtime.actors.credentials import why_not_admitted
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.processor_time import seconds_waited
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.actors.vitals import Service, Vitals
@@ -35,8 +35,6 @@ REASON_KEY = "juggler-reason-bin"
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
 _WELCOME_SECONDS = 5.0  # for a worker to take its first message
-_SILENCE_BEGINS = 3.0  # seconds
-_MOST_PATIENCE = 0.9  # of a silence: finally, even a worker that never gets to run is lost
 _MOST_STRANGERS = 1024  # streams at once without a token or a hello
 
 
@@ -55,21 +53,6 @@ class HubSettings:
     services: tuple[Service, ...] = ()  # further services of its server
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
-    worker: Worker
-    wake: asyncio.Event
-    cancel: Callable[[], bool]  # ends the stream
-    outbox: list[attach_pb2.Command] = field(default_factory=list)
-    wake_pending: bool = False
-    last_seen: float = field(default_factory=time.monotonic)
-    waited: float | None = None  # seconds it had waited for a processor when it fell silent
-    heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
-    over: str = ""  # if set, the stream shall end for this reason
-    unheard: bool = False  # the reason is silence; the worker may live
-    has_left: bool = False  # its Left event was put
-
-
 class Hub:
     """Accepts workers and carries commands, replies and reports. Runs a gRPC server in a thread.
 
@@ -80,9 +63,9 @@ class Hub:
     def __init__(self, settings: HubSettings, events: Mailbox[Any]) -> None:
         self._settings = settings
         self._events = events
-        self._connections: dict[str, _Connection] = {}  # by worker id
+        self._connections: dict[str, Connection] = {}  # by worker id
         self._strangers = Strangers(_MOST_STRANGERS)
-        self._to_wake: deque[_Connection] = deque()
+        self._to_wake: deque[Connection] = deque()
         self._waking = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
@@ -136,7 +119,7 @@ class Hub:
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
-    def _wake(self, connection: _Connection) -> None:
+    def _wake(self, connection: Connection) -> None:
         if connection.wake_pending:
             return
         connection.wake_pending = True
@@ -204,7 +187,7 @@ class Hub:
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(f"over {_MOST_STRANGERS} others came in before the hello")
             return
-        connection = _Connection(worker, asyncio.Event(), handler.cancel)
+        connection = Connection(worker, asyncio.Event(), handler.cancel)
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
             worker_id=worker.worker_id,
@@ -267,7 +250,7 @@ class Hub:
             local=hello.local and local,
         )
 
-    def _leave(self, connection: _Connection, left: Left) -> None:
+    def _leave(self, connection: Connection, left: Left) -> None:
         worker_id = connection.worker.worker_id
         if self._connections.get(worker_id) is connection:
             del self._connections[worker_id]
@@ -290,7 +273,7 @@ class Hub:
     def _free_index(self, role: str) -> int:
         return next(n for n in itertools.count() if f"{role}-{n}" not in self._connections)
 
-    async def _write(self, connection: _Connection, context: Any) -> None:
+    async def _write(self, connection: Connection, context: Any) -> None:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
@@ -307,7 +290,7 @@ class Hub:
                 connection.cancel()
                 return
 
-    async def _read(self, connection: _Connection, context: Any) -> Left:
+    async def _read(self, connection: Connection, context: Any) -> Left:
         worker, events, rate = connection.worker, self._events, Rate()
         while True:
             raw = await context.read()
@@ -346,22 +329,10 @@ class Hub:
                 connection.last_seen = min(now, connection.last_seen + late)
                 role = connection.worker.role
                 silence = self._settings.silence_of.get(role, self._settings.silence_seconds)
-                if _silent(connection, now) > silence and not connection.over:
+                if connection.silent(now) > silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unheard = True
                     connection.cancel()
-
-
-def _silent(connection: _Connection, now: float) -> float:
-    """Seconds of silence, without those for which a worker on this host waited for a processor."""
-    silent = now - connection.last_seen
-    if silent < _SILENCE_BEGINS or not connection.worker.local:
-        connection.waited = None
-        return silent
-    waited = seconds_waited(connection.worker.pid)
-    if connection.waited is None:
-        connection.waited = waited
-    return silent - min(waited - connection.waited, _MOST_PATIENCE * silent)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

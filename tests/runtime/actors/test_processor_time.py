@@ -11,7 +11,8 @@ import time
 import pytest
 from support.hub_world import World
 
-from juggler.runtime.actors import attachment, hub
+from juggler.runtime.actors import attachment, busy_threads, connection
+from juggler.runtime.actors.busy_threads import BusyThreads
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.processor_time import seconds_used, seconds_waited
 
@@ -41,9 +42,9 @@ def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
     world: World, monkeypatch: pytest.MonkeyPatch, starved: bool
 ) -> None:
     begun = time.monotonic()
-    monkeypatch.setattr(hub, "_SILENCE_BEGINS", 0.2)
+    monkeypatch.setattr(connection, "_SILENCE_BEGINS", 0.2)
     monkeypatch.setattr(
-        hub, "seconds_waited", lambda _: time.monotonic() - begun if starved else 0.0
+        connection, "seconds_waited", lambda _: time.monotonic() - begun if starved else 0.0
     )
     world.start(heartbeat_seconds=0.05, silence_seconds=0.8)
     monkeypatch.setattr(attachment.Attachment, "_beat", lambda _: None)  # its heart does not beat
@@ -56,18 +57,17 @@ def test_a_silent_worker_that_waits_for_a_processor_is_not_lost(
 
 @pytest.mark.parametrize("starved", [True, False])
 def test_a_busy_thread_that_waits_for_a_processor_does_not_hang(
-    world: World, monkeypatch: pytest.MonkeyPatch, starved: bool
+    monkeypatch: pytest.MonkeyPatch, starved: bool
 ) -> None:
     begun = time.monotonic()
     monkeypatch.setattr(
-        attachment, "thread_waited", lambda *_: time.monotonic() - begun if starved else 0.0
+        busy_threads, "thread_waited", lambda *_: time.monotonic() - begun if starved else 0.0
     )
-    world.start(heartbeat_seconds=0.05)
-    worker = world.attach()
-    with worker.busy():
-        worker._stuck()
+    threads = BusyThreads()
+    with threads.busy():
+        threads.longest()
         time.sleep(0.5)
-        stuck, thread = worker._stuck()
+        stuck, thread = threads.longest()
     assert starved or thread == threading.get_ident()
     assert (stuck < 0.25) is starved
-    worker.close()
+    assert threads.longest() == (0.0, 0)
