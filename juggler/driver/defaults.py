@@ -43,6 +43,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "grad_clip": 0.5,
         "batch_uses": 4,
     },
+    "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 1e-3},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
     "ppo": {
         "envs_per_runner": 8,
@@ -76,7 +77,7 @@ CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
     }
 }
 #: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256}
+_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 256}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the spaces of the environment are not known on this host: what was not given has its general "

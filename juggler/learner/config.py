@@ -24,7 +24,7 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, impala, ppo, pqn, or one of your own as package.module:Class."""
+    """The algorithm: appo, dqn, impala, ppo, pqn, or one of your own as package.module:Class."""
 
     reward_scale: float = 1.0
     """Factor that rewards are multiplied by before learning. Returns of some tens are learned

@@ -22,7 +22,7 @@ from juggler.learner.data.batch_columns import checked_batch, must_have_column
 from juggler.learner.data.collate import collate
 from juggler.learner.group.member import GroupMember
 from juggler.learner.updates_in_flight import UpdatesInFlight
-from juggler.runtime.checkpoints.checkpoint import PIPELINES
+from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
@@ -77,7 +77,7 @@ class Learner(GroupMember):
             pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
-        self._data = core.data_source()
+        self._data = core.data_source(seed)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -100,7 +100,7 @@ class Learner(GroupMember):
             sample = next(self.source)
         sample = self.before_gradients(to_device(sample, self.device))
         metrics = []
-        for due in self._data.add(sample):
+        for due in self._data.add(sample, self.sums):
             try:
                 if not passes:
                     output = self.core.step(self.state, due, self)
@@ -112,6 +112,7 @@ class Learner(GroupMember):
                 must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
+            self._data.learned(output.priorities)
             metrics.append(output.metrics)
         self.updates += 1
         return mean_metrics(metrics)
@@ -294,6 +295,8 @@ class Learner(GroupMember):
         tree = self.core.state_to_tree(self.state)
         if states := self._pipeline_states():
             tree[PIPELINES] = arrays_like(states)
+        if kept := self._data.state():
+            tree[REPLAY] = kept
         return tree, {"algorithm": self.core.name, "updates": self.updates}
 
     def forget(self) -> None:
@@ -317,12 +320,14 @@ class Learner(GroupMember):
         self.wait()
         updates = int(extras["updates"])
         rest = dict(tree) if isinstance(tree, Mapping) else {}
+        kept: Any = rest.pop(REPLAY, {})
         pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
         states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
-        self.state = self.core.state_from_tree(rest, like=self.state)
-        for module_id, state in states[PIPELINES].items():
-            self.pipelines[module_id].set_state(state)
-        self.forget()
+        state = self.core.state_from_tree(rest, like=self.state)
+        self._data.restore(kept, self.device)
+        self.state = state
+        for module_id, own in states[PIPELINES].items():
+            self.pipelines[module_id].set_state(own)
         self.updates = updates
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@ import gymnasium
 from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.algorithms.appo import AppoAlgorithm
 from juggler.learner.algorithms.checking import checked_algorithm
+from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 #: The algorithms that ship.
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "appo": AppoAlgorithm,
+    "dqn": DqnAlgorithm,
     "impala": ImpalaAlgorithm,
     "ppo": PpoAlgorithm,
     "pqn": PqnAlgorithm,

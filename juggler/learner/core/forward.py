@@ -29,6 +29,9 @@ class Loss(NamedTuple):
             same. `next_extra` finds them in `aux.means`. {}: the algorithm decides nothing by the
             sample, as with most.
 
+        priorities: how much there is to learn from each row, for a replay that draws rows by that;
+            none where there is no such replay.
+
     A step that is not live (one that only resets an environment, fills up a short row, or is part
     of a burn-in) counts in none of these: its loss has the weight 0 in a mean, and it is not in the
     number that the mean divides by. `LiveMean` computes such means. A sample without a live step
@@ -39,6 +42,7 @@ class Loss(NamedTuple):
     live_steps: Tensor  # [] int64
     metrics: dict[str, Tensor]  # [] each
     means: dict[str, Tensor]  # [] each
+    priorities: Tensor | None = None  # [N]
 
 
 def checked_loss(where: str, loss: object, mean_names: Collection[str], *, mapped: bool) -> Loss:

@@ -153,12 +153,12 @@ class GradientCore(LearnerCore[State], ABC):
         for group_id, group in self._groups.items():
             own = state[group_id]
             gradients: dict[str, Tensor] = {}  # [P] by module id
-            found = GradientAux({}, {}, {}, {})
+            found = GradientAux({}, {}, {}, {}, priorities={})
             for module_id in group.modules:
                 if module_id not in sample:
                     continue
                 calls = self._pass.compiled_calls
-                mean = MeanOverParts()
+                mean, priorities = MeanOverParts(), []
                 for part in micro_batches(sample[module_id], self.config.micro_batches):
                     buffers = {name: buffer.clone() for name, buffer in own["buffers"].items()}
                     parameters = own["parameters"].detach()  # [P]
@@ -170,9 +170,13 @@ class GradientCore(LearnerCore[State], ABC):
                         loss = self._checked(self.loss(forward, part, own))
                         (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
+                    if loss.priorities is not None:
+                        priorities.append(loss.priorities)
                     own = ParameterGroupState(**{**own, "buffers": buffers})
                 gradients[module_id], found.metrics[module_id], found.means[module_id] = mean.mean()
                 found.live_steps[module_id] = mean.live_steps
+                if priorities:
+                    found.priorities[module_id] = torch.cat(priorities)  # [N]
                 if self.config.compile:
                     calls = self._pass.compiled_calls - calls
                     found.metrics[module_id]["compiled_calls"] = torch.full_like(
@@ -186,7 +190,7 @@ class GradientCore(LearnerCore[State], ABC):
 
     @torch.no_grad()
     def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
-        state, metrics = dict(state), {}
+        state, metrics, priorities = dict(state), {}, {}
         for group_id, gradient in grads.items():
             old, found = state[group_id], aux[group_id]
             optimizers = self._optimizers[group_id]
@@ -216,7 +220,8 @@ class GradientCore(LearnerCore[State], ABC):
                     **lrs,
                     "skipped": (~finite).float(),
                 }
-        return StepOutput(state, metrics)
+            priorities.update(found.priorities)
+        return StepOutput(state, metrics, priorities or None)
 
     def passes(self) -> tuple[int, int]:
         """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
@@ -341,14 +346,16 @@ def _by_vmap(
     """The gradient [P], the loss and the buffers after it, by `torch.func.grad`: slower than
     torch.autograd, but `torch.func.vmap` can map it."""
 
-    def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[Loss, dict[str, Tensor]]]:
+    def loss_of(parameters: Tensor) -> tuple[Tensor, tuple[dict[str, Any], dict[str, Tensor]]]:
         buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
         here = forward._replace(parameters=parameters, buffers=buffers)
         loss = core._checked(core.loss(here, columns, state))
-        return loss.total, (loss, buffers)
+        # torch.func takes no None for a tensor.
+        given = {key: each for key, each in loss._asdict().items() if each is not None}
+        return loss.total, (given, buffers)
 
-    gradient, (loss, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)
-    return gradient, loss, buffers
+    gradient, (given, buffers) = torch.func.grad(loss_of, has_aux=True)(forward.parameters)
+    return gradient, Loss(**given), buffers
 
 
 def _choose(

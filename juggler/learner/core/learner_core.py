@@ -37,6 +37,8 @@ class GradientAux(NamedTuple):
     #: In a group of several modules, each module's part of the gradient [P], because each has its
     #: own weight in a mean over learners.
     gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
+    #: [N] by module id: how much there is to learn from each row of this learner's own sample.
+    priorities: dict[str, Tensor] = {}  # noqa: RUF012
 
 
 #: By parameter group.
@@ -101,8 +103,12 @@ class LearnerCore(Protocol[S]):
     config: LearnerConfig
     """Its hyper-parameters."""
 
-    def data_source(self) -> DataSource:
-        """A new source of data, which decides what is learned from and when; one per learner."""
+    def data_source(self, seed: int = 0) -> DataSource:
+        """A new source of data, which decides what is learned from and when; one per learner.
+
+        Args:
+            seed: of what it draws.
+        """
         return Queue()
 
     def init(self, seed: int) -> S:

@@ -108,8 +108,8 @@ class Population(LearnerCore[PopulationState]):
         self._same_start = same_start
         self._sample_dim = 0 if own_samples else None
 
-    def data_source(self) -> DataSource:
-        return self._core.data_source()
+    def data_source(self, seed: int = 0) -> DataSource:
+        return self._core.data_source(seed)
 
     def init(self, seed: int) -> PopulationState:
         """Member i starts like the algorithm alone with `seed + i`, or with `seed` if all start the
@@ -156,13 +156,17 @@ class Population(LearnerCore[PopulationState]):
     ) -> StepOutput[PopulationState]:
         def of_member(
             member: State, values: dict[str, Tensor], sample: Sample
-        ) -> tuple[State, Metrics]:
+        ) -> tuple[State, Metrics, dict[str, Tensor]]:
             output = as_member(self._core, values).step(member, sample, seam)
-            return output.state, output.metrics
+            return output.state, output.metrics, output.priorities or {}
 
         in_dims = (0, 0, self._sample_dim)
         members, values = state["members"], state["hyperparameters"]
-        return self._output(state, *torch.func.vmap(of_member, in_dims)(members, values, sample))
+        members, metrics, priorities = torch.func.vmap(of_member, in_dims)(members, values, sample)
+        output = self._output(state, members, metrics)
+        # Members draw together: a row counts as much as it does to the one with most to learn.
+        together = {key: each.amax(0) for key, each in priorities.items()}  # [N] each
+        return output._replace(priorities=together or None)
 
     def member(self, state: PopulationState, index: int) -> State:
         """A copy of one member's state, which the algorithm alone can continue from."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from juggler.runtime.wire.trees import Tree
 
 #: One module's part of a sample, by the names in `columns`: tensors, or maps of tensors by string
 #: keys, nested to any depth.
@@ -13,24 +18,55 @@ Columns: TypeAlias = Mapping[str, Any]
 Sample: TypeAlias = Mapping[str, Columns]
 
 
+#: Sums over this learner's sample -> sums over the samples of all learners of a group, elementwise.
+Sums: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def alone(x: Tensor) -> Tensor:
+    """The sums of a single learner."""
+    return x
+
+
 class DataSource(Protocol):
     """Takes every sample that arrives, and says which samples to learn from now.
 
-    A run makes an update whenever a sample has arrived. A replay buffer, which also gives samples
-    when none has arrived, would need an admission of its own and is not possible yet.
+    A run makes an update whenever a sample has arrived. In a group, every learner's source must
+    give the same number of samples.
     """
 
-    def add(self, sample: Sample) -> Sequence[Sample]:
-        """Take a sample; return the samples to learn from now, in order: at least one."""
+    def add(self, sample: Sample, sums: Sums = alone) -> Iterable[Sample]:
+        """Take a sample; give the samples to learn from now, in order. There may be none yet.
+
+        Args:
+            sample: what arrived.
+            sums: adds up numbers over the learners of a group, which all call it as often.
+        """
+
+    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
+        """Hear of the step that was made of the last sample given: by module id, the priorities [B]
+        of its rows, if the algorithm has such."""
+        return
 
     def clear(self) -> None:
-        """Discard all samples."""
+        """Discard what `state` does not hold."""
+
+    def state(self) -> dict[str, Tree]:
+        """What a checkpoint holds of the samples that are kept, by module id; {}: nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from such a state, with samples on a device.
+
+        Raises:
+            ValueError: it is not a state of this source.
+        """
+        self.clear()
 
 
 class Queue(DataSource):
     """Learns from every sample once, when it arrives."""
 
-    def add(self, sample: Sample) -> Sequence[Sample]:
+    def add(self, sample: Sample, sums: Sums = alone) -> Sequence[Sample]:
         return [sample]
 
     def clear(self) -> None:
@@ -56,7 +92,7 @@ class CircularBuffer(DataSource):
         for use in range(uses):
             self._uses_at_age[use * batches // uses] += 1
 
-    def add(self, sample: Sample) -> Sequence[Sample]:
+    def add(self, sample: Sample, sums: Sums = alone) -> Sequence[Sample]:
         """Take a sample, and return those that are due, the oldest first."""
         self._samples.append(sample)
         youngest = len(self._samples) - 1

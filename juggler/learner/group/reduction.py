@@ -75,6 +75,7 @@ def _found(group_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) ->
         buffers=own.buffers,
         means={**none.means, **own.means},
         gradients={**none.gradients, **own.gradients},
+        priorities=own.priorities,
     )
     if whole.gradients:
         return _Found(whole.gradients, whole)
@@ -114,7 +115,14 @@ def _taken_apart(sums: Iterator[Tensor], found: _Found) -> _Found:
         buffers[name] = torch.where(steps > 0, mean, buffer)  # [...]
     return _Found(
         gradients,
-        GradientAux(live_steps, aux.metrics, buffers, means, gradients if aux.gradients else {}),
+        GradientAux(
+            live_steps,
+            aux.metrics,
+            buffers,
+            means,
+            gradients if aux.gradients else {},
+            aux.priorities,
+        ),
     )
 
 

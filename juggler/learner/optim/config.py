@@ -60,6 +60,13 @@ class OptimizerConfig:
 
     # -- for `validate` of this and of derived classes: each raises a ValueError -----------------
 
+    def check_share(self, key: str) -> None:
+        """The key must be a number from 0 to 1, or a schedule of such values."""
+        self.check_schedule(key)
+        value = getattr(self, key)
+        for _, share in value if isinstance(value, list) else [(0, value)]:
+            self.check_within(key, share, 0, 1)
+
     def check_schedule(self, key: str, *, above_0: bool = False) -> None:
         """The key must be a number of at least 0, or a schedule of such values. With `above_0`, a
         plain number must not be 0."""

@@ -209,7 +209,9 @@ class HostedModule:
             if share is not None:
                 try:
                     sample = self.updating.sample(share)
-                    self._metrics.add(self.learner.step(sample)[_OWN])
+                    # A replay that is still filling up gives nothing to learn from.
+                    if found := self.learner.step(sample):
+                        self._metrics.add(found[_OWN])
                     self.updating.made()
                 except PeerLost as error:
                     self.membership.lose(self.learner, str(error))
@@ -275,7 +277,7 @@ class HostedModule:
             minibatch_size=update.minibatch_size or None,
             num_epochs=update.num_epochs or None,
         )
-        metrics = fetch_metrics(updated)[_OWN]
+        metrics = fetch_metrics(updated).get(_OWN, {})
         if metrics.get("skipped") == 1.0:
             self.learner.forget()  # or the same samples would be used again
             raise ValueError(

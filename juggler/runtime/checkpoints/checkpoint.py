@@ -31,6 +31,9 @@ CONNECTORS: Final = "connectors"  # the branch of a tree that is not a learner's
 #: The branch of a tree, and of a learner's state, with what learner pipelines hold by module id.
 PIPELINES: Final = "learner_pipelines"
 
+#: The branch of a learner's state with the steps that it keeps.
+REPLAY: Final = "replay"
+
 OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
 #: What newer checkpoints have by module.
 _BY_MODULE: Final = {"counters", "spaces"}

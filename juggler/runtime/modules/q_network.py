@@ -81,3 +81,14 @@ class QNetwork(RLModule):
         any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
         shares = self.epsilon * any_action + (1 - self.epsilon) * best  # [B, n]
         return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}
+
+
+def must_explore(algorithm: str, module_id: str, module: RLModule) -> None:
+    """Raises:
+    ValueError: the algorithm cannot say how much the module explores.
+    """
+    if EPSILON not in dict(module.named_buffers()):
+        raise ValueError(
+            f"{algorithm} needs modules with a buffer {EPSILON!r}, such as QNetwork; "
+            f"module {module_id!r}, {type(module).__name__}, has none"
+        )

@@ -95,6 +95,8 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
     module = ALGORITHMS[name].module
     make = partial(build_module, module, VECTOR, TWO, {"hidden_sizes": [8], **model})
     kind = getattr(importlib.import_module(package), attribute)
+    if name == "dqn":
+        config = {"replay_begin": 0, "minibatch_size": 8, **config}
     core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
     return core
 
@@ -116,6 +118,7 @@ CORES: dict[str, MakeCore] = {
             make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
         )
         for name in ALGORITHMS
+        if name != "dqn"  # which keeps single steps
     },
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     **{f"population of {name}": partial(make_population, name) for name in ALGORITHMS},

@@ -38,9 +38,6 @@ class PqnConfig(LearnerConfig):
     def validate(self) -> None:
         super().validate()
         self.check_within("lambda_", self.lambda_, 0, 1)
-        self.check_schedule("exploration_epsilon")
-        epsilon = self.exploration_epsilon
-        for _, value in epsilon if isinstance(epsilon, list) else [(0, epsilon)]:
-            self.check_within("exploration_epsilon", value, 0, 1)
+        self.check_share("exploration_epsilon")
         self.check_at_least("epochs", 1)
         self.check_at_least("minibatches", 1)

@@ -35,7 +35,7 @@ from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import gae
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON
+from juggler.runtime.modules.q_network import EPSILON, must_explore
 
 
 class Pqn(GradientCore):
@@ -53,11 +53,7 @@ class Pqn(GradientCore):
         super().__init__(factories, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
         for module_id, module in self.modules.items():
-            if EPSILON not in dict(module.named_buffers()):
-                raise ValueError(
-                    f"pqn needs modules with a buffer {EPSILON!r}, such as QNetwork; "
-                    f"module {module_id!r}, {type(module).__name__}, has none"
-                )
+            must_explore(self.name, module_id, module)
 
     def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
         return self.step_in_parts(state, sample, seam, None, None)

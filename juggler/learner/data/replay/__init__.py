@@ -1,0 +1,1 @@
+"""Replay: samples that are kept, and drawn from again and again."""

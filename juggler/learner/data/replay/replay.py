@@ -1,0 +1,231 @@
+"""Replay: a source that keeps what arrives, and draws from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.learner.data.replay.sum_tree import SumTree
+from juggler.learner.data.replay.table import Table
+from juggler.learner.data.sources import Columns, DataSource, Sample, Sums, alone
+from juggler.runtime.wire.trees import Tree
+
+#: Columns of a drawn sample: the weight of each row in a loss [B], and how many rows arrived at all
+#: learners of a group since the last draw [].
+IMPORTANCE_WEIGHTS: Final = "importance_weights"
+NEW_STEPS: Final = "new_steps"
+
+_LEAST_PRIORITY = 1e-6  # of a row that was learned from, so that it can be drawn again
+
+
+class Replay(DataSource):
+    """Keeps the newest rows in a table, and draws samples from it at a fixed ratio to what arrives.
+
+    Samples arrive as fast as they are learned from. So the ratio holds exactly, whoever is faster,
+    and nothing is thrown away for it. What is left of an arrival that is no whole sample is carried
+    over to the next one.
+
+    Rows are drawn independently, with replacement: uniformly or, with a priority exponent α above
+    0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the last step gave a
+    row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the largest priority
+    that was ever given. Importance weights are (N P(i))^-β, divided by the largest in the sample.
+
+    Args:
+        rows: what is kept of an arriving sample, of one module: by name, tensors [n, ...] or trees
+            of them.
+        capacity: the most rows of a module.
+        size: B, rows in a drawn sample.
+        ratio: how often a row is drawn on average, if it stays for long.
+        begin: how many rows must have arrived before the first draw, at all learners of a group.
+        priority_exponent: α.
+        importance_exponent: β.
+        saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
+        seed: of the draws.
+
+    Attributes:
+        stale_priorities: how many priorities came too late, for rows that had been written over.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[Columns], dict[str, Any]],
+        *,
+        capacity: int,
+        size: int,
+        ratio: float,
+        begin: int = 0,
+        priority_exponent: float = 0.0,
+        importance_exponent: float = 0.0,
+        saved: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._rows, self._capacity, self._size = rows, capacity, size
+        self._ratio, self._begin = ratio, begin
+        self._alpha, self._beta = priority_exponent, importance_exponent
+        self._saved, self._seed = saved, seed
+        self._start()
+
+    def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
+        """Take a sample, and draw others, each one when it is asked for: so each draw knows the
+        priorities of those before it."""
+        for module_id, columns in sample.items():
+            rows = self._rows(columns)
+            leaf = _leaf(rows)
+            kept = self._kept(module_id)
+            if len(leaf):
+                kept.put(rows, self._alpha)
+            # All learners of a group make the same number of steps.
+            told = torch.tensor([len(leaf), 1], dtype=torch.float64, device=leaf.device)  # [2]
+            arrived, learners = sums(told).tolist()
+            kept.arrived(round(arrived), self._begin, self._ratio / learners)
+        while drawn := {
+            module_id: self._draw(self._modules[module_id])
+            for module_id in sample
+            if self._modules[module_id].due >= self._size
+        }:
+            yield drawn
+
+    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
+        """Take the priorities [B] of the rows drawn last. Those of rows that have been written over
+        since are ignored."""
+        if not self._alpha or not priorities:
+            return
+        for module_id, given in priorities.items():
+            kept = self._modules[module_id]
+            same = kept.table.generations[kept.drawn] == kept.drawn_generations  # [B]
+            self.stale_priorities += int((~same).sum())
+            values = given.detach().cpu().double().numpy()  # [B]
+            usable = same & np.isfinite(values)  # [B]
+            kept.prioritize(kept.drawn[usable], values[usable], self._alpha)
+
+    def clear(self) -> None:
+        if not self._saved:
+            self._start()
+
+    def state(self) -> dict[str, Tree]:
+        if not self._saved:
+            return {}
+        states = {module_id: kept.state() for module_id, kept in self._modules.items()}
+        return {"generator": _words_of(self._generator), "modules": states} if states else {}
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self._start()
+        if not state or not self._saved:
+            return
+        try:
+            self._generator.bit_generator.state = _state_of(state["generator"])
+            for module_id, own in state["modules"].items():
+                self._kept(module_id).restore(own, device)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
+
+    def _start(self) -> None:
+        self._modules: dict[str, _Kept] = {}
+        self._generator = np.random.Generator(np.random.PCG64(self._seed))
+        self.stale_priorities = 0
+
+    def _kept(self, module_id: str) -> _Kept:
+        if module_id not in self._modules:
+            self._modules[module_id] = _Kept(self._capacity, prioritized=self._alpha > 0)
+        return self._modules[module_id]
+
+    def _draw(self, kept: _Kept) -> dict[str, Any]:
+        table, tree = kept.table, kept.tree
+        weights = np.ones(self._size, np.float32)  # [B]
+        if self._alpha:
+            slots = tree.find(self._generator.random(self._size) * tree.total)  # [B]
+            shares = tree[slots] / tree.total  # [B]
+            weights = ((shares.min() / shares) ** self._beta).astype(np.float32)
+        else:
+            slots = self._generator.integers(table.size, size=self._size)  # [B]
+        kept.drawn, kept.drawn_generations = slots, table.generations[slots]
+        kept.due -= self._size
+        rows = table.rows(slots)
+        device = _leaf(rows).device
+        rows[IMPORTANCE_WEIGHTS] = torch.from_numpy(weights).to(device)  # [B]
+        rows[NEW_STEPS] = torch.tensor(kept.new_steps, device=device)  # []
+        kept.new_steps = 0
+        return rows
+
+
+class _Kept:
+    """What is kept of one module's rows."""
+
+    def __init__(self, capacity: int, *, prioritized: bool) -> None:
+        self.table = Table(capacity)
+        self.tree = SumTree(capacity if prioritized else 1)
+        self.due = 0.0  # rows that are still to be drawn for those that arrived
+        self.new_steps = 0  # at all learners, that no draw has told of
+        self.drawn: NDArray[np.intp] = np.zeros(0, np.intp)  # [B] slots
+        self.drawn_generations = np.zeros(0, np.int64)  # [B]
+        self._highest = 1.0  # of all priorities that were given
+        self._waiting = 0  # rows that arrived before the first draw
+
+    def put(self, rows: dict[str, Any], alpha: float) -> None:
+        slots = self.table.put(rows)
+        if alpha:
+            self.tree[slots] = np.full(len(slots), self._highest**alpha)  # [n]
+
+    def arrived(self, count: int, begin: int, ratio: float) -> None:
+        """Note how many rows arrived at all learners."""
+        self.new_steps += count
+        self._waiting += count
+        if self._waiting >= begin and self.table.size:
+            self.due += count * ratio
+
+    def prioritize(
+        self, slots: NDArray[np.intp], values: NDArray[np.float64], alpha: float
+    ) -> None:
+        if len(values):
+            values = np.maximum(values, _LEAST_PRIORITY)  # [b]
+            self._highest = max(self._highest, float(values.max()))
+            self.tree[slots] = values**alpha
+
+    def state(self) -> dict[str, Tree]:
+        slots = np.arange(self.table.size)
+        is_prioritized = self.tree.total > 0
+        return {
+            "table": self.table.state(),
+            "weights": self.tree[slots].copy() if is_prioritized else np.zeros(0),
+            "counts": np.array([self.due, self.new_steps, self._highest, self._waiting]),  # [4]
+        }
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.table.restore(state["table"], device)
+        slots = np.arange(len(state["weights"]))
+        self.tree[slots] = state["weights"]
+        due, new_steps, highest, waiting = state["counts"].tolist()
+        self.due, self._highest = due, highest
+        self.new_steps, self._waiting = int(new_steps), int(waiting)
+
+
+def _leaf(tree: Any) -> Tensor:
+    while not isinstance(tree, Tensor):
+        tree = next(iter(tree.values()))
+    return tree
+
+
+_WORD = (1 << 64) - 1
+
+
+def _words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
+    """The state of a PCG64 as numbers [6]."""
+    told: Any = generator.bit_generator.state
+    state, increment = told["state"]["state"], told["state"]["inc"]
+    words = [state & _WORD, state >> 64, increment & _WORD, increment >> 64]
+    return np.array([*words, told["has_uint32"], told["uinteger"]], np.uint64)
+
+
+def _state_of(words: NDArray[np.uint64]) -> dict[str, Any]:
+    low, high, increment_low, increment_high, has_uint32, uinteger = map(int, words)
+    return {
+        "bit_generator": "PCG64",
+        "state": {"state": high << 64 | low, "inc": increment_high << 64 | increment_low},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }

@@ -1,0 +1,190 @@
+"""DQN's loss against one written out in float64, and what its steps do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.sequences import all_observations
+from juggler.learner.core.transitions import rows_of_transitions, transitions
+from juggler.learner.data.collate import collate
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, NEW_STEPS
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.q_network import QNetwork
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+def make_core(module: Any = QNetwork, model: dict[str, Any] | None = None, **config: Any) -> Dqn:
+    make = partial(module, VECTOR, TWO, model or {"hidden_sizes": [8]})
+    return Dqn({"default": make}, DqnConfig(**config))
+
+
+def slow_values(core: Dqn, parameters: torch.Tensor, observation: Any) -> np.ndarray:
+    """Q(x, ·) by the module itself, in float64."""
+    module = QNetwork(VECTOR, TWO, {"hidden_sizes": [8]}).double()
+    rest, state = parameters.double(), {}
+    for name, parameter in module.named_parameters():
+        state[name], rest = rest[: parameter.numel()].view_as(parameter), rest[parameter.numel() :]
+    module.load_state_dict({**state, "epsilon": torch.tensor(1.0)})
+    with torch.no_grad():
+        features = module.encoder(torch.as_tensor(observation)[None].double())
+        values: np.ndarray = module.value_head(module.normalize(features))[0].numpy()
+    return values
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
+    make_batch: MakeBatch, double: bool, n_step: int
+) -> None:
+    core = make_core(double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
+    columns = collate([make_batch(4, 6, seed=1)])
+    (group_id,) = core.init(0)
+    state = core.init(0)
+    state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
+    own, target = state[group_id]["parameters"], state[group_id]["extra"]["target"]
+    found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
+    costs = []
+    for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
+        after = seen[found.after[n, t]]
+        by_target = slow_values(core, target, after)
+        chooser = slow_values(core, own, after) if double else by_target
+        goal = 0.7 * float(found.rewards[n, t])
+        goal += float(found.discounts[n, t]) * by_target[chooser.argmax()]
+        values = slow_values(core, own, columns["observations"][n, t])
+        error = abs(goal - values[int(columns["actions"][n, t])])
+        costs.append(error**2 / 2 if error < 1 else error - 0.5)
+    _, aux = core.grads(state, {"default": columns})
+    loss = float(aux[group_id].metrics["default"]["value_loss"])
+    assert loss == pytest.approx(np.mean(costs), rel=1e-4)
+
+
+def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
+    make_batch: MakeBatch,
+) -> None:
+    core = make_core(n_step=3)
+    columns = collate([make_batch(4, 6, seed=2)])
+    state = core.init(0)
+    rows = rows_of_transitions(columns, 3, core.config.gamma)
+    of_episodes, aux = core.grads(state, {"default": columns})
+    of_rows, _ = core.grads(state, {"default": rows})
+    for group_id in of_episodes:
+        torch.testing.assert_close(of_episodes[group_id], of_rows[group_id])
+    weights = torch.full((len(rows["rewards"]),), 0.5)
+    weighted, _ = core.grads(state, {"default": {**rows, IMPORTANCE_WEIGHTS: weights}})
+    for group_id in of_episodes:
+        torch.testing.assert_close(0.5 * of_episodes[group_id], weighted[group_id])
+    (found,) = aux.values()
+    assert found.priorities["default"].shape == (4,)
+
+
+def test_the_target_network_moves_when_it_is_due_and_as_far_as_it_shall(
+    make_batch: MakeBatch,
+) -> None:
+    core = make_core(target_period=3, target_share=0.25, lr=1e-2)
+    sample = {"default": collate([make_batch(4, 6, seed=0)])}
+    state = core.init(0)
+    (group_id,) = state
+    first = state[group_id]["parameters"].clone()
+    for step in range(1, 4):
+        state = core.step(state, sample).state
+        target = state[group_id]["extra"]["target"]
+        if step < 3:
+            torch.testing.assert_close(target, first)
+    torch.testing.assert_close(target, torch.lerp(first, state[group_id]["parameters"], 0.25))
+
+
+def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
+    make_batch: MakeBatch,
+) -> None:
+    schedule = [(0.0, 1.0), (100.0, 0.0)]
+    core = make_core(replay_begin=0, minibatch_size=8, exploration_epsilon=schedule)
+    learner = Learner(core)
+    arrived, metrics = 0, {}
+    for seed in range(3):
+        batch = make_batch(4, 6, seed=seed)
+        arrived += batch.live_steps
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
+    (group,) = learner.state.values()
+    assert int(group["steps"]) == arrived
+    assert 1 - arrived / 100 < metrics["epsilon"] < 1 - (arrived - batch.live_steps) / 100 + 0.01
+
+
+def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeBatch) -> None:
+    learner = Learner(make_core(replay_begin=1000))
+    before = learner.get_weights()
+    assert learner.update_from_episodes([make_batch(4, 6)]) == {}
+    np.testing.assert_equal(learner.get_weights(), before)
+    assert learner.updates == 1
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alpha: float) -> None:
+    keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
+    keys["minibatch_size"] = 8
+    one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
+    for seed in range(4):
+        one.update_from_episodes([make_batch(4, 6, seed=seed)])
+    one.forget()
+    other.restore(*one.save())
+    for seed in range(4, 8):
+        for learner in (one, other):
+            learner.update_from_episodes([make_batch(4, 6, seed=seed)])
+    np.testing.assert_equal(one.get_weights(), other.get_weights())
+
+
+def test_priorities_reach_the_replay_of_a_learner(make_batch: MakeBatch) -> None:
+    core = make_core(priority_exponent=1.0, minibatch_size=8, replay_begin=0)
+    learner = Learner(core)
+    learner.update_from_episodes([make_batch(4, 6)])
+    tree, _ = learner.save()
+    replay: Any = tree["replay"]
+    assert len(np.unique(replay["modules"]["default"]["weights"])) > 4
+
+
+def test_a_module_with_a_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"leave out model\.recurrent, or take pqn"):
+        make_core(model={"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 8})
+
+
+def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
+    with pytest.raises(ValueError, match="dqn needs modules with a buffer 'epsilon'"):
+        make_core(module=ActorCritic)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"replay_ratio": 0}, "replay_ratio = 0: must be above 0"),
+        ({"replay_begin": 200_000}, "so many steps are never kept; set it to 100000 or less"),
+        ({"target_share": 1.5}, "target_share = 1.5: must be"),
+        ({"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
+        ({"n_step": 0}, "n_step = 0: must be at least 1"),
+    ],
+)
+def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DqnConfig(**keys).validate()
+
+
+def test_new_steps_are_told_once(make_batch: MakeBatch) -> None:
+    core = make_core(minibatch_size=4, replay_begin=0)
+    batch = make_batch(4, 6)
+    drawn = list(core.data_source().add({"default": collate([batch])}))
+    told = [int(each["default"][NEW_STEPS]) for each in drawn]
+    assert told[0] == batch.live_steps
+    assert not any(told[1:])

@@ -1,0 +1,184 @@
+"""Replay: what is kept, how often it is drawn, and what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, NEW_STEPS, Replay
+from juggler.learner.data.replay.table import Table
+from juggler.learner.data.sources import Sample
+
+CPU = torch.device("cpu")
+
+
+def make(**changes: Any) -> Replay:
+    defaults: dict[str, Any] = {"capacity": 100, "size": 4, "ratio": 2.0}
+    return Replay(lambda columns: dict(columns), **{**defaults, **changes})
+
+
+def numbered(first: int, count: int) -> Sample:
+    return {"default": {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}}
+
+
+def drawn(samples: Any) -> list[int]:
+    return [int(x) for each in samples for x in each["default"]["number"]]
+
+
+def test_the_newest_rows_are_kept_each_once() -> None:
+    table = Table(10)
+    for first in range(0, 23, 3):
+        table.put(dict(numbered(first, 3)["default"]))
+    kept = sorted(table.rows(np.arange(table.size))["number"].tolist())
+    assert kept == list(range(14, 24))
+    assert table.generations.sum() == 24
+
+
+def test_of_more_rows_than_fit_the_last_ones_are_kept() -> None:
+    table = Table(4)
+    slots = table.put(dict(numbered(0, 11)["default"]))
+    assert len(set(slots.tolist())) == 4
+    assert sorted(table.rows(slots)["number"].tolist()) == [7, 8, 9, 10]
+
+
+def test_rows_unlike_the_first_ones_are_refused() -> None:
+    table = Table(4)
+    table.put({"x": torch.zeros(2, 3)})
+    with pytest.raises(ValueError, match="do not fit those in the replay table"):
+        table.put({"x": torch.zeros(2, 4)})
+
+
+def test_a_table_beyond_the_memory_of_the_host_says_what_would_fit() -> None:
+    with pytest.raises(ValueError, match=r"replay_capacity = 10{9}: so many rows of 400 bytes"):
+        Table(10**9).put({"x": torch.zeros(1, 100)})
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.7])
+def test_rows_are_drawn_at_the_ratio_whatever_the_size_of_what_arrives(ratio: float) -> None:
+    replay, rng, arrived, taken = make(ratio=ratio), np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        count = int(rng.integers(0, 20))
+        taken += len(drawn(replay.add(numbered(arrived, count))))
+        arrived += count
+        assert abs(taken - ratio * arrived) < 4 + 1e-6, "less than a sample is owed"
+
+
+def test_every_row_is_drawn_equally_often() -> None:
+    replay = make(capacity=50, size=100, ratio=20_000.0)
+    numbers = drawn(replay.add(numbered(0, 50)))
+    assert len(numbers) == 1_000_000
+    counts = np.bincount(numbers, minlength=50)
+    assert float(((counts - 20_000) ** 2 / 20_000).sum()) < 49 + 5 * np.sqrt(2 * 49)
+
+
+def test_nothing_is_drawn_before_enough_has_arrived_and_nothing_is_made_up_for_later() -> None:
+    replay = make(begin=10, size=2, ratio=1.0)
+    assert [len(drawn(replay.add(numbered(k, 3)))) for k in range(5)] == [0, 0, 0, 2, 4]
+
+
+def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
+    """One of them got 3 rows and the other 9: both make the steps that 12 rows are worth."""
+    arrived = {3: torch.tensor([12.0, 2.0]), 9: torch.tensor([12.0, 2.0])}
+    counts = []
+    for own, total in arrived.items():
+
+        def sums(_: Tensor, total: Tensor = total) -> Tensor:
+            return total
+
+        samples = list(make(ratio=2.0).add(numbered(0, own), sums))
+        counts.append(len(samples))
+        assert [int(each["default"][NEW_STEPS]) for each in samples] == [12, 0, 0]
+    assert counts == [3, 3], "2 learners x 3 steps x 4 rows are 12 rows twice"
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> None:
+    replay = make(capacity=4, size=1000, ratio=1e5, priority_exponent=alpha, importance_exponent=1)
+    priorities = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    shares = (priorities**alpha / (priorities**alpha).sum()).numpy()
+    counts = np.zeros(4)
+    for steps, each in enumerate(replay.add(numbered(0, 4))):
+        numbers = each["default"]["number"]
+        if steps > 5:  # by then every row has been drawn
+            counts += np.bincount(numbers, minlength=4)
+            weights = each["default"][IMPORTANCE_WEIGHTS]
+            expected = shares.min() / shares[numbers.numpy()]
+            np.testing.assert_allclose(weights, expected, rtol=1e-5)
+        replay.learned({"default": priorities[numbers]})
+    expected = counts.sum() * shares
+    assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None:
+    replay = make(capacity=8, size=4, ratio=1.0, priority_exponent=alpha)
+    for each in replay.add(numbered(0, 4)):
+        replay.learned({"default": torch.full_like(each["default"]["number"], 5.0).double()})
+    list(replay.add(numbered(4, 1)))
+    weights: Any = replay.state()["modules"]
+    assert weights["default"]["weights"][4] == pytest.approx(5.0**alpha)
+
+
+def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> None:
+    replay = make(capacity=4, size=4, ratio=1.0, priority_exponent=1.0)
+    (sample,) = replay.add(numbered(0, 4))
+    given = {"default": torch.full((4,), 100.0)}
+    later = replay.add(numbered(4, 4))
+    replay._modules["default"].put(dict(numbered(4, 4)["default"]), 1.0)
+    replay.learned(given)
+    assert replay.stale_priorities == 4
+    assert replay._modules["default"].tree.total == 4.0
+    del sample, later
+
+
+def test_a_priority_that_is_no_number_changes_nothing() -> None:
+    replay = make(priority_exponent=1.0)
+    for _ in replay.add(numbered(0, 4)):
+        replay.learned({"default": torch.full((4,), torch.nan)})
+    assert replay._modules["default"].tree.total == 4.0
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> None:
+    def step(replay: Replay, first: int) -> list[int]:
+        numbers = []
+        for each in replay.add(numbered(first, 7)):
+            found = each["default"]["number"]
+            numbers += found.tolist()
+            replay.learned({"default": found.double() % 5 + 0.1})
+        return numbers
+
+    changes: Mapping[str, Any] = {"capacity": 30, "priority_exponent": alpha, "begin": 9}
+    one, other = make(**changes, seed=3), make(**changes, seed=4)
+    for first in range(0, 70, 7):
+        step(one, first)
+    other.restore(one.state(), CPU)
+    for first in range(70, 140, 7):
+        assert step(one, first) == step(other, first)
+
+
+def test_a_table_that_is_not_saved_begins_anew_and_one_that_is_stays() -> None:
+    for saved in (True, False):
+        replay = make(saved=saved, ratio=1.0)
+        list(replay.add(numbered(0, 40)))
+        replay.clear()
+        assert bool(replay.state()) is saved
+        numbers = drawn(replay.add(numbered(100, 4)))
+        assert saved or all(number >= 100 for number in numbers)
+
+
+def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
+    replay = make(capacity=50)
+    list(replay.add(numbered(0, 50)))
+    with pytest.raises(ValueError, match="set replay_capacity as it was, or save_replay = false"):
+        make(capacity=20).restore(replay.state(), CPU)
+
+
+def test_a_damaged_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds no replay table"):
+        make().restore({"modules": {}}, CPU)
