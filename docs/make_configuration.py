@@ -20,6 +20,7 @@ from juggler.driver.driver_config import DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
@@ -75,6 +76,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with APPO", AppoConfig),
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
+    ("Learning with DQN", DqnConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),

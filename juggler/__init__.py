@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.algorithm import Algorithm as Algorithm
     from juggler.learner.algorithms.appo.config import AppoConfig as AppoConfig
     from juggler.learner.algorithms.appo.core import Appo as Appo
+    from juggler.learner.algorithms.dqn.config import DqnConfig as DqnConfig
+    from juggler.learner.algorithms.dqn.core import Dqn as Dqn
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from juggler.learner.core.state import arrays_like as arrays_like
     from juggler.learner.core.state import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
+    from juggler.learner.data.replay.replay import Replay as Replay
     from juggler.learner.data.sharding import shard as shard
     from juggler.learner.data.sources import CircularBuffer as CircularBuffer
     from juggler.learner.data.sources import Columns as Columns
@@ -145,6 +148,7 @@ _PUBLIC = {
     "Categorical": "juggler.runtime.modules.distributions",
     "CategoricalSpec": "juggler.runtime.modules.distributions",
     "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
+    "Replay": "juggler.learner.data.replay.replay",
     "CircularBuffer": "juggler.learner.data.sources",
     "Columns": "juggler.learner.data.sources",
     "ConfigError": "juggler.driver.config",
@@ -184,6 +188,8 @@ _PUBLIC = {
     "Population": "juggler.learner.core.population",
     "Ppo": "juggler.learner.algorithms.ppo.core",
     "PpoConfig": "juggler.learner.algorithms.ppo.config",
+    "Dqn": "juggler.learner.algorithms.dqn.core",
+    "DqnConfig": "juggler.learner.algorithms.dqn.config",
     "Pqn": "juggler.learner.algorithms.pqn.core",
     "PqnConfig": "juggler.learner.algorithms.pqn.config",
     "QNetwork": "juggler.runtime.modules.q_network",

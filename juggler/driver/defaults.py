@@ -77,7 +77,7 @@ CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
     }
 }
 #: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 256}
+_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 128}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the spaces of the environment are not known on this host: what was not given has its general "
@@ -179,7 +179,7 @@ def _chosen(
         chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
-    if "reward_scale" not in given:
+    if "reward_scale" not in given and algorithm != "dqn":  # which keeps rewards as they come
         gamma = chosen.get("gamma", config.learner.gamma)
         choose("connectors", _connectors(observed, gamma))
     flat = {**config.flat(), **chosen}

@@ -17,7 +17,7 @@ from juggler.driver.shipped import shipped_configs
 from juggler.driver.training import load_given
 from juggler.runtime.wire.spaces import space_to_message
 
-ALGORITHMS = ("impala", "ppo", "appo", "pqn")
+ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn")
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
 
@@ -39,7 +39,7 @@ def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
     general = RunConfig.from_flat({"algorithm": algorithm})
     chosen = settle(algorithm=algorithm).flat()
     other = {key: value for key, value in general.flat().items() if chosen[key] != value}
-    assert {"connectors", "envs_per_runner"} <= other.keys()
+    assert {"fragment_steps", "envs_per_runner"} <= other.keys()
     for key, value in other.items():
         assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
     everything = general.flat()
@@ -115,7 +115,7 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     rows = {}
     for line in lines:
-        first, *values = (cell.strip() for cell in line.split("|")[1:6])
+        first, *values = (cell.strip() for cell in line.split("|")[1:7])
         key, _, where = first.removeprefix("`").partition("`")
         rows[key, where] = values
     tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}
@@ -123,7 +123,8 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     for where, table in {"": CHOSEN, **tables, **boxed}.items():
         for key in sorted({key for values in table.values() for key in values}):
             condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
-            values = [table.get(name, {}).get(key, "") for name in ("impala", "appo", "ppo", "pqn")]
+            names = ("impala", "appo", "ppo", "pqn", "dqn")
+            values = [table.get(name, {}).get(key, "") for name in names]
             assert rows[key, condition] == [str(value) for value in values], key
 
 

@@ -1,4 +1,4 @@
-"""Do PPO, APPO and PQN learn, as IMPALA does in test_learning.py? The shipped settings, seed by
+"""Do PPO, APPO, PQN and DQN learn, as IMPALA does in test_learning.py? The shipped settings, seed by
 seed, against thresholds; and stretches of training with memories, masks and maps."""
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
 def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", 475, "--stop-steps", 500_000)
     end = train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cartpole_is_solved_by_dqn_in_few_steps(place: Place, seed: int) -> None:
+    limits = ("--stop-return", 475, "--stop-steps", 150_000)
+    end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
     assert end["solved"], metrics(place.path / "run")
 
 

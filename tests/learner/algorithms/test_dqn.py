@@ -33,16 +33,15 @@ def make_core(module: Any = QNetwork, model: dict[str, Any] | None = None, **con
     return Dqn({"default": make}, DqnConfig(**config))
 
 
-def slow_values(core: Dqn, parameters: torch.Tensor, observation: Any) -> np.ndarray:
-    """Q(x, ·) by the module itself, in float64."""
-    module = QNetwork(VECTOR, TWO, {"hidden_sizes": [8]}).double()
-    rest, state = parameters.double(), {}
-    for name, parameter in module.named_parameters():
-        state[name], rest = rest[: parameter.numel()].view_as(parameter), rest[parameter.numel() :]
-    module.load_state_dict({**state, "epsilon": torch.tensor(1.0)})
+def slow_values(core: Dqn, parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
+    """Q(x, ·) [2] by the module itself, for one observation."""
+    module, rest = QNetwork(VECTOR, TWO, {"hidden_sizes": [8]}), parameters
+    for parameter in module.parameters():
+        parameter.data = rest[: parameter.numel()].view_as(parameter)
+        rest = rest[parameter.numel() :]
     with torch.no_grad():
-        features = module.encoder(torch.as_tensor(observation)[None].double())
-        values: np.ndarray = module.value_head(module.normalize(features))[0].numpy()
+        outputs = module.forward_train({"observations": observation[None]})
+    values: np.ndarray = outputs["action_dist_inputs"][0].double().numpy()
     return values
 
 
