@@ -274,6 +274,11 @@ def _must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
             f"agents: this run has the modules {listed(before.module_ids)}, and with what is given "
             f"{listed(config.module_ids)}: a run that is resumed keeps its modules"
         )
+    if config.agents.shared != before.agents.shared:
+        raise ConfigError(
+            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a run that "
+            "is resumed keeps what its modules share"
+        )
     for module_id in config.module_ids:
         was, now = (each.of(module_id).learner.algorithm for each in (before, config))
         if now != was:

@@ -163,7 +163,9 @@ def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> M
         weights_interval=of_module.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
-        num_learners=processes_of_module(module_id, config.driver.learners, config.module_ids),
+        num_learners=processes_of_module(
+            module_id, config.driver.learners, config.trained_together
+        ),
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
         waited_for=config.waits_for(module_id),
