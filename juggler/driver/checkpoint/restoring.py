@@ -152,7 +152,8 @@ def counters_of(
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books continue those of a checkpoint, module by module."""
     starts = {module_id: _start_of(config, module_id, resume) for module_id in config.module_ids}
-    return DriverCore(starts) if resume is None else DriverCore(starts, resume.counters["next_id"])
+    first_id = 1 if resume is None else resume.counters["next_id"]
+    return DriverCore(starts, first_id, config.trained_together)
 
 
 def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> ModuleStart:
