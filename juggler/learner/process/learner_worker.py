@@ -186,9 +186,7 @@ class LearnerWorker:
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
         self._module(part.module_id).restore(part)
-        if part.last and part.weights:  # those of the module before it count
-            self._shared.take(part.module_id)
-        elif part.last:
+        if part.last:
             self._shared.give(part.module_id)
         return attach_pb2.Done()
 

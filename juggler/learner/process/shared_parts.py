@@ -112,19 +112,14 @@ class SharedParts:
             self._members[other_id].links[module_id] = names
             member.links[other_id] = {mine: theirs for theirs, mine in names.items()}
         self._members[module_id] = member
-        self.take(module_id)
+        for other_id in links:
+            member.take(self._members[other_id])
 
     def remove(self, module_id: str) -> None:
         """Remove a module, if it shares parts."""
         self._members.pop(module_id, None)
         for other in self._members.values():
             other.links.pop(module_id, None)
-
-    def take(self, module_id: str) -> None:
-        """Have a module take over what it shares with the others."""
-        if (member := self._members.get(module_id)) is not None:
-            for other_id in member.links:
-                member.take(self._members[other_id])
 
     def give(self, module_id: str) -> None:
         """Have the others take over what they share with a module whose state has changed."""
