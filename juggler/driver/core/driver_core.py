@@ -43,7 +43,8 @@ class DriverCore:
         shared = _shared_settings([start.settings for start in modules.values()])
         self._runners = Runners(shared.requests_per_runner)
         states = {module_id: start.state() for module_id, start in modules.items()}
-        self._admission = _admission(shared, states, self._runners)
+        together = [tuple(ids) for ids in together]
+        self._admission = _admission(shared, states, self._runners, together)
         self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
         self._gone: set[WorkerKey] = set()  # learners
         self._stopping = False
@@ -58,7 +59,7 @@ class DriverCore:
             )
             for module_id, start in modules.items()
         }
-        shares = {module_id: tuple(ids) for ids in together for module_id in ids}
+        shares = {module_id: ids for ids in together for module_id in ids}
         groups = dict.fromkeys(shares.get(module_id, (module_id,)) for module_id in modules)
         self._together = [[self.modules[each] for each in ids] for ids in groups]
 
@@ -244,8 +245,11 @@ def _shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
 
 
 def _admission(
-    settings: ModuleSettings, states: Mapping[str, State], runners: Runners
+    settings: ModuleSettings,
+    states: Mapping[str, State],
+    runners: Runners,
+    together: Iterable[Sequence[str]],
 ) -> Admission:
     if settings.synchronous:
-        return Synchronous(states, runners, settings.num_runners)
+        return Synchronous(states, runners, settings.num_runners, together)
     return Asynchronous(states, runners)

@@ -298,6 +298,7 @@ class WorkerRegistry:
                 updates_in_flight=config.driver.updates_in_flight,
                 may_meet=self.most_learners > 1,
                 shared=config.agents.shared,
+                synchronous=config.driver.synchronous,
             )
             return to_json(of_learner)
         setup = EnvRunnerSetup(

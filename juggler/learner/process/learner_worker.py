@@ -137,6 +137,7 @@ class LearnerWorker:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
         self._shared = SharedParts(setup.shared)
+        self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
@@ -198,14 +199,19 @@ class LearnerWorker:
 
         formed = self._module(module_id).join(group, superseded)
         self._shared.give(module_id)  # the state may be that of another member
+        self._unpublished.discard(module_id)
         self._server.ready(all(module.serves for module in self.modules.values()))
         return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
         self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all other work
-        done = self._module(update.module_id).update(update, self._seconds)
-        self._shared.give(update.module_id)
+        module_id = update.module_id
+        waits = self._settings.synchronous and bool(self._shared.partners(module_id))
+        done = self._module(module_id).update(update, self._seconds, publishes=not waits)
+        self._shared.give(module_id)
+        if waits:
+            self._publish_together(module_id)
         self._idle_since = time.perf_counter()
         return done
 
@@ -239,6 +245,17 @@ class LearnerWorker:
         if module_id not in self.modules:
             raise ValueError(f"no module {module_id!r} is here{nearest(module_id, self.modules)}")
         return self.modules[module_id]
+
+    def _publish_together(self, module_id: str) -> None:
+        """Publish a module and those that it shares parts with, if all have had their update of
+        this turn: what they act with then has all of these updates, as it would in a resumed run.
+        """
+        self._unpublished.add(module_id)
+        together = {module_id, *self._shared.partners(module_id)}
+        if together <= self._unpublished:
+            self._unpublished -= together
+            for each in sorted(together):
+                self.modules[each].publish_news()
 
     def _learner_for(self, command: training_pb2.AddModule) -> Learner:
         setup = from_json(command.config, ModuleSetup)

@@ -121,6 +121,11 @@ class SharedParts:
         for other in self._members.values():
             other.links.pop(module_id, None)
 
+    def partners(self, module_id: str) -> set[str]:
+        """Those that a module shares parts with."""
+        member = self._members.get(module_id)
+        return set() if member is None else set(member.links)
+
     def give(self, module_id: str) -> None:
         """Have the others take over what they share with a module whose state has changed."""
         if (member := self._members.get(module_id)) is not None:
