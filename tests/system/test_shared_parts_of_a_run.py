@@ -102,13 +102,14 @@ env = "juggler:MatrixGame"
 num_env_runners = 2
 stop_return = 1001
 checkpoint_seconds = 2
+batch_size = 128
 
 [agents]
 row = "row"
 column = "column"
 
 [modules.column]
-algorithm = "ppo"
+lr = 1e-3
 
 [shared]
 "encoder.*" = ["row", "column"]
@@ -135,7 +136,7 @@ def test_learners_that_are_killed_come_back_with_one_encoder(place: Place, devic
     for _ in range(2):
         before = updates()
         place.worker("learner 0").kill()
-        eventually(lambda most=before + 200: updates() > most, 120.0, lambda: running.output)
+        eventually(lambda most=before + 50: updates() > most, 120.0, lambda: running.output)
     running.process.send_signal(signal.SIGINT)
     running.wait(60)
     assert_books_balance(directory)
