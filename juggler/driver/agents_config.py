@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 from juggler.driver.driver_config import ConfigError
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import nearest
 
 #: A key of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
@@ -68,6 +69,11 @@ class AgentsConfig:
     true, the default: sampling waits until this module has room for its share. false: steps that it
     has no room for are not recorded, so that it never slows the others down."""
 
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    """By pattern of names of parameters, such as encoder.*, the ids of modules that share what it
+    matches: every update of one of them changes these parameters for all. Such modules are trained
+    by the same learner process."""
+
     def __post_init__(self) -> None:
         # As in a file: a table in TOML cannot hold None.
         if isinstance(self.modules, Mapping):
@@ -96,6 +102,12 @@ class AgentsConfig:
                     f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
                     "false"
                 )
+        for pattern, module_ids in self.shared.items():
+            where = f"shared: {pattern!r}"
+            for module_id in module_ids:
+                check_module_id(module_id, where)
+            if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
+                raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
         if self.agents:
             self._must_be_used(tuple(self.agents.values()))
 
@@ -106,10 +118,26 @@ class AgentsConfig:
         return tuple(dict.fromkeys(self.agents.values())) or (DEFAULT_MODULE,)
 
     @property
+    def trained_together(self) -> tuple[tuple[str, ...], ...]:
+        """The modules, in groups that share parts, directly or through others; most are alone."""
+        groups = [{module_id} for module_id in self.module_ids]
+        for module_ids in self.shared.values():
+            joined = [group for group in groups if group & set(module_ids)]
+            groups = [group for group in groups if group not in joined]
+            groups += [set().union(*joined)] if joined else []
+        in_order = [tuple(each for each in self.module_ids if each in group) for group in groups]
+        return tuple(sorted(in_order, key=lambda group: self.module_ids.index(group[0])))
+
+    @property
+    def first_given(self) -> str:
+        """The first of these tables that has something in it; "": none has."""
+        return next((table.name for table in fields(self) if getattr(self, table.name)), "")
+
+    @property
     def has_patterns(self) -> bool:
         """Whether agents, or the modules that play them, have yet to be found in an environment."""
         if not self.agents:
-            return bool(self.modules.keys() - {DEFAULT_MODULE})
+            return bool(self.shared) or bool(self.modules.keys() - {DEFAULT_MODULE})
         return any(set(pattern) & set("*?[") for pattern in self.agents)
 
     def mapping(self, groups: Sequence[Sequence[str]]) -> dict[str, str]:
@@ -162,6 +190,14 @@ class AgentsConfig:
         return found
 
     def _must_be_used(self, module_ids: Sequence[str]) -> None:
+        for pattern, sharing in self.shared.items():
+            for module_id in sharing:
+                if module_id not in module_ids:
+                    raise ConfigError(
+                        f"shared: {pattern!r}: there is no module {module_id!r}"
+                        f"{nearest(module_id, module_ids)}; there are "
+                        f"{listed(dict.fromkeys(module_ids))}"
+                    )
         for module_id in self.modules:
             if module_id not in module_ids:
                 raise ConfigError(

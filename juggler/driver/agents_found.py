@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from juggler.driver.agents_config import AgentsConfig, listed
+from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
@@ -81,7 +81,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     tables = config.agents
     if not groups:
         if tables.has_patterns:
-            key = "agents" if tables.agents else "modules"
+            key = tables.first_given
             raise ConfigError(
                 f"{key}: nothing here says which agents {config.env_runner.env} has, since it is "
                 "made on other hosts: name every agent in the table agents, without patterns"
@@ -96,7 +96,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         if "algorithm" in table:
             # Whoever acts reads this without the algorithm, which may bring a module of its own.
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
-    found = replace(config, agents=AgentsConfig(agents=played_by, modules=modules))
+    found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.validate()
     return found
 
@@ -112,5 +112,10 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"modules: the environment {env} has one agent, which the module {DEFAULT_MODULE!r} "
             f"plays: leave out {listed(others)}"
+        )
+    if tables.shared:
+        raise ConfigError(
+            f"shared: the environment {env} has one agent, and so one module, which shares parts "
+            "with none: leave out the table shared"
         )
     return config

@@ -53,6 +53,11 @@ class RunConfig:
         return self.agents.module_ids
 
     @property
+    def trained_together(self) -> tuple[tuple[str, ...], ...]:
+        """The same modules, in groups that share parts; most are alone in theirs."""
+        return self.agents.trained_together
+
+    @property
     def played_by(self) -> dict[str, str]:
         """By agent, the module that plays it, as preflight has found it; {}: the environments have
         one agent."""
@@ -68,7 +73,7 @@ class RunConfig:
         Raises:
             ConfigError: its table has a wrong key or value.
         """
-        if not (self.agents.agents or self.agents.modules):
+        if not self.agents.first_given:
             return self
         own = dict(self.agents.modules.get(module_id, {}))
         own.pop(WAITED_FOR, None)
@@ -112,8 +117,7 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
-        if (runner.gateway or runner.is_elsewhere) and (tables.agents or tables.modules):
-            key = "agents" if tables.agents else "modules"
+        if (runner.gateway or runner.is_elsewhere) and (key := tables.first_given):
             where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
             raise ConfigError(
                 f"{key} with {where}: its environments have one agent; leave out the table {key}"

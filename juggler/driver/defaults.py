@@ -128,7 +128,7 @@ def _settled_by_module(
             said.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
-        learners = processes_of_module(module_id, config.driver.learners, config.module_ids)
+        learners = processes_of_module(module_id, config.driver.learners, config.trained_together)
         chosen = _chosen(
             of_module, known, group.observation, group.action, learners, agents=len(agents)
         )

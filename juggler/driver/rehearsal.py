@@ -28,6 +28,7 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
+from juggler.learner.process.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -128,6 +129,7 @@ def _build(
     algorithm also makes an update."""
     group_of = {agent: group for group in groups for agent in group.agents}
     spaces_of = {module_id: group_of[agent] for agent, module_id in config.played_by.items()}
+    shared = SharedParts(config.agents.shared)
     for module_id in config.module_ids:
         several = bool(spaces_of)
         which = f"module {module_id!r}" if several else "the module"
@@ -140,6 +142,7 @@ def _build(
             if several:
                 raise _ModuleFailed(module_id) from error
             raise
+        shared.add(module_id, built[-1])
         if env is not None and ":" in of_module.learner.algorithm:
             does(f"trying an update with {of_module.learner.algorithm}")
             _try_update(of_module, env, module_factory, *built)

@@ -14,6 +14,7 @@ from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.checkpoint.beginning import other_run
 from juggler.driver.checkpoint.restoring import must_be_sound
+from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
 from juggler.driver.driver import Driver, Listen
@@ -274,6 +275,12 @@ def _must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
             f"agents: this run has the modules {listed(before.module_ids)}, and with what is given "
             f"{listed(config.module_ids)}: a run that is resumed keeps its modules"
         )
+    if config.agents.shared != before.agents.shared:
+        raise ConfigError(
+            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a run that "
+            "is resumed keeps what its modules share"
+        )
+    shared_parts_must_agree(checkpoint, config.agents.shared)
     for module_id in config.module_ids:
         was, now = (each.of(module_id).learner.algorithm for each in (before, config))
         if now != was:

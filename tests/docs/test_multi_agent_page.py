@@ -42,10 +42,11 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "chase:Chase",
         "juggler:CartPoles",
         "pettingzoo:mpe2/simple_tag_v3",
+        "chase:Chase",
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
-    for config in configs[::2]:
+    for config in (configs[0], *configs[2:]):
         config.agents.validate()
 
 
@@ -55,6 +56,7 @@ def test_the_guide_leads_to_two_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]
 ) -> None:
     game, *snippets = blocks("python", PAGE)[:3]
+    (sharing,) = (each for each in blocks("python", PAGE) if "shared=" in each)
     monkeypatch.chdir(tmp_path)
     Path("chase.py").write_text(game)
     Path("chase.toml").write_text(blocks("toml", PAGE)[0])
@@ -70,6 +72,6 @@ def test_the_guide_leads_to_two_policies(
     assert summary["episode_return_mean"] == 0
     assert modules["hunter"]["updates"] != modules["prey"]["updates"], "another algorithm"
     assert Path("runs/chase/plot.png").exists()
-    Path("snippets.py").write_text("\n".join(snippets))
+    Path("snippets.py").write_text("\n".join([*snippets[:1], sharing, *snippets[1:]]))
     played = run_python(tmp_path / "snippets.py", timeout=300).splitlines()[-1]
     assert re.match(r"{'cat': \d+, 'mouse': \d+} {'cat': [01].0, 'mouse': -[01].0}", played)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from juggler.driver.agents_config import listed
+from juggler.driver.checkpoint.shared_parts import different_parts
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
@@ -69,6 +71,13 @@ class OtherRun:
                     "connectors make of observations: connectors.env_to_module is not the same "
                     "there"
                 )
+        shared = config.agents.shared
+        for name, one, other in islice(different_parts(weights, shared), 1):
+            warnings.append(
+                f"modules {one!r} and {other!r} share {name!r}, and have different values of it in "
+                f"{checkpoint.path}: all who share parts begin with those of the module that the "
+                "table agents names last"
+            )
         parts = "the weights" if whole else "weights"
         text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
         return Beginning(weights, whole, learned, text, tuple(warnings))

@@ -152,7 +152,8 @@ def counters_of(
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books continue those of a checkpoint, module by module."""
     starts = {module_id: _start_of(config, module_id, resume) for module_id in config.module_ids}
-    return DriverCore(starts) if resume is None else DriverCore(starts, resume.counters["next_id"])
+    first_id = 1 if resume is None else resume.counters["next_id"]
+    return DriverCore(starts, first_id, config.trained_together)
 
 
 def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> ModuleStart:
@@ -163,7 +164,9 @@ def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> M
         weights_interval=of_module.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
-        num_learners=processes_of_module(module_id, config.driver.learners, config.module_ids),
+        num_learners=processes_of_module(
+            module_id, config.driver.learners, config.trained_together
+        ),
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
         waited_for=config.waits_for(module_id),

@@ -9,7 +9,7 @@ room: no request waits for another module's room, so modules cannot wait for eac
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -105,6 +105,7 @@ class Synchronous:
     rest. When every request was reported or lost, each module whose learners all have something
     makes one update of all batches, ordered by runner and then by request. A module with too little
     keeps what it has, and takes part in the next turn for those learners alone that have nothing.
+    Modules that share parts make their updates in the same turn: each waits until all can.
     Behind updates the core waits for `Proceed`: the driver looks there whether the run is to stop,
     and takes checkpoints. If no module could make an update, the next turn begins at once.
 
@@ -112,12 +113,20 @@ class Synchronous:
         modules: by module id, in the order in which a round asks for them.
         runners: whom to ask.
         num_runners: the first turn begins when so many have joined, and every module its group.
+        together: groups of modules that share parts.
     """
 
-    def __init__(self, modules: Mapping[str, State], runners: Runners, num_runners: int) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, State],
+        runners: Runners,
+        num_runners: int,
+        together: Iterable[Sequence[str]] = (),
+    ) -> None:
         self._modules = modules
         self._runners = runners
         self._num_runners = num_runners
+        self._together = [[modules[module_id] for module_id in ids] for ids in together]
         # By runner: of those rounds of the turn that have not gone out yet, the learners by module.
         self._plan: dict[str, deque[dict[str, Learner]]] = {}
         self._begun = False  # who joins when must not change the first turns
@@ -133,7 +142,8 @@ class Synchronous:
         members = module.group.members
         if self._sampling() or module.updates or module.between_turns:
             return None
-        if not all(learner.held_steps for learner in members.values()):
+        groups = (group for group in self._together if any(each is module for each in group))
+        if not all(each.updates or _has_enough(each) for each in next(groups, [module])):
             return None
         return {
             worker_id: sorted(_take_all(learner), key=_runner_and_sequence)
@@ -210,6 +220,12 @@ class _Share:
         learner = min(self._planned, key=self._planned.__getitem__)
         self._planned[learner] += runner.steps[self.module_id]
         return learner
+
+
+def _has_enough(module: State) -> bool:
+    """Whether each of the module's learners holds something to update with."""
+    members = module.group.members.values()
+    return bool(members) and all(learner.held_steps for learner in members)
 
 
 def _open_steps(learner: Learner) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from juggler.driver.core import events
 from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
@@ -23,6 +23,7 @@ class DriverCore:
     Args:
         modules: what each begins with, by module id; at least one.
         first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
+        together: groups of modules that share parts, and so have the same learners.
 
     Attributes:
         modules: by module id.
@@ -32,12 +33,18 @@ class DriverCore:
         ValueError: the modules differ in what must be the same for all.
     """
 
-    def __init__(self, modules: Mapping[str, ModuleStart], first_id: int = 1) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, ModuleStart],
+        first_id: int = 1,
+        together: Iterable[Sequence[str]] = (),
+    ) -> None:
         self.next_id = first_id
         shared = _shared_settings([start.settings for start in modules.values()])
         self._runners = Runners(shared.requests_per_runner)
         states = {module_id: start.state() for module_id, start in modules.items()}
-        self._admission = _admission(shared, states, self._runners)
+        together = [tuple(ids) for ids in together]
+        self._admission = _admission(shared, states, self._runners, together)
         self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
         self._gone: set[WorkerKey] = set()  # learners
         self._stopping = False
@@ -52,6 +59,9 @@ class DriverCore:
             )
             for module_id, start in modules.items()
         }
+        shares = {module_id: ids for ids in together for module_id in ids}
+        groups = dict.fromkeys(shares.get(module_id, (module_id,)) for module_id in modules)
+        self._together = [[self.modules[each] for each in ids] for ids in groups]
 
     def book(self, event: events.Event) -> list[events.Command]:
         """Book what happened. Returns what has to be sent because of it, in this order.
@@ -79,7 +89,10 @@ class DriverCore:
 
     def issue_updates(self) -> list[events.Command]:
         """Every update that learners can make now, and the groups that are to make them."""
-        return [command for each in self.modules.values() for command in each.issue_updates()]
+        admitted = [command for group in self._together for command in _admitted(group)]
+        return admitted + [
+            command for each in self.modules.values() for command in each.issue_updates()
+        ]
 
     def top_up(self) -> list[events.Request]:
         """Requests wherever there is room for more steps."""
@@ -205,6 +218,16 @@ class DriverCore:
                 module.lose_runner(worker, not_begun)
 
 
+def _admitted(modules: Sequence[ModuleCore]) -> list[events.Command]:
+    """Let in the learners that wait for these modules, which share parts, to all of them at once.
+
+    Else updates of a module that they are not in yet would change the parts at the others alone.
+    """
+    if len({module.admissible for module in modules}) > 1:
+        return []
+    return [command for module in modules for command in module.admit()]
+
+
 def _shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
     """
     Raises:
@@ -222,8 +245,11 @@ def _shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
 
 
 def _admission(
-    settings: ModuleSettings, states: Mapping[str, State], runners: Runners
+    settings: ModuleSettings,
+    states: Mapping[str, State],
+    runners: Runners,
+    together: Iterable[Sequence[str]],
 ) -> Admission:
     if settings.synchronous:
-        return Synchronous(states, runners, settings.num_runners)
+        return Synchronous(states, runners, settings.num_runners, together)
     return Asynchronous(states, runners)

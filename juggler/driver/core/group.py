@@ -64,9 +64,14 @@ class Group:
         if self.find(worker) is None:
             self.joiners[worker.worker_id] = Learner(worker)
 
+    @property
+    def admissible(self) -> frozenset[str]:
+        """Whom `admit` would let in now."""
+        return frozenset(self.joiners if len(self.joiners) >= self._needed else ())
+
     def admit(self) -> tuple[str, ...] | None:
         """The members by rank, with all who wait behind those there are. None: not now."""
-        if not self.joiners or len(self.joiners) < self._needed:
+        if not self.admissible:
             return None
         for worker_id in sorted(self.joiners, key=worker_order):
             self.members[worker_id] = self.joiners.pop(worker_id)

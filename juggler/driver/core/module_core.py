@@ -161,14 +161,24 @@ class ModuleCore:
                 assert_never(event)
         return self._commands
 
+    @property
+    def admissible(self) -> frozenset[str]:
+        """Learners that wait and may be let in now: between updates."""
+        return self._group.admissible if self.idle and not self._stopping else frozenset()
+
+    def admit(self) -> list[events.Command]:
+        """Let in these learners."""
+        self._commands = []
+        if self.admissible:
+            self._announce(self._group.admit())
+        return self._commands
+
     def issue_updates(self) -> list[events.Command]:
-        """Let in learners that wait, and issue every update that its learners can make now."""
+        """Issue every update that its learners can make now."""
         self._commands = []
         if self._stopping:
             return []
         # No update is issued while learners wait to join, so that they need not wait for long.
-        if self.idle:
-            self._announce(self._group.admit())
         if self._group.members and not self._group.joiners and not self.between_turns:
             while (shares := self._admission.next_update(self._state)) is not None:
                 self._issue(shares)

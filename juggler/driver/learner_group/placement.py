@@ -166,27 +166,29 @@ class Placement:
         return taken
 
 
-def modules_of_process(index: int, processes: int, module_ids: Sequence[str]) -> list[str]:
+def modules_of_process(index: int, processes: int, together: Sequence[Sequence[str]]) -> list[str]:
     """The modules that one of a run's learner processes hosts.
 
-    With at least as many processes as modules, each process hosts one, and those that host the
-    same one update it together. With fewer, the modules are spread over the processes.
+    Modules that share parts are in the same process, and count as one here. With at least as many
+    processes as modules, each process hosts one, and those that host the same one update it
+    together. With fewer, the modules are spread over the processes.
 
     Args:
         index: of the process, at least 0; those beyond `processes` came later.
         processes: that the run begins with.
-        module_ids: of the run.
+        together: the modules of the run, in groups that share parts.
     """
-    shards = min(processes, len(module_ids))
+    shards = min(processes, len(together))
     return [
         module_id
-        for number, module_id in enumerate(module_ids)
+        for number, module_ids in enumerate(together)
         if number % shards == index % shards
+        for module_id in module_ids
     ]
 
 
-def processes_of_module(module_id: str, processes: int, module_ids: Sequence[str]) -> int:
+def processes_of_module(module_id: str, processes: int, together: Sequence[Sequence[str]]) -> int:
     """How many of a run's first learner processes host this module; at least 1."""
     return sum(
-        module_id in modules_of_process(index, processes, module_ids) for index in range(processes)
+        module_id in modules_of_process(index, processes, together) for index in range(processes)
     )

@@ -168,13 +168,13 @@ class WorkerRegistry:
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""
-        learners, module_ids = self.config.driver.learners, self.config.module_ids
-        return modules_of_process(index, learners, module_ids)
+        learners, together = self.config.driver.learners, self.config.trained_together
+        return modules_of_process(index, learners, together)
 
     def processes_of(self, module_id: str) -> int:
         """How many learner processes the run begins with for this module."""
-        learners, module_ids = self.config.driver.learners, self.config.module_ids
-        return processes_of_module(module_id, learners, module_ids)
+        learners, together = self.config.driver.learners, self.config.trained_together
+        return processes_of_module(module_id, learners, together)
 
     def learners_of(self, module_id: str) -> list[Worker]:
         """The learners that are ready and host this module."""
@@ -297,6 +297,8 @@ class WorkerRegistry:
                 device=devices[worker.index % len(devices)],
                 updates_in_flight=config.driver.updates_in_flight,
                 may_meet=self.most_learners > 1,
+                shared=config.agents.shared,
+                synchronous=config.driver.synchronous,
             )
             return to_json(of_learner)
         setup = EnvRunnerSetup(

@@ -31,7 +31,7 @@ from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.starting_weights import with_weights
 from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
 from juggler.learner.optim.group_optimizers import ParameterGroupOptimizers, check_patterns
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.optimizers import Optimizer, Schedule
 from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup, make_modules
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
@@ -97,7 +97,25 @@ class GradientCore(LearnerCore[State], ABC):
         specs = config.optimizer_specs()
         check_patterns(groups, specs)
         self._optimizers = {group.id: ParameterGroupOptimizers(group, specs) for group in groups}
+        self._counts_each = False
         self.schedules = {spec.lr_key: Schedule(spec.config.lr) for spec in reversed(specs)}
+
+    @property
+    def groups(self) -> Mapping[str, ParameterGroup]:
+        """The parameter groups, by id."""
+        return self._groups
+
+    def optimizer_of(self, group_id: str, name: str) -> Optimizer:
+        """The optimizer of a parameter, by its name in the group."""
+        return self._optimizers[group_id].optimizer_of(name)
+
+    def shares_parts(self, state: State) -> State:
+        """The state of modules that share parts with those of other cores.
+
+        From here on, the optimizer counts the updates of each parameter.
+        """
+        self._counts_each = True
+        return {group_id: _counting_each(own) for group_id, own in state.items()}
 
     @property
     def modules(self) -> dict[str, RLModule]:
@@ -324,20 +342,24 @@ class GradientCore(LearnerCore[State], ABC):
         self, group: ParameterGroup, parameters: Tensor, buffers: dict[str, Tensor], seed: int
     ) -> ParameterGroupState:
         """The state of an untrained group with these parameters [P] and buffers."""
-        moments = self._optimizers[group.id].init(parameters)
-        if len(group.modules) > 1:
-            # Every parameter counts its own updates, because an update may change only some.
-            moments = {
-                name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
-                for name, moment in moments.items()
-            }
-        return ParameterGroupState(
+        begun = ParameterGroupState(
             parameters=parameters,
             buffers=buffers,
-            moments=moments,
+            moments=self._optimizers[group.id].init(parameters),
             extra=self.initial_extra(parameters, seed),
             steps=torch.zeros((), dtype=torch.int64),  # []
         )
+        return _counting_each(begun) if len(group.modules) > 1 or self._counts_each else begun
+
+
+def _counting_each(state: ParameterGroupState) -> ParameterGroupState:
+    """The state with counts of each parameter's updates, because an update may change only some."""
+    parameters = state["parameters"]
+    moments = {
+        name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
+        for name, moment in state["moments"].items()
+    }
+    return ParameterGroupState(**{**state, "moments": moments})
 
 
 def _by_vmap(

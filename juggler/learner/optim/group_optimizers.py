@@ -10,6 +10,7 @@ from torch import Tensor
 from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.optimizers import (
     Moments,
+    Optimizer,
     clip_by_global_norm,
     clip_by_norm,
     make_optimizer,
@@ -52,7 +53,17 @@ class ParameterGroupOptimizers:
         there = [(spec, sizes) for spec, sizes in zip(specs, own, strict=True) if sizes]
         self._parts = [_Part(spec, sizes) for spec, sizes in there]
         self._stretches = [sum(sizes) for _, sizes in there]
+        number = {place: index for index, place in enumerate(sorted(set(places.values())))}
+        self._part_of = {name: number[place] for name, place in places.items()}
         self.lr_keys = tuple(dict.fromkeys(spec.lr_key for spec, _ in there))
+
+    def optimizer_of(self, name: str) -> Optimizer:
+        """The optimizer of a parameter, by its name in the group.
+
+        Raises:
+            KeyError: the group has no such parameter.
+        """
+        return self._parts[self._part_of[name]].optimizer
 
     def init(self, parameters: Tensor) -> Moments:
         """The moments before the first update of parameters [P]."""
@@ -122,13 +133,13 @@ class _Part:
         sizes: the sizes of its parameters.
         """
         self._lr_key, self._lr_scale = spec.lr_key, spec.lr_scale
-        self._optimizer = make_optimizer(spec.config)
+        self.optimizer = make_optimizer(spec.config)
         self._limit = spec.config.grad_clip
         self._clip_by = spec.config.grad_clip_by
         self._sizes = sizes
 
     def init(self, parameters: Tensor) -> Moments:
-        return self._optimizer.init(parameters)
+        return self.optimizer.init(parameters)
 
     def update(
         self,
@@ -140,7 +151,7 @@ class _Part:
     ) -> tuple[Tensor, Moments]:
         clipped = self._clipped(gradient, norm)  # [P]
         lr = lrs[self._lr_key] * self._lr_scale  # []
-        return self._optimizer.update(parameters, clipped, moments, lr)
+        return self.optimizer.update(parameters, clipped, moments, lr)
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
         if self._limit is None:

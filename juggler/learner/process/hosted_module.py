@@ -145,12 +145,16 @@ class HostedModule:
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)
-            if self._joined and self.version != self._published and not self.membership.lost:
-                self._publish()  # whatever the interval: these may be the run's last weights
+            self.publish_news()  # whatever the interval: these may be the run's last weights
         header = training_pb2.StateHeader(
             module_id=self.module_id, version=self.version.message(), extra=extra
         )
         return encode_frame(header, tree, digest=True)
+
+    def publish_news(self) -> None:
+        """Publish its weights, if their version is a new one and EnvRunners may act with them."""
+        if self._joined and self.version != self._published and not self.membership.lost:
+            self._publish()
 
     def state_to_hand_over(self, run_id: str) -> Iterator[bytes]:
         """Its state as a frame, for the program that replaces this one."""
@@ -186,13 +190,18 @@ class HostedModule:
     # -- updates ----------------------------------------------------------------------------------
 
     def update(
-        self, update: training_pb2.Update, seconds: MutableMapping[str, float]
+        self,
+        update: training_pb2.Update,
+        seconds: MutableMapping[str, float],
+        *,
+        publishes: bool = True,
     ) -> training_pb2.UpdateDone:
         """Make an update.
 
         Args:
             update: names the batches.
             seconds: how the process spent its time; this update's time is added.
+            publishes: whether to publish the weights that it makes.
 
         Raises:
             ValueError: an exact update is impossible.
@@ -219,7 +228,11 @@ class HostedModule:
             self._book(batches, missing, done, before)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
-            if has_learned and self.learner.updates % self.learner.config.weights_interval == 0:
+            if (
+                publishes
+                and has_learned
+                and self.learner.updates % self.learner.config.weights_interval == 0
+            ):
                 self._publish()
             metrics = self._metrics.take(self.learner.updates)
         self._complete(done, metrics, seconds)

@@ -22,6 +22,7 @@ from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.shared_parts import SharedParts
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
@@ -135,6 +136,8 @@ class LearnerWorker:
     def _setup(self, _: int, command: training_pb2.Setup) -> attach_pb2.Done:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
+        self._shared = SharedParts(setup.shared)
+        self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
@@ -168,11 +171,13 @@ class LearnerWorker:
             meeting_point=membership.meeting_address() if setup.may_meet else "",
         )
         module.take_over(self._attachment.run_id, command, ready)
+        self._shared.add(module_id, module.learner)
         self.modules[module_id] = module
         return ready
 
     def _remove_module(self, _: int, command: training_pb2.RemoveModule) -> attach_pb2.Done:
         module = self.modules.pop(command.module_id, None)
+        self._shared.remove(command.module_id)
         if module is not None:
             module.close()
             del module
@@ -182,6 +187,8 @@ class LearnerWorker:
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
         self._module(part.module_id).restore(part)
+        if part.last:
+            self._shared.give(part.module_id)
         return attach_pb2.Done()
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
@@ -190,14 +197,21 @@ class LearnerWorker:
         def superseded() -> bool:
             return self._loop.waits(training_pb2.Group, lambda each: each.module_id == module_id)
 
-        formed = self._module(group.module_id).join(group, superseded)
+        formed = self._module(module_id).join(group, superseded)
+        self._shared.give(module_id)  # the state may be that of another member
+        self._unpublished.discard(module_id)
         self._server.ready(all(module.serves for module in self.modules.values()))
         return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
         self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all other work
-        done = self._module(update.module_id).update(update, self._seconds)
+        module_id = update.module_id
+        waits = self._settings.synchronous and bool(self._shared.partners(module_id))
+        done = self._module(module_id).update(update, self._seconds, publishes=not waits)
+        self._shared.give(module_id)
+        if waits:
+            self._publish_together(module_id)
         self._idle_since = time.perf_counter()
         return done
 
@@ -231,6 +245,17 @@ class LearnerWorker:
         if module_id not in self.modules:
             raise ValueError(f"no module {module_id!r} is here{nearest(module_id, self.modules)}")
         return self.modules[module_id]
+
+    def _publish_together(self, module_id: str) -> None:
+        """Publish a module and those that it shares parts with, if all have had their update of
+        this turn: what they act with then has all of these updates, as it would in a resumed run.
+        """
+        self._unpublished.add(module_id)
+        together = {module_id, *self._shared.partners(module_id)}
+        if together <= self._unpublished:
+            self._unpublished -= together
+            for each in sorted(together):
+                self.modules[each].publish_news()
 
     def _learner_for(self, command: training_pb2.AddModule) -> Learner:
         setup = from_json(command.config, ModuleSetup)

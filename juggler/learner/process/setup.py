@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from juggler.runtime.modules.config import ModuleConfig
@@ -16,6 +16,9 @@ class LearnerSetup:
         device: where it computes, as named by `parse_devices`.
         updates_in_flight: the most unanswered updates of a module.
         may_meet: whether its modules may be trained together with other learners.
+        shared: by pattern of names of parameters, the modules that share what it matches.
+        synchronous: whether modules that share parts are published together, once each of them has
+            been asked for an update. Else each is published behind its own.
         outlives_failures: whether the process answers a failed command as failed, refuses an
             invalid batch, and goes on for its other modules. Otherwise it ends.
     """
@@ -23,6 +26,8 @@ class LearnerSetup:
     device: str
     updates_in_flight: int
     may_meet: bool
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    synchronous: bool = False
     outlives_failures: bool = False
 
 

@@ -1,0 +1,215 @@
+"""Parts that several modules share, each of which has a learner of its own in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.learner import Learner
+from juggler.learner.optim.optimizers import Optimizer
+from juggler.learner.optim.parameter_group import ParameterGroup
+from juggler.learner.optim.parameter_group_state import ParameterGroupState
+from juggler.runtime.checkpoints.weights import is_named
+from juggler.runtime.nearest import nearest
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A module that shares parts with others."""
+
+    module_id: str
+    learner: Learner
+    core: GradientCore
+    group: ParameterGroup
+    patterns: dict[str, list[str]]  # the names that each pattern matches
+    #: By module id, the names of what both share: by that in this group, that in the other one.
+    links: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> ParameterGroupState:
+        own: ParameterGroupState = self.learner.state[self.group.id]
+        return own
+
+    def optimizer_of(self, name: str) -> Optimizer:
+        """The optimizer of a parameter, by its name in the group."""
+        return self.core.optimizer_of(self.group.id, name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers, by their names in the group."""
+        return {**self.group.named(self.state["parameters"]), **self.state["buffers"]}
+
+    def take(self, source: _Member) -> None:
+        """Take over what this module shares with another one: parameters, buffers, and the
+        optimizer's moments of them."""
+        own, theirs = self.state, source.state
+        names = self.links[source.module_id]
+
+        def joined(mine: Tensor, other: Tensor) -> Tensor:
+            named = source.group.named(other)
+            taken = {to: named[name] for to, name in names.items() if to in self.group.sizes}
+            pieces = {**self.group.named(mine), **taken}
+            return torch.cat([piece.reshape(-1) for piece in pieces.values()])  # [P]
+
+        buffers = {
+            to: theirs["buffers"][name] for to, name in names.items() if to in own["buffers"]
+        }
+        state = ParameterGroupState(
+            parameters=joined(own["parameters"], theirs["parameters"]),
+            buffers={**own["buffers"], **buffers},
+            moments={
+                name: joined(x, theirs["moments"][name]) for name, x in own["moments"].items()
+            },
+            extra=own["extra"],
+            steps=own["steps"],
+        )
+        self.learner.state = {**self.learner.state, self.group.id: state}
+
+
+class SharedParts:
+    """Keeps the shared parts of modules in one process equal, bit for bit.
+
+    An update of a module steps the shared parameters with its own, at its own learning rate and
+    with its own gradient clipping. Right after it, the other modules take over the shared
+    parameters and buffers with the optimizer's moments of them. So there is one value of each, and
+    one optimizer for all who share it: its steps are those of all their updates, in the order in
+    which they are made. A target network stays each module's own.
+    """
+
+    def __init__(self, shared: Mapping[str, Sequence[str]]) -> None:
+        """Args:
+        shared: by pattern of names of parameters and buffers, the ids of the modules that share
+            what it matches.
+        """
+        self._shared = shared
+        self._members: dict[str, _Member] = {}
+
+    def add(self, module_id: str, learner: Learner) -> None:
+        """Add a module, which takes over the shared parts of those that are here. Nothing happens
+        if it shares none.
+
+        Raises:
+            ValueError: it cannot share them; says why.
+        """
+        patterns = [pattern for pattern, ids in self._shared.items() if module_id in ids]
+        if not patterns:
+            return
+        core = learner.core
+        if not isinstance(core, GradientCore) or len(core.groups) != 1:
+            raise ValueError(
+                f"shared: module {module_id!r} cannot share parts, because its algorithm "
+                f"{core.name!r} is not a GradientCore: leave the module out of the table shared"
+            )
+        (group,) = core.groups.values()
+        member = _Member(module_id, learner, core, group, _matched(module_id, group, patterns))
+        links = {each.module_id: _links(each, member) for each in self._members.values()}
+        learner.wait()
+        learner.state = core.shares_parts(learner.state)
+        for other_id, names in links.items():
+            self._members[other_id].links[module_id] = names
+            member.links[other_id] = {mine: theirs for theirs, mine in names.items()}
+        self._members[module_id] = member
+        for other_id in links:
+            member.take(self._members[other_id])
+
+    def remove(self, module_id: str) -> None:
+        """Remove a module, if it shares parts."""
+        self._members.pop(module_id, None)
+        for other in self._members.values():
+            other.links.pop(module_id, None)
+
+    def partners(self, module_id: str) -> set[str]:
+        """Those that a module shares parts with."""
+        member = self._members.get(module_id)
+        return set() if member is None else set(member.links)
+
+    def give(self, module_id: str) -> None:
+        """Have the others take over what they share with a module whose state has changed."""
+        if (member := self._members.get(module_id)) is not None:
+            for other_id in member.links:
+                self._members[other_id].take(member)
+
+
+def _matched(
+    module_id: str, group: ParameterGroup, patterns: Sequence[str]
+) -> dict[str, list[str]]:
+    """By pattern, the names of the module's parameters and buffers that it matches.
+
+    Raises:
+        ValueError: a pattern matches nothing, or two of them match the same.
+    """
+    known = group.names(*group.modules)
+    found = {
+        pattern: [name for name in known if is_named(pattern, f"{module_id}:{name}")]
+        for pattern in patterns
+    }
+    taken: dict[str, str] = {}
+    for pattern, names in found.items():
+        if not names:
+            raise ValueError(
+                f"shared: {pattern!r} matches no parameter of module {module_id!r}"
+                f"{nearest(pattern, known)}; there are {', '.join(known)}"
+            )
+        for name in names:
+            if taken.setdefault(known[name], pattern) != pattern:
+                raise ValueError(
+                    f"shared: {taken[known[name]]!r} and {pattern!r} both match {name!r} of module "
+                    f"{module_id!r}: a parameter is shared by one pattern"
+                )
+    return found
+
+
+def _links(one: _Member, other: _Member) -> dict[str, str]:
+    """What two modules share: the names in the other's group, by those in the first one's.
+
+    Raises:
+        ValueError: they cannot share it.
+    """
+    links: dict[str, str] = {}
+    for pattern in one.patterns.keys() & other.patterns.keys():
+        for member, without in ((one, other), (other, one)):
+            for name in member.patterns[pattern]:
+                if name not in without.patterns[pattern]:
+                    raise ValueError(
+                        f"shared: {pattern!r} matches {name!r} in module {member.module_id!r}, and "
+                        f"module {without.module_id!r} has none of that name: both need the same "
+                        "parts, or a pattern that matches fewer"
+                    )
+        for name in one.patterns[pattern]:
+            ours, theirs = _name(one, name), _name(other, name)
+            _must_be_alike(one, other, name, ours, theirs)
+            links[ours] = theirs
+    return links
+
+
+def _name(member: _Member, name: str) -> str:
+    """The name in its group of a module's tensor."""
+    return member.group.names(*member.group.modules)[name]
+
+
+def _must_be_alike(one: _Member, other: _Member, name: str, ours: str, theirs: str) -> None:
+    """
+    Raises:
+        ValueError: a tensor of two modules cannot be the same.
+    """
+    mine, its = one.tensors()[ours], other.tensors()[theirs]
+    both = f"shared: {name!r} of modules {one.module_id!r} and {other.module_id!r}"
+    if mine.shape != its.shape:
+        raise ValueError(
+            f"{both} has the shapes {tuple(mine.shape)} and {tuple(its.shape)}: give both modules "
+            "the same model, or share less"
+        )
+    if mine.dtype != its.dtype:
+        raise ValueError(f"{both} has the dtypes {mine.dtype} and {its.dtype}: must be the same")
+    trained = ours in one.group.sizes, theirs in other.group.sizes
+    if trained[0] != trained[1]:
+        frozen = (other if trained[0] else one).module_id
+        raise ValueError(f"{both} is trained in one of them, and is frozen in {frozen!r}")
+    if trained[0] and one.optimizer_of(ours) != other.optimizer_of(theirs):
+        raise ValueError(
+            f"{both} has one optimizer: give both modules the same optimizer, adam_betas, "
+            "rmsprop_decay and optimizer_epsilon"
+        )
