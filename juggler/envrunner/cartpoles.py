@@ -78,4 +78,4 @@ class CartPoles(MultiAgentVectorEnv):
 
     def _observations(self) -> NDArray[np.float32]:
         """Return what all agents see: [N, A, 4]."""
-        return np.moveaxis(self._state, 0, -1).astype(np.float32)
+        return self._state.transpose(1, 2, 0).astype(np.float32, order="C")

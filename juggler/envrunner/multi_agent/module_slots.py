@@ -105,9 +105,8 @@ class ModuleSlots:
             if len(places):
                 lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
                 self._take_rewards(places, turn.last_rewards[mine])
-                terminated = turn.terminated[mine].tolist()
-                for at, (place, over) in enumerate(zip(places.tolist(), terminated, strict=True)):
-                    paced.end(place, None if over else take(lasts, at))
+                truncated = ~turn.terminated[mine]  # [E]
+                paced.end(places, truncated, take(lasts, truncated))
                 paced.observe(places, lasts)
         self.acting, self.where = self._mine(turn.acting)
         if not len(self.acting):
@@ -123,7 +122,7 @@ class ModuleSlots:
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
         if not recorded:
-            self._paced.pause(self.acting.tolist())  # a row has no gaps
+            self._paced.pause(self.acting)  # a row has no gaps
         recording = np.full(len(self.acting), recorded)  # [B]
         return self._paced.act(self.acting, recording, self._seen)
 
@@ -140,8 +139,7 @@ class ModuleSlots:
             self._check_masks(self._legal, seen[ACTION_MASK])
         first = turn.first[self.where]  # [B]
         if not first.all():
-            rewards = turn.rewards[self.where][~first].astype(np.float32)
-            self.policy.rewarded(self.acting[~first], rewards)
+            self.policy.rewarded(self.acting[~first], turn.rewards[self.where][~first])
         return self.policy.act_deterministically(seen, self.acting, first)
 
     def result(self) -> Recorded | NonFinite:
@@ -212,7 +210,7 @@ class ModuleSlots:
         columns, rows = self._paced.rows.columns, self._paced.rows
         # A row that is full in time waits for at most as long again.
         oldest = self._version.update - 2 * self._row_age
-        for row in [row for row in rows.complete if int(columns["updates"][row, 0]) < oldest]:
+        for row in [row for row in rows.complete if int(rows.first_updates[row]) < oldest]:
             self._paced.counts["steps_stale"] += int(columns["lengths"][row])
             rows.complete.remove(row)
             rows.give_back(row)
