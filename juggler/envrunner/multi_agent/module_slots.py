@@ -47,7 +47,8 @@ class ModuleSlots:
         connectors: as given.
         most_rows: the most that a batch may have: one for each slot.
         acting: [B] places of the agents that act next.
-        where: [B] their indices among the agents of their group that act next.
+        where: [B] their indices among the agents of their group that act next; a slice, if they are
+            all of them.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class ModuleSlots:
         self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
         self._delta: State = {}
         self._not_finite: NonFinite | None = None
-        self.acting = self.where = np.zeros(0, np.intp)
+        self.acting = np.zeros(0, np.intp)
+        self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
 
     def forget(self) -> None:
@@ -112,9 +114,12 @@ class ModuleSlots:
         if not len(self.acting):
             return
         self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
-        acted = ~turn.first[self.where]  # [B]
-        if acted.any():
-            self._take_rewards(self.acting[acted], turn.rewards[self.where][acted])
+        first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
+        places = self.acting
+        if np.count_nonzero(first):
+            places, rewards = places[~first], rewards[~first]
+        if len(places):
+            self._take_rewards(places, rewards)
         paced.observe(self.acting, self._seen)
 
     def act(self, recorded: bool) -> Any:
@@ -172,11 +177,11 @@ class ModuleSlots:
         """Forget the returns of a round that was not recorded."""
         self._paced.ended.clear()
 
-    def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
         """The places of those of the slots that are of this module, and their indices."""
         places = self._place_of[slots]
         if self.role.is_whole_group:
-            return places, np.arange(len(places))
+            return places, slice(None)
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ class BrokenRule(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Booked:
+class Booked(NamedTuple):
     """What a step means for the agents that were given rewards in it, ended in it, or act next.
 
     Attributes:
@@ -98,7 +97,7 @@ class SlotBooks:
         self._acted[self._acting] = True
         self._rewards[self._acting] = 0
         self._lengths += 1
-        if self.ended.any():
+        if np.count_nonzero(self.ended):
             late = np.flatnonzero(self.ended & (rewards != 0))
             self._forbid(late, "got a reward after its episode ended")
         self._rewards += rewards
@@ -122,10 +121,11 @@ class SlotBooks:
             self._acted[of_env] = self.ended[of_env] = False
             self._rewards[of_env] = 0
             self._returns[over] = self._lengths[over] = 0
-        self._forbid(
-            acting[self.ended[acting]],
-            "came back after its episode ended: it must not act again in the episode",
-        )
+        if np.count_nonzero(self.ended):
+            back = acting[self.ended[acting]]
+            self._forbid(
+                back, "came back after its episode ended: it must not act again in the episode"
+            )
         self._acting = acting
         return self._booked(last, last_rewards, env_returns, env_lengths)
 
@@ -133,7 +133,8 @@ class SlotBooks:
         self, last: NDArray[np.bool_], last_rewards: Floats, returns: Floats, lengths: Slots
     ) -> Booked:
         first = ~self._acted[self._acting]  # [B]
-        rewards = np.where(first, 0.0, self._rewards[self._acting])  # [B]
+        rewards = self._rewards[self._acting]  # [B]
+        rewards[first] = 0
         return Booked(last, last_rewards, first, rewards, returns, lengths)
 
     def _forbid(self, slots: Slots, reason: str) -> None:

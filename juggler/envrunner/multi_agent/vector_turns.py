@@ -14,6 +14,7 @@ from juggler.envrunner.failures import EnvironmentFailed, failures_of
 from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+from juggler.envrunner.paced.places import take
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
@@ -79,28 +80,31 @@ class VectorTurns:
         )
         # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        ended = np.flatnonzero((terminated | truncated).ravel() & ~self._books.ended)  # [E]
+        ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
-        over: Bools = ~np.any(acting, axis=1)  # [N]
-        if over.any():
-            observations, acting = self._begin(None, over)
-        self._acting = np.flatnonzero(acting)  # [B]
-        gone = np.flatnonzero(over)  # [L]
+        goes_on: Bools = acting.any(1)  # [N]
+        gone = (~goes_on).nonzero()[0]  # [L]
+        if len(gone):
+            observations, acting = self._begin(None, ~goes_on)
+        self._acting = acting.ravel().nonzero()[0]  # [B]
         try:
             booked = self._books.step(rewards, ended, gone, self._acting)
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         last = booked.last  # [E]
+        if not last.all():  # an agent that never acted has no last action
+            ended, ended_terminated = ended[last], ended_terminated[last]
+            last_observations = take(last_observations, last)
         group = GroupTurn(
             acting=self._acting,
             observations=_rows(observations, self._acting),
             first=booked.first,
             rewards=booked.rewards,
-            ended=ended[last],
-            last_observations=tree_map(lambda array: array[last], last_observations),
+            ended=ended,
+            last_observations=last_observations,
             last_rewards=booked.last_rewards[last],
-            terminated=ended_terminated[last],
+            terminated=ended_terminated,
         )
         return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths)
 
