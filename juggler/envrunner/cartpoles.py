@@ -76,9 +76,7 @@ class CartPoles(MultiAgentVectorEnv):
         rewards = there.astype(np.float64)  # [N, A]
         terminated, balanced = there & fallen, there & ~fallen
         self._there = balanced & ~late
-        return VectorStep(
-            self._observations(), rewards, terminated, balanced & late, self._there
-        )
+        return VectorStep(self._observations(), rewards, terminated, balanced & late, self._there)
 
     def _observations(self) -> NDArray[np.float32]:
         """Return what all agents see: [N, A, 4]."""

@@ -108,7 +108,7 @@ class Environments(PacedSlots):
 
     def hand_in_old(self, version: Version) -> None:
         """Hand in rows that began with weights too far behind the newest."""
-        self._newest = version
+        self._newest[:] = version
         self.hand_in(self._is_old(self.of["row"]) & self.of["acted"])
 
     def hand_in_stalled(self) -> None:

@@ -115,11 +115,10 @@ class ModuleSlots:
             return
         self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
         first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
-        places = self.acting
-        if np.count_nonzero(first):
-            places, rewards = places[~first], rewards[~first]
-        if len(places):
-            self._take_rewards(places, rewards)
+        if not np.count_nonzero(first):
+            self._take_rewards(self.acting, rewards)
+        elif not first.all():
+            self._take_rewards(self.acting[~first], rewards[~first])
         paced.observe(self.acting, self._seen)
 
     def act(self, recorded: bool) -> Any:
@@ -187,7 +186,7 @@ class ModuleSlots:
 
     def _take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> None:
         finite = np.isfinite(rewards)  # [B]
-        if not finite.all():
+        if np.count_nonzero(finite) < len(finite):
             # Returns are told before the batch with these steps is complete.
             place = int(places[finite.argmin()])
             step = int(self._paced.of["step"][place])

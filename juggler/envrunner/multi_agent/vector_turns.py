@@ -46,6 +46,12 @@ class VectorTurns:
         )
         LegalActions.of(env.observation_space, env.action_space, "")
         self._leaves = space_leaves(env.observation_space)
+        # Of observations that are one array [N, A, ...].
+        self._plain = [
+            (leaf.dtype, (*self._shape, *(leaf.shape or ())))
+            for path, leaf in self._leaves
+            if not path
+        ]
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
 
@@ -83,7 +89,7 @@ class VectorTurns:
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
-        goes_on: Bools = acting.any(1)  # [N]
+        goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
         gone = (~goes_on).nonzero()[0]  # [L]
         if len(gone):
             observations, acting = self._begin(None, ~goes_on)
@@ -93,7 +99,7 @@ class VectorTurns:
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         last = booked.last  # [E]
-        if not last.all():  # an agent that never acted has no last action
+        if np.count_nonzero(last) < len(last):  # an agent that never acted has no last action
             ended, ended_terminated = ended[last], ended_terminated[last]
             last_observations = take(last_observations, last)
         group = GroupTurn(
@@ -137,15 +143,11 @@ class VectorTurns:
 
     def _checked(self, observations: Any, call: str) -> Tree:
         """Check observations [N, A, ...]."""
-        ((path, leaf), *others) = self._leaves
         if (
-            not (path or others)
-            and type(observations) is np.ndarray
-            and observations.dtype == leaf.dtype
-            and observations.shape == (*self._shape, *(leaf.shape or ()))
+            isinstance(observations, np.ndarray)
+            and (observations.dtype, observations.shape) in self._plain
         ):
-            plain: Tree = observations
-            return plain
+            return observations
         try:
             given = dict(flatten(tree_map(np.asarray, observations)))
             arrays = [(path, given[path]) for path, _ in self._leaves]

@@ -117,7 +117,7 @@ class GatheredPolicy:
         """Start the noise anew."""
         self._generator.manual_seed(noise_seed(seed))
         self._noise = torch.zeros(0)  # [L, M]
-        self._noise_used = 0  # by actions
+        self._noise_left = 0  # its last entries, which no action has used yet
 
     def grow(self, capacity: int) -> None:
         """Make room for more agents."""
@@ -165,13 +165,13 @@ class GatheredPolicy:
 
     def _next_noise(self, count: int) -> Tensor:
         """The noise [B, M] of the next actions, which is drawn for many of them at once."""
-        if len(self._noise) < self._noise_used + count:
+        if self._noise_left < count:
             size = max(1, self._distribution.noise_size)
             ahead = max(count, _NOISE_AHEAD // size)
             self._noise = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
-            self._noise_used = 0
-        begin, self._noise_used = self._noise_used, self._noise_used + count
-        return self._noise[begin : self._noise_used]
+            self._noise_left = ahead
+        begin, self._noise_left = -self._noise_left, self._noise_left - count
+        return self._noise[begin : -self._noise_left or None]
 
     def act_deterministically(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
@@ -193,7 +193,7 @@ class GatheredPolicy:
         """Actions for environments, and the chosen ones, as arrays [B, ...]."""
         chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
         self._contexts.chose(chosen, places)
-        return self._module_to_env(tree_map(np.copy, chosen)), chosen
+        return self._module_to_env(tree_map(np.ndarray.copy, chosen)), chosen
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Take the rewards [B] of the last actions of some agents."""

@@ -51,7 +51,7 @@ class PacedSlots:
         self._places = Places(_FIRST_PLACES)
         policy.grow(_FIRST_PLACES)
         self._next_episode = 0
-        self._newest = Version(0, 0)  # weights
+        self._newest = np.zeros(2, np.uint64)  # generation and update of the newest weights
         self._any_stale = False  # an agent's step under way may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
             "row": np.full(_FIRST_PLACES, -1, np.intp),  # -1: none
@@ -227,7 +227,7 @@ class PacedSlots:
 
     def use(self, version: Version) -> None:
         """Stamp steps with newer weights from now on, and hand in rows that are too old by now."""
-        self._newest = version
+        self._newest[:] = version
         self.hand_in(self._is_old(self.of["row"]))
 
     def pause(self, places: NDArray[np.intp]) -> None:
@@ -240,7 +240,7 @@ class PacedSlots:
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """[B] which of rows [B] began with weights that are too old by now."""
         begun = self.rows.first_updates[rows]  # [B]
-        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self._newest.update
+        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self._newest[1]
         return old
 
     def hand_in(self, which: NDArray[np.bool_]) -> None:
