@@ -56,7 +56,7 @@ class CartPoles(MultiAgentVectorEnv):
         return self._observations(), self._there
 
     def step(self, actions: Any) -> VectorStep:
-        p = self._physics
+        p, there = self._physics, self._there
         x, x_dot, theta, theta_dot = self._state  # [N, A] each
         force = np.where(actions == 1, p.force_mag, -p.force_mag)  # [N, A]
         cos, sin = np.cos(theta), np.sin(theta)
@@ -64,18 +64,20 @@ class CartPoles(MultiAgentVectorEnv):
         inertia = p.length * (4.0 / 3.0 - p.masspole * cos**2 / p.total_mass)
         theta_acc = (p.gravity * sin - cos * push) / inertia
         x_acc = push - p.polemass_length * theta_acc * cos / p.total_mass
-        rates = np.stack((x_dot, x_acc, theta_dot, theta_acc))  # [4, N, A]
-        self._state += p.tau * rates * self._there  # carts of agents that are done stand still
+        change = np.empty_like(self._state)  # [4, N, A]
+        change[0], change[1], change[2], change[3] = x_dot, x_acc, theta_dot, theta_acc
+        change *= p.tau
+        change *= there  # carts of agents that are done stand still
+        self._state += change
         self._steps += 1
 
-        x, _, theta, _ = self._state
         fallen = (np.abs(x) > p.x_threshold) | (np.abs(theta) > p.theta_threshold_radians)
-        rewards = self._there.astype(np.float64)  # [N, A]
-        terminated = self._there & fallen
-        truncated = self._there & ~fallen & (self._steps >= self._most_steps)[:, None]
-        self._there = self._there & ~terminated & ~truncated
-        return VectorStep(self._observations(), rewards, terminated, truncated, self._there)
+        late = (self._steps >= self._most_steps)[:, None]  # [N, 1]
+        rewards = there.astype(np.float64)  # [N, A]
+        terminated, balanced = there & fallen, there & ~fallen
+        self._there = balanced & ~late
+        return VectorStep(self._observations(), rewards, terminated, balanced & late, self._there)
 
     def _observations(self) -> NDArray[np.float32]:
         """Return what all agents see: [N, A, 4]."""
-        return np.moveaxis(self._state, 0, -1).astype(np.float32)
+        return self._state.transpose(1, 2, 0).astype(np.float32, order="C")

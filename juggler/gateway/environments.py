@@ -49,7 +49,7 @@ class Environments(PacedSlots):
             self.cut(place)
             if self.of["length"][place]:
                 self.counts["episodes_cut"] += 1
-                self._end_episode(place)
+                self._end_episodes(np.array([place]))
             self.of["acted"][place] = False
             self._places.give_back(place)
 
@@ -63,7 +63,7 @@ class Environments(PacedSlots):
             if not any(columns[name][row, step - 1] for name in ("terminated", "truncated")):
                 columns["truncated"][row, step - 1] = True
                 self.rows.ended_with(row, step - 1, after)
-            self.rows.finish(row, step, after)
+            self.rows.finish(np.array([row]), np.array([step]))
         elif row >= 0:
             self.rows.give_back(row)
         self.of["row"][place] = -1
@@ -90,12 +90,10 @@ class Environments(PacedSlots):
             observations = take(observations, acted)
         self.take_rewards(slots, rewards)
         for steps in arrivals:
-            for at in steps.terminated:
-                self.end(int(steps.slots[at]), None)
-            for at in steps.truncated:
-                final = take(steps.final_observations, steps.truncated.index(at))
-                self.end(int(steps.slots[at]), final)
-            self.counts["episodes"] += len(steps.terminated) + len(steps.truncated)
+            if over := [*steps.terminated, *steps.truncated]:
+                truncated = np.arange(len(over)) >= len(steps.terminated)
+                self.end(steps.slots[over], truncated, steps.final_observations)
+                self.counts["episodes"] += len(over)
         self.observe(slots, observations)
 
     def act(
@@ -110,7 +108,7 @@ class Environments(PacedSlots):
 
     def hand_in_old(self, version: Version) -> None:
         """Hand in rows that began with weights too far behind the newest."""
-        self._newest = version
+        self._newest[:] = version
         self.hand_in(self._is_old(self.of["row"]) & self.of["acted"])
 
     def hand_in_stalled(self) -> None:

@@ -106,9 +106,9 @@ class Recorder:
     def use(self, version: Version) -> None:
         """There are newer weights."""
         self.newest = version
-        begun, rows = self._environments.rows.columns["updates"], self._environments.of["row"]
+        begun, rows = self._environments.rows.first_updates, self._environments.of["row"]
         for place in list(self._filling):
-            if version.update - int(begun[rows[place], 0]) > self.max_staleness:
+            if version.update - int(begun[rows[place]]) > self.max_staleness:
                 self._hand_in(place)
 
     def hand_in_stalled(self) -> None:
@@ -196,11 +196,10 @@ class Recorder:
             actions=steps_of(recording.actions, begin, end),
             rewards=recording.rewards[begin:end],
             action_logp=recording.action_logp[begin:end],
-            episodes=episode.id,
-            offsets=episode.length + np.arange(count),
-            generations=version.generation,
-            updates=version.update,
         )
+        if not (step and episode.length):
+            beginning = np.array([[episode.id, episode.length, *version]], np.uint64)
+            rows.begin_episodes(np.array([row * rows.width + step]), beginning)
         after = take(recording.observations, end)  # [...]
         if end == len(recording.rewards):
             rows.columns["terminated"][row, step + count - 1] = recording.terminated
@@ -210,12 +209,11 @@ class Recorder:
         of["step"][place], of["first"][place] = step + count, False
         self._filling[place] = time.monotonic()
         self._count(recording, count)
+        put(rows.columns["observations"], (row, step + count), after)
         if step + count == rows.steps:
-            rows.finish(row, rows.steps, after)
+            rows.finish(np.array([row]), np.array([rows.steps]))
             of["row"][place] = -1
             del self._filling[place]
-        else:
-            put(rows.columns["observations"], (row, step + count), after)
 
     def _follow(self, recording: Recording, count: int) -> dict[str, Tree]:
         """Let the policy follow the next steps -> its states before them."""
@@ -249,4 +247,4 @@ class Recorder:
     def _hand_in(self, place: int) -> None:
         """Complete its row, however short."""
         if self._filling.pop(place, None) is not None:
-            self._environments.pause([place])
+            self._environments.pause(np.array([place]))

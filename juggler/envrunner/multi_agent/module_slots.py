@@ -47,7 +47,8 @@ class ModuleSlots:
         connectors: as given.
         most_rows: the most that a batch may have: one for each slot.
         acting: [B] places of the agents that act next.
-        where: [B] their indices among the agents of their group that act next.
+        where: [B] their indices among the agents of their group that act next; a slice, if they are
+            all of them.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class ModuleSlots:
         self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
         self._delta: State = {}
         self._not_finite: NonFinite | None = None
-        self.acting = self.where = np.zeros(0, np.intp)
+        self.acting = np.zeros(0, np.intp)
+        self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
 
     def forget(self) -> None:
@@ -105,17 +107,18 @@ class ModuleSlots:
             if len(places):
                 lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
                 self._take_rewards(places, turn.last_rewards[mine])
-                terminated = turn.terminated[mine].tolist()
-                for at, (place, over) in enumerate(zip(places.tolist(), terminated, strict=True)):
-                    paced.end(place, None if over else take(lasts, at))
+                truncated = ~turn.terminated[mine]  # [E]
+                paced.end(places, truncated, take(lasts, truncated))
                 paced.observe(places, lasts)
         self.acting, self.where = self._mine(turn.acting)
         if not len(self.acting):
             return
         self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
-        acted = ~turn.first[self.where]  # [B]
-        if acted.any():
-            self._take_rewards(self.acting[acted], turn.rewards[self.where][acted])
+        first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
+        if not np.count_nonzero(first):
+            self._take_rewards(self.acting, rewards)
+        elif not first.all():
+            self._take_rewards(self.acting[~first], rewards[~first])
         paced.observe(self.acting, self._seen)
 
     def act(self, recorded: bool) -> Any:
@@ -123,7 +126,7 @@ class ModuleSlots:
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
         if not recorded:
-            self._paced.pause(self.acting.tolist())  # a row has no gaps
+            self._paced.pause(self.acting)  # a row has no gaps
         recording = np.full(len(self.acting), recorded)  # [B]
         return self._paced.act(self.acting, recording, self._seen)
 
@@ -140,8 +143,7 @@ class ModuleSlots:
             self._check_masks(self._legal, seen[ACTION_MASK])
         first = turn.first[self.where]  # [B]
         if not first.all():
-            rewards = turn.rewards[self.where][~first].astype(np.float32)
-            self.policy.rewarded(self.acting[~first], rewards)
+            self.policy.rewarded(self.acting[~first], turn.rewards[self.where][~first])
         return self.policy.act_deterministically(seen, self.acting, first)
 
     def result(self) -> Recorded | NonFinite:
@@ -174,17 +176,17 @@ class ModuleSlots:
         """Forget the returns of a round that was not recorded."""
         self._paced.ended.clear()
 
-    def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
         """The places of those of the slots that are of this module, and their indices."""
         places = self._place_of[slots]
         if self.role.is_whole_group:
-            return places, np.arange(len(places))
+            return places, slice(None)
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
 
     def _take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> None:
         finite = np.isfinite(rewards)  # [B]
-        if not finite.all():
+        if np.count_nonzero(finite) < len(finite):
             # Returns are told before the batch with these steps is complete.
             place = int(places[finite.argmin()])
             step = int(self._paced.of["step"][place])
@@ -212,7 +214,7 @@ class ModuleSlots:
         columns, rows = self._paced.rows.columns, self._paced.rows
         # A row that is full in time waits for at most as long again.
         oldest = self._version.update - 2 * self._row_age
-        for row in [row for row in rows.complete if int(columns["updates"][row, 0]) < oldest]:
+        for row in [row for row in rows.complete if int(rows.first_updates[row]) < oldest]:
             self._paced.counts["steps_stale"] += int(columns["lengths"][row])
             rows.complete.remove(row)
             rows.give_back(row)

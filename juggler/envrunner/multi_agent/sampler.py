@@ -82,9 +82,10 @@ class MultiAgentSampler:
             seconds["inference"] += between - before
             seconds["environment"] += time.perf_counter() - between
             self._take(turn, recorded)
-            environments += turn.over.tolist()
-            env_returns += turn.env_returns.tolist()
-            env_lengths += turn.env_lengths.tolist()
+            if len(turn.over):
+                environments += turn.over.tolist()
+                env_returns += turn.env_returns.tolist()
+                env_lengths += turn.env_lengths.tolist()
         finishing = time.perf_counter()
         results: dict[str, Recorded | NonFinite] = {}
         for module_id, slots in self._modules.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ class BrokenRule(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Booked:
+class Booked(NamedTuple):
     """What a step means for the agents that were given rewards in it, ended in it, or act next.
 
     Attributes:
@@ -67,9 +66,9 @@ class SlotBooks:
         self._acted = np.zeros(slots, np.bool_)
         self.ended = np.zeros(slots, np.bool_)
         self._rewards = np.zeros(slots)
-        self._acting: Slots = np.zeros(0, np.intp)
         self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.intp)
+        self._steps = 0
+        self._began = np.zeros(num_envs, np.intp)  # the step with which the episode began
 
     def reset(self, acting: Slots) -> Booked:
         """Begin an episode in every environment.
@@ -77,10 +76,11 @@ class SlotBooks:
         Args:
             acting: [B] the slots that act first.
         """
-        for books in (self._acted, self.ended, self._rewards, self._returns, self._lengths):
+        for books in (self._acted, self.ended, self._rewards, self._returns, self._began):
             books.fill(0)
-        self._acting = acting
-        return self._booked(np.zeros(0, np.bool_), np.zeros(0), np.zeros(0), np.zeros(0, np.intp))
+        self._steps = 0
+        none = np.zeros(0)
+        return self._booked(acting, none.astype(np.bool_), none, none, none.astype(np.intp))
 
     def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
@@ -95,21 +95,19 @@ class SlotBooks:
             BrokenRule: an agent got a reward after its end, ended twice, came back after its end,
                 or was left without an end when the episode of its environment was over.
         """
-        self._acted[self._acting] = True
-        self._rewards[self._acting] = 0
-        self._lengths += 1
-        if self.ended.any():
+        self._steps += 1
+        if np.count_nonzero(self.ended):
             late = np.flatnonzero(self.ended & (rewards != 0))
             self._forbid(late, "got a reward after its episode ended")
         self._rewards += rewards
-        self._returns += rewards.reshape(-1, len(self._agents)).sum(1)
+        self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
         if len(ended):
             already = ended[self.ended[ended]]
             self._forbid(already, "ended, and it had ended already in this episode")
             self.ended[ended] = True
         last = self._acted[ended]  # [E]
         last_rewards = self._rewards[ended]  # [E]
-        env_returns, env_lengths = self._returns[over], self._lengths[over]  # [L]
+        env_returns, env_lengths = self._returns[over], self._steps - self._began[over]  # [L]
         if len(over):
             of_env = (
                 over[:, None] * len(self._agents) + np.arange(len(self._agents))
@@ -121,19 +119,28 @@ class SlotBooks:
             )
             self._acted[of_env] = self.ended[of_env] = False
             self._rewards[of_env] = 0
-            self._returns[over] = self._lengths[over] = 0
-        self._forbid(
-            acting[self.ended[acting]],
-            "came back after its episode ended: it must not act again in the episode",
-        )
-        self._acting = acting
-        return self._booked(last, last_rewards, env_returns, env_lengths)
+            self._returns[over], self._began[over] = 0, self._steps
+        if np.count_nonzero(self.ended):
+            back = acting[self.ended[acting]]
+            self._forbid(
+                back, "came back after its episode ended: it must not act again in the episode"
+            )
+        return self._booked(acting, last, last_rewards, env_returns, env_lengths)
 
     def _booked(
-        self, last: NDArray[np.bool_], last_rewards: Floats, returns: Floats, lengths: Slots
+        self,
+        acting: Slots,
+        last: NDArray[np.bool_],
+        last_rewards: Floats,
+        returns: Floats,
+        lengths: Slots,
     ) -> Booked:
-        first = ~self._acted[self._acting]  # [B]
-        rewards = np.where(first, 0.0, self._rewards[self._acting])  # [B]
+        first = ~self._acted[acting]  # [B]
+        rewards = self._rewards[acting]  # [B]
+        if np.count_nonzero(first):
+            rewards[first] = 0
+            self._acted[acting] = True
+        self._rewards[acting] = 0
         return Booked(last, last_rewards, first, rewards, returns, lengths)
 
     def _forbid(self, slots: Slots, reason: str) -> None:

@@ -28,7 +28,7 @@ class AgentGroup:
     action_space: Space[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupTurn:
     """What one step of all environments means for the agents of one group.
 
@@ -61,7 +61,7 @@ class GroupTurn:
     terminated: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
     """What one step of all environments led to.
 

@@ -14,6 +14,7 @@ from juggler.envrunner.failures import EnvironmentFailed, failures_of
 from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+from juggler.envrunner.paced.places import take
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
@@ -45,6 +46,12 @@ class VectorTurns:
         )
         LegalActions.of(env.observation_space, env.action_space, "")
         self._leaves = space_leaves(env.observation_space)
+        # Of observations that are one array [N, A, ...].
+        self._plain = [
+            (leaf.dtype, (*self._shape, *(leaf.shape or ())))
+            for path, leaf in self._leaves
+            if not path
+        ]
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
 
@@ -79,28 +86,31 @@ class VectorTurns:
         )
         # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        ended = np.flatnonzero((terminated | truncated).ravel() & ~self._books.ended)  # [E]
+        ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
-        over: Bools = ~np.any(acting, axis=1)  # [N]
-        if over.any():
-            observations, acting = self._begin(None, over)
-        self._acting = np.flatnonzero(acting)  # [B]
-        gone = np.flatnonzero(over)  # [L]
+        goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
+        gone = (~goes_on).nonzero()[0]  # [L]
+        if len(gone):
+            observations, acting = self._begin(None, ~goes_on)
+        self._acting = acting.ravel().nonzero()[0]  # [B]
         try:
             booked = self._books.step(rewards, ended, gone, self._acting)
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         last = booked.last  # [E]
+        if np.count_nonzero(last) < len(last):  # an agent that never acted has no last action
+            ended, ended_terminated = ended[last], ended_terminated[last]
+            last_observations = take(last_observations, last)
         group = GroupTurn(
             acting=self._acting,
             observations=_rows(observations, self._acting),
             first=booked.first,
             rewards=booked.rewards,
-            ended=ended[last],
-            last_observations=tree_map(lambda array: array[last], last_observations),
+            ended=ended,
+            last_observations=last_observations,
             last_rewards=booked.last_rewards[last],
-            terminated=ended_terminated[last],
+            terminated=ended_terminated,
         )
         return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths)
 
@@ -133,15 +143,11 @@ class VectorTurns:
 
     def _checked(self, observations: Any, call: str) -> Tree:
         """Check observations [N, A, ...]."""
-        ((path, leaf), *others) = self._leaves
         if (
-            not (path or others)
-            and type(observations) is np.ndarray
-            and observations.dtype == leaf.dtype
-            and observations.shape == (*self._shape, *(leaf.shape or ()))
+            isinstance(observations, np.ndarray)
+            and (observations.dtype, observations.shape) in self._plain
         ):
-            plain: Tree = observations
-            return plain
+            return observations
         try:
             given = dict(flatten(tree_map(np.asarray, observations)))
             arrays = [(path, given[path]) for path, _ in self._leaves]

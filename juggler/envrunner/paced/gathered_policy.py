@@ -75,7 +75,6 @@ class GatheredPolicy:
         self._contexts = _Contexts(connectors)
         self._module_to_env = module_to_env
         self._generator = torch.Generator()
-        self._noise = torch.zeros(0)  # [L, M] that no action has used yet
         self.seed(seed)
         self._initial = initial_states(module, 1)  # [1, ...]
         self._remembers = bool(self._initial)
@@ -117,7 +116,8 @@ class GatheredPolicy:
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
         self._generator.manual_seed(noise_seed(seed))
-        self._noise = self._noise[:0]
+        self._noise = torch.zeros(0)  # [L, M]
+        self._noise_left = 0  # its last entries, which no action has used yet
 
     def grow(self, capacity: int) -> None:
         """Make room for more agents."""
@@ -165,12 +165,13 @@ class GatheredPolicy:
 
     def _next_noise(self, count: int) -> Tensor:
         """The noise [B, M] of the next actions, which is drawn for many of them at once."""
-        if len(self._noise) < count:
+        if self._noise_left < count:
             size = max(1, self._distribution.noise_size)
             ahead = max(count, _NOISE_AHEAD // size)
             self._noise = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
-        noise, self._noise = self._noise[:count], self._noise[count:]
-        return noise
+            self._noise_left = ahead
+        begin, self._noise_left = -self._noise_left, self._noise_left - count
+        return self._noise[begin : -self._noise_left or None]
 
     def act_deterministically(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
@@ -192,11 +193,12 @@ class GatheredPolicy:
         """Actions for environments, and the chosen ones, as arrays [B, ...]."""
         chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
         self._contexts.chose(chosen, places)
-        return self._module_to_env(tree_map(np.copy, chosen)), chosen
+        return self._module_to_env(tree_map(np.ndarray.copy, chosen)), chosen
 
-    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
+    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Take the rewards [B] of the last actions of some agents."""
-        self._contexts.rewarded(places, rewards)
+        if self._contexts.any:
+            self._contexts.rewarded(places, rewards.astype(np.float32))
 
     def follow(
         self,
@@ -316,6 +318,8 @@ class _Contexts:
 
     def see(self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]) -> Any:
         """Observations as the module gets them [B, ...]."""
+        if not self._connectors:
+            return observations
         begin = np.flatnonzero(first)
         for name, connector in self._connectors.items():
             if name not in self._contexts:

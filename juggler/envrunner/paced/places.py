@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,17 +30,19 @@ def room_for(tree: Any, capacity: int) -> Any:
 
 
 def take(tree: Any, places: Any) -> Any:
-    """Copies of places [B] of a tree [S, ...] -> [B, ...]."""
-    return tree_map(lambda array: array[places], tree)
+    """Copies of places [B] of a tree [S, ...] -> [B, ...]; views, if the places are a slice."""
+    if isinstance(tree, np.ndarray):
+        return tree[places]
+    return {key: take(branch, places) for key, branch in tree.items()}
 
 
 def put(tree: Any, places: Any, values: Any) -> None:
     """Write [B, ...] into places [B] of a tree [S, ...]."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, np.ndarray):
+        tree[places] = values
+    else:
         for key, branch in tree.items():
             put(branch, places, values[key])
-    else:
-        tree[places] = values
 
 
 class Places:
@@ -68,8 +69,11 @@ class Places:
             self.capacity *= 2
         return self.capacity != before
 
-    def take(self) -> int:
-        return self._free.pop()
+    def take(self, count: int) -> list[int]:
+        """Take so many places; `grow` makes sure that they are there."""
+        left = len(self._free) - count
+        taken, self._free = self._free[left:], self._free[:left]
+        return taken[::-1]
 
     def give_back(self, place: int) -> None:
         self._free.append(place)

@@ -23,7 +23,9 @@ _FIRST_ROWS = 32
 class Rows:
     """Memory for rows, each filled by one agent at a time.
 
-    Columns are [P, T, ...], and are written directly as rows fill up.
+    Columns are [P, T + 1, ...], and are written directly as rows fill up. The observation after a
+    row's last step is that of the step behind it. A step has a place among those of all rows: row *
+    `width` + step.
 
     Args:
         observation_space: of the observations in batches.
@@ -31,41 +33,51 @@ class Rows:
         blank_inputs: of the policy's distribution [D].
 
     Attributes:
+        steps: as given.
+        width: T + 1.
         complete: rows that are ready, in order.
+        columns: by name.
+        by_step: those of them that have a value for each step, as views [P * (T + 1), ...].
     """
 
     def __init__(
         self, observation_space: Space[Any], steps: int, blank_inputs: NDArray[np.float32]
     ) -> None:
-        self.steps = steps
+        self.steps, self.width = steps, steps + 1
         self.complete: list[int] = []
         self._space = observation_space
         self._places = Places(_FIRST_ROWS)
-        shape = (_FIRST_ROWS, steps)
+        shape = (_FIRST_ROWS, self.width)
         self.columns: dict[str, Any] = {
             "observations": zeros(observation_space, shape),
             "rewards": np.zeros(shape, np.float32),
             "terminated": np.zeros(shape, np.bool_),
             "truncated": np.zeros(shape, np.bool_),
-            "episodes": np.zeros(shape, np.uint64),
-            "offsets": np.zeros(shape, np.int32),  # steps of the same episode before it
-            "generations": np.zeros(shape, np.uint64),
-            "updates": np.zeros(shape, np.uint64),
+            # Where a row or an episode begins: the episode, its number of steps before, and the
+            # generation and the update of the weights that act.
+            "beginnings": np.zeros((*shape, 4), np.uint64),
             "lengths": np.zeros(_FIRST_ROWS, np.intp),  # steps of a complete row
             "places": np.zeros(_FIRST_ROWS, np.intp),  # of the agent, where it acts here
-            "last_observations": zeros(observation_space, (_FIRST_ROWS,)),
             "states": {},
             # Its log-probabilities came with its steps.
             "recorded": np.zeros(_FIRST_ROWS, np.bool_),
             "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
+        self.by_step: dict[str, Any] = {}
+        self._view_by_step()
         self._finals: dict[int, list[tuple[int, Tree]]] = defaultdict(list)  # step, observation
 
     @property
     def begun(self) -> int:
         """Rows that are neither free nor complete."""
         return self._places.used - len(self.complete)
+
+    @property
+    def first_updates(self) -> NDArray[np.uint64]:
+        """[P] the updates of the weights that acted first in each row."""
+        updates: NDArray[np.uint64] = self.columns["beginnings"][:, 0, 3]
+        return updates
 
     def begin(
         self, states: dict[str, Tree], count: int, recorded: bool = False
@@ -79,7 +91,8 @@ class Rows:
         """
         if self._places.grow(count):
             self.columns = grown(self.columns, self._places.capacity)
-        places = np.array([self._places.take() for _ in range(count)], np.intp)
+            self._view_by_step()
+        places = np.array(self._places.take(count), np.intp)
         if states and not self.columns["states"]:
             self.columns["states"] = room_for(states, self._places.capacity)
         put(self.columns["states"], places, states)
@@ -88,20 +101,16 @@ class Rows:
         self.columns["truncated"][places] = False
         return places
 
-    def act(
-        self,
-        rows: NDArray[np.intp],
-        steps: NDArray[np.intp],
-        actions: Tree,
-        inputs: NDArray[np.float32],
-        **columns: Any,
-    ) -> None:
-        """Write the actions chosen at steps [B] of rows [B]."""
-        self._make_room_for(actions)
-        put(self.columns["actions"], (rows, steps), actions)
-        self.columns["inputs"][rows, steps] = inputs
-        for name, values in columns.items():
-            self.columns[name][rows, steps] = values
+    def begin_episodes(self, at: NDArray[np.intp], beginnings: NDArray[np.uint64]) -> None:
+        """Note at steps [B] that a row or an episode begins with them: [B, 4], as in the column."""
+        self.by_step["beginnings"][at] = beginnings
+
+    def act(self, at: NDArray[np.intp], actions: Tree, inputs: NDArray[np.float32]) -> None:
+        """Write the actions chosen at steps [B]."""
+        if "actions" not in self.columns:
+            self._make_room_for(actions)
+        put(self.by_step["actions"], at, actions)
+        self.by_step["inputs"][at] = inputs
 
     def record(self, row: int, step: int, steps: int, **columns: Any) -> None:
         """Write L steps of a row.
@@ -112,15 +121,15 @@ class Rows:
             steps: L.
             columns: [L, ...], or one value for all.
         """
-        self._make_room_for(columns["actions"])
+        if "actions" not in self.columns:
+            self._make_room_for(columns["actions"])
         for name, values in columns.items():
             put(self.columns[name], (row, slice(step, step + steps)), values)
 
-    def finish(self, row: int, steps: int, last_observation: Tree) -> None:
-        """Complete a row that has so many steps, with the observation after them."""
-        self.columns["lengths"][row] = steps
-        put(self.columns["last_observations"], row, last_observation)
-        self.complete.append(row)
+    def finish(self, rows: NDArray[np.intp], steps: NDArray[np.intp]) -> None:
+        """Complete rows [B] that have so many steps [B], and the observations after them."""
+        self.columns["lengths"][rows] = steps
+        self.complete += rows.tolist()
 
     def give_back(self, row: int) -> None:
         """Free a row without a batch."""
@@ -131,24 +140,28 @@ class Rows:
         """Keep the last observation of a truncated episode."""
         self._finals[row].append((step, observation))
 
-    def move_step(self, row: int, step: int, states: dict[str, Tree]) -> int:
-        """A new row that begins with a step of another row, and with states [1, ...]."""
-        (new,) = self.begin(states, 1).tolist()
-        self.columns["places"][new] = self.columns["places"][row]
-        for name, column in self.columns.items():
-            if name not in ("lengths", "places", "last_observations", "states", "recorded"):
-                put(column, (new, 0), take(column, (row, step)))
-        self.columns["terminated"][new] = self.columns["truncated"][new] = False
-        return int(new)
+    def move_steps(self, at: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
+        """New rows [B] that begin with steps [B] of other rows, and with states [B, ...]."""
+        new = self.begin(states, len(at))
+        self.columns["places"][new] = self.columns["places"][at // self.width]
+        for column in ("observations", "actions", "inputs"):
+            values = take(self.by_step[column], at)
+            put(self.by_step[column], new * self.width, values)
+        return new
 
     def batch(self, count: int, log_probabilities: _LogProbabilities) -> EpisodeBatch:
         """A batch of the first N complete rows, which are free afterwards."""
         taken, self.complete = self.complete[:count], self.complete[count:]
-        kept: dict[str, Any] = take(self.columns, np.array(taken, np.intp))  # [N, ...]
+        rows = np.array(taken, np.intp)  # [N]
+        kept: dict[str, Any] = {
+            name: take(column, (rows, slice(self.steps)) if name in self.by_step else rows)
+            for name, column in self.columns.items()
+        }  # [N, T, ...] or [N, ...]
+        last_observations = take(self.columns["observations"], (rows, kept["lengths"]))  # [N, ...]
         live = np.arange(self.steps) < kept["lengths"][:, None]  # [N, T]
         if not live.all():
-            _fill_up(kept, live)
-        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals[row]]
+            _fill_up(kept, live, last_observations)
+        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.get(row, ())]
         for row in taken:
             self.give_back(row)
         action_logp = kept["action_logp"]  # [N, T]
@@ -165,7 +178,7 @@ class Rows:
             truncated=kept["truncated"],
             live=live,
             action_logp=action_logp,
-            last_observations=kept["last_observations"],
+            last_observations=last_observations,
             states=kept["states"],
             final_observations=self._stacked([final[2] for final in finals]),
             final_rows=np.array([final[0] for final in finals], np.int32),
@@ -173,15 +186,21 @@ class Rows:
             **_segments(kept, live),
         )
 
+    def _view_by_step(self) -> None:
+        apart = ("lengths", "places", "states", "recorded")  # have one value for each row
+        self.by_step = {
+            name: tree_map(lambda array: array.reshape(-1, *array.shape[2:]), column)
+            for name, column in self.columns.items()
+            if name not in apart
+        }
+
     def _make_room_for(self, actions: Tree) -> None:
         """Add the column of actions, whose shapes are known from the first ones [B, ...]."""
-        if "actions" not in self.columns:
-            self.columns["actions"] = tree_map(
-                lambda one: np.zeros(
-                    (self._places.capacity, self.steps, *one.shape[1:]), one.dtype
-                ),
-                actions,
-            )
+        self.columns["actions"] = tree_map(
+            lambda one: np.zeros((self._places.capacity, self.width, *one.shape[1:]), one.dtype),
+            actions,
+        )
+        self._view_by_step()
 
     def _stacked(self, observations: Sequence[Tree]) -> Tree:
         stacked: Tree = zeros(self._space, (len(observations),))  # [K, ...]
@@ -196,10 +215,10 @@ def oldest_version(batch: EpisodeBatch) -> Version:
     return Version(*min(zip(generations.tolist(), updates.tolist(), strict=True)))
 
 
-def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:
+def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: Tree) -> None:
     """Fill short rows with their last observation, their last action, and zeros."""
     rows, steps = np.nonzero(~live)  # [D] both
-    put(kept["observations"], (rows, steps), take(kept["last_observations"], rows))
+    put(kept["observations"], (rows, steps), take(last_observations, rows))
     last = kept["lengths"][rows] - 1  # [D]
     put(kept["actions"], (rows, steps), take(kept["actions"], (rows, last)))
     kept["inputs"][rows, steps] = kept["inputs"][rows, last]
@@ -210,19 +229,19 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_]) -> None:
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
     """Segments, each a stretch of one episode in a row, with the oldest weights that acted in it: a
     sequence model must see it whole, and weights may change in its middle."""
-    episodes = kept["episodes"]  # [N, T]
-    other = episodes[:, 1:] != episodes[:, :-1]  # [N, T - 1]
+    done = kept["terminated"] | kept["truncated"]  # [N, T]
     first, last = live.copy(), live.copy()  # [N, T] both
-    first[:, 1:] &= ~live[:, :-1] | other
-    last[:, :-1] &= ~live[:, 1:] | other
+    first[:, 1:] &= done[:, :-1]
+    last[:, :-1] &= done[:, :-1] | ~live[:, 1:]
     rows, starts = np.nonzero(first)  # [S] both
     ends = np.nonzero(last)[1]  # [S]
+    beginnings = kept["beginnings"][rows, starts]  # [S, 4]
     return {
-        "segment_episodes": episodes[rows, starts],
+        "segment_episodes": beginnings[:, 0].copy(),
         "segment_rows": rows.astype(np.int32),
         "segment_starts": starts.astype(np.int32),
         "segment_lengths": (ends - starts + 1).astype(np.int32),
-        "segment_offsets": kept["offsets"][rows, starts],
-        "segment_generations": kept["generations"][rows, starts],
-        "segment_updates": kept["updates"][rows, starts],
+        "segment_offsets": beginnings[:, 1].astype(np.int32),
+        "segment_generations": beginnings[:, 2].copy(),
+        "segment_updates": beginnings[:, 3].copy(),
     }

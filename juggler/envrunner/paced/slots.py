@@ -51,12 +51,15 @@ class PacedSlots:
         self._places = Places(_FIRST_PLACES)
         policy.grow(_FIRST_PLACES)
         self._next_episode = 0
-        self._newest = Version(0, 0)  # weights
+        self._newest = np.zeros(2, np.uint64)  # generation and update of the newest weights
+        self._any_stale = False  # an agent's step under way may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
             "row": np.full(_FIRST_PLACES, -1, np.intp),  # -1: none
             "step": np.zeros(_FIRST_PLACES, np.intp),  # complete steps of the row
             "acted": np.zeros(_FIRST_PLACES, np.bool_),  # the reward of an action is due
             "acted_at": np.zeros(_FIRST_PLACES),  # seconds
+            # Generation and update of the weights that acted last.
+            "version": np.zeros((_FIRST_PLACES, 2), np.uint64),
             "first": np.ones(_FIRST_PLACES, np.bool_),  # the next action begins an episode
             "episode": np.zeros(_FIRST_PLACES, np.uint64),
             "length": np.zeros(_FIRST_PLACES, np.int64),
@@ -71,7 +74,7 @@ class PacedSlots:
         if self._places.grow(count):
             self.of = grown(self.of, self._places.capacity)
             self._policy.grow(self._places.capacity)
-        places = [self._places.take() for _ in range(count)]
+        places = self._places.take(count)
         self.of["row"][places], self.of["acted"][places] = -1, False
         self.of["first"][places], self.of["length"][places] = True, 0
         self.of["return"][places] = 0
@@ -95,69 +98,76 @@ class PacedSlots:
 
     def take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Take the rewards [B] of the last actions at places [B], whose steps are complete then."""
-        of, columns = self.of, self.rows.columns
+        of = self.of
         self.counts["steps"] += len(places)
-        self._policy.rewarded(places, rewards.astype(np.float32))
+        self._policy.rewarded(places, rewards)
         of["length"][places] += 1
         of["return"][places] += rewards
         of["acted"][places] = False
-        self.counts["steps_unrecorded"] += int(np.count_nonzero(of["row"][places] < 0))
-        self._let_go_of_old(places)
-        recorded = of["row"][places] >= 0  # [B]
-        if recorded.all():
-            held = places
-        else:
-            held, rewards = places[recorded], rewards[recorded]
-        columns["rewards"][of["row"][held], of["step"][held]] = rewards
-        of["step"][held] += 1
+        unrecorded = int(np.count_nonzero(of["row"][places] < 0))
+        if self._any_stale:
+            self._let_go_of_stale(places)
+        self.counts["steps_unrecorded"] += unrecorded
+        if unrecorded or self._any_stale:
+            recorded = of["row"][places] >= 0  # [B]
+            places, rewards = places[recorded], rewards[recorded]
+        steps = of["step"][places]  # [B]
+        self.rows.by_step["rewards"][of["row"][places] * self.rows.width + steps] = rewards
+        of["step"][places] = steps + 1
 
-    def end(self, place: int, final_observation: Tree | None) -> None:
-        """End the episode at a place with the step that was last rewarded.
+    def end(
+        self,
+        places: NDArray[np.intp],
+        truncated: NDArray[np.bool_],
+        final_observations: Tree,
+    ) -> None:
+        """End the episodes at places [B] with the steps that were last rewarded.
 
         Args:
-            place: of the agent, whose next action begins an episode.
-            final_observation: [...] of an episode that was truncated; None: it terminated.
+            places: of the agents, whose next actions begin an episode.
+            truncated: [B]; the others terminated.
+            final_observations: [K, ...] of those that were truncated.
         """
-        row, last = int(self.of["row"][place]), int(self.of["step"][place]) - 1
-        if row >= 0:
-            name = "terminated" if final_observation is None else "truncated"
-            self.rows.columns[name][row, last] = True
-            if final_observation is not None:
-                self.rows.ended_with(row, last, final_observation)
-        self._end_episode(place)
+        rows, last = self.of["row"][places], self.of["step"][places] - 1  # [B] both
+        for name, which in (("terminated", ~truncated), ("truncated", truncated)):
+            recorded = which & (rows >= 0)  # [B]
+            self.rows.columns[name][rows[recorded], last[recorded]] = True
+        for k, at in enumerate(truncated.nonzero()[0].tolist()):
+            if rows[at] >= 0:
+                self.rows.ended_with(int(rows[at]), int(last[at]), take(final_observations, k))
+        self._end_episodes(places)
 
-    def _end_episode(self, place: int) -> None:
-        self.ended.append((float(self.of["return"][place]), int(self.of["length"][place])))
-        self.of["return"][place], self.of["length"][place] = 0, 0
-        self.of["first"][place] = True
+    def _end_episodes(self, places: NDArray[np.intp]) -> None:
+        of = self.of
+        self.ended += zip(of["return"][places].tolist(), of["length"][places].tolist(), strict=True)
+        of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
 
     def observe(self, places: NDArray[np.intp], observations: Tree) -> None:
         """Take the observations [B, ...] after the last actions at places [B], in their rows."""
         of = self.of
-        recorded = of["row"][places] >= 0  # [B]
-        held = places[recorded]
-        full = of["step"][held] == self._steps  # [B]
-        if recorded.all() and not full.any():
-            put(
-                self.rows.columns["observations"], (of["row"][held], of["step"][held]), observations
+        rows = of["row"][places]  # [B]
+        if np.count_nonzero(rows < 0):
+            recorded = rows >= 0  # [B]
+            places, rows, observations = (
+                places[recorded],
+                rows[recorded],
+                take(observations, recorded),
             )
-            return
-        going, after = held[~full], take(observations, np.flatnonzero(recorded)[~full])
-        put(self.rows.columns["observations"], (of["row"][going], of["step"][going]), after)
-        at_full = np.flatnonzero(recorded)[full]
-        for at, place in zip(at_full.tolist(), held[full].tolist(), strict=True):
-            self.rows.finish(int(of["row"][place]), self._steps, take(observations, at))
-            of["row"][place] = -1
+        steps = of["step"][places]  # [B]
+        put(self.rows.by_step["observations"], rows * self.rows.width + steps, observations)
+        full = steps == self._steps  # [B]
+        if np.count_nonzero(full):
+            self.rows.finish(rows[full], steps[full])
+            of["row"][places[full]] = -1
 
-    def _let_go_of_old(self, places: NDArray[np.intp]) -> None:
+    def _let_go_of_stale(self, places: NDArray[np.intp]) -> None:
         """Free rows whose first step took so long that it is stale."""
-        begun = places[(self.of["row"][places] >= 0) & (self.of["step"][places] == 0)]
-        if not len(begun):
-            return
-        for place in begun[self._is_old(self.of["row"][begun])].tolist():
-            self.rows.give_back(int(self.of["row"][place]))
-            self.of["row"][place] = -1
+        rows = self.of["row"][places]  # [B]
+        stale = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
+        for row in rows[stale].tolist():
+            self.rows.give_back(row)
             self.counts["steps_stale"] += 1
+        self.of["row"][places[stale]] = -1
 
     # -- what is done there ----------------------------------------------------------------------
 
@@ -173,55 +183,64 @@ class PacedSlots:
         """
         of = self.of
         first = of["first"][places]  # [B]
-        begun = places[first]
-        of["episode"][begun] = np.arange(self._next_episode, self._next_episode + len(begun))
-        self._next_episode += len(begun)
+        if np.count_nonzero(first):
+            self._begin_episodes(places[first])
         sent, actions, inputs = self._policy.act(observations, places, first)
-        of["first"][places] = False
-        new = recording & (of["row"][places] < 0)  # [B]
-        if new.any():
-            at = places[new]
-            rows = self.rows.begin(self._policy.states_before(at), len(at))
-            of["row"][at], of["step"][at] = rows, 0
-            self.rows.columns["places"][rows] = at
-            put(self.rows.columns["observations"], (rows, 0), take(observations, new))
-        if not recording.all():
-            inputs, actions = inputs[recording], take(actions, recording)
-        kept = places[recording]
-        self.rows.act(
-            of["row"][kept],
-            of["step"][kept],
-            actions,
-            inputs,
-            episodes=of["episode"][kept],
-            offsets=of["length"][kept],
-            generations=self._newest.generation,
-            updates=self._newest.update,
-        )
         of["acted"][places] = True
+        of["version"][places] = self._newest
+        if np.count_nonzero(recording) < len(recording):
+            places, first, inputs = places[recording], first[recording], inputs[recording]
+            observations, actions = take(observations, recording), take(actions, recording)
+        rows = of["row"][places]  # [B]
+        new = rows < 0  # [B]
+        if np.count_nonzero(new):
+            rows[new] = self._begin_rows(places[new], take(observations, new))
+            first |= new
+        at = rows * self.rows.width + of["step"][places]  # [B]
+        if np.count_nonzero(first):
+            self.rows.begin_episodes(at[first], self._beginnings(places[first]))
+        self.rows.act(at, actions, inputs)
         return sent
+
+    def _begin_episodes(self, places: NDArray[np.intp]) -> None:
+        begin, self._next_episode = self._next_episode, self._next_episode + len(places)
+        self.of["episode"][places] = np.arange(begin, self._next_episode)
+        self.of["first"][places] = False
+
+    def _begin_rows(self, places: NDArray[np.intp], observations: Tree) -> NDArray[np.intp]:
+        """New rows [B] at places [B], with the observations [B, ...] that the agents acted on."""
+        rows = self.rows.begin(self._policy.states_before(places), len(places))
+        self.of["row"][places], self.of["step"][places] = rows, 0
+        self.rows.columns["places"][rows] = places
+        put(self.rows.by_step["observations"], rows * self.rows.width, observations)
+        return rows
+
+    def _beginnings(self, places: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """What `Rows` notes of steps [B] under way with which a row or an episode begins: [B, 4]"""
+        of = self.of
+        beginnings = np.empty((len(places), 4), np.uint64)
+        beginnings[:, 0], beginnings[:, 1] = of["episode"][places], of["length"][places]
+        beginnings[:, 2:] = of["version"][places]
+        return beginnings
 
     # -- rows that are handed in short ------------------------------------------------------------
 
     def use(self, version: Version) -> None:
         """Stamp steps with newer weights from now on, and hand in rows that are too old by now."""
-        self._newest = version
+        self._newest[:] = version
         self.hand_in(self._is_old(self.of["row"]))
 
-    def pause(self, places: list[int]) -> None:
-        """Complete the rows of places that have been observed, and whose next step is not
+    def pause(self, places: NDArray[np.intp]) -> None:
+        """Complete the rows of places [B] that have been observed, and whose next step is not
         recorded."""
-        for place in places:
-            row, step = int(self.of["row"][place]), int(self.of["step"][place])
-            if row >= 0:
-                after = take(self.rows.columns["observations"], (row, step))
-                self.rows.finish(row, step, after)
-                self.of["row"][place] = -1
+        held = places[self.of["row"][places] >= 0]
+        self.rows.finish(self.of["row"][held], self.of["step"][held])
+        self.of["row"][held] = -1
 
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """[B] which of rows [B] began with weights that are too old by now."""
-        begun = self.rows.columns["updates"][rows, 0]  # [B]
-        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self._newest.update
+        begun = self.rows.first_updates[rows]  # [B]
+        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self._newest[1]
         return old
 
     def hand_in(self, which: NDArray[np.bool_]) -> None:
@@ -230,13 +249,18 @@ class PacedSlots:
         Args:
             which: [S] of all places. A step under way begins another row there.
         """
-        of = self.of
-        for place in np.flatnonzero(which & (of["row"] >= 0) & (of["step"] > 0)).tolist():
-            row, step = int(of["row"][place]), int(of["step"][place])
-            new = -1
-            if of["acted"][place]:
-                states = self._policy.states_before(np.array([place]))
-                new = self.rows.move_step(row, step, states)
-            self.rows.finish(row, step, take(self.rows.columns["observations"], (row, step)))
-            of["row"][place], of["step"][place] = new, 0
-            self.counts["rows_cut"] += 1
+        of, rows = self.of, self.rows
+        places = np.flatnonzero(which & (of["row"] >= 0) & (of["step"] > 0))  # [B]
+        if len(places):
+            self.counts["rows_cut"] += len(places)
+        rows.finish(of["row"][places], of["step"][places])
+        acted = places[of["acted"][places]]
+        at = of["row"][acted] * rows.width + of["step"][acted]
+        of["row"][places] = -1
+        if len(acted):
+            new = rows.move_steps(at, self._policy.states_before(acted))
+            rows.begin_episodes(new * rows.width, self._beginnings(acted))
+            of["row"][acted] = new
+        of["step"][places] = 0
+        standing = of["acted"] & (of["row"] >= 0) & (of["step"] == 0)
+        self._any_stale = bool((standing & self._is_old(of["row"])).any())
