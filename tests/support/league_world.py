@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import (
     INITIAL,
     Add,
     AssignLineUp,
+    BuilderCommand,
     Command,
     Event,
     Freeze,
@@ -24,6 +27,7 @@ from juggler.driver.league.events import (
     StepsTrained,
 )
 from juggler.driver.league.league import League
+from juggler.driver.league.results import LeagueResults
 
 AGENTS = ("row", "column")
 ROCK_PAPER_SCISSORS = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], np.float64)  # [A, A]
@@ -53,6 +57,34 @@ def ready(league: League, commands: Iterable[Command]) -> list[Command]:
     return commands
 
 
+@dataclass(kw_only=True)
+class Asking(LeagueBuilder):
+    """A builder that pairs players as another one does, and asks for what a test wants.
+
+    Attributes:
+        inner: the other one.
+        wanted: what it asks for next.
+    """
+
+    inner: LeagueBuilder = field(default_factory=LeagueBuilder)
+    wanted: list[Any] = field(default_factory=list)
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        return self.inner.initial()
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        asked, self.wanted = self.wanted, []
+        return asked
+
+    def match(self, results: LeagueResults) -> Pairing:
+        return self.inner.match(results)
+
+    def change(self, league: League, *wanted: Any) -> list[Command]:
+        """Have the league do this. Whoever is new is ready."""
+        self.wanted = list(wanted)
+        return ready(league, league.build())
+
+
 def line_up(league: League) -> AssignLineUp:
     """The next one."""
     (command,) = league.book(MatchRequested())
@@ -74,6 +106,7 @@ class RockPaperScissors:
         seed: of the initial policies and of the actions.
         scripted: by source, the policy of players that do not learn.
         batch: matches for one update.
+        rounds: of one match, which the sum of their rewards decides.
         lr: of each update.
     """
 
@@ -82,10 +115,11 @@ class RockPaperScissors:
         league: League,
         seed: int,
         scripted: dict[str, np.ndarray] | None = None,
-        batch: int = 64,
+        batch: int = 16,
+        rounds: int = 4,
         lr: float = 0.2,
     ) -> None:
-        self.league, self.batch, self.lr = league, batch, lr
+        self.league, self.batch, self.rounds, self.lr = league, batch, rounds, lr
         self.random = np.random.default_rng(seed)
         self.scripted = scripted or {}
         self.logits: dict[str, np.ndarray] = {}
@@ -120,30 +154,30 @@ class RockPaperScissors:
     def update(self) -> None:
         """Play `batch` matches, and train whoever learns by those that it took part in."""
         gradients: dict[str, np.ndarray] = {}
-        matches: dict[str, int] = {}
+        steps: dict[str, int] = {}
         policies = {player: softmax(logits) for player, logits in self.logits.items()}
-        limits = {player: np.cumsum(policy)[:2] for player, policy in policies.items()}
-        for draws in self.random.random((self.batch, len(AGENTS))):  # [2]
+        for draws in self.random.random((self.batch, len(AGENTS), self.rounds)):  # [2, R]
             assigned = line_up(self.league)
             players = [assigned.players[agent] for agent in AGENTS]
             actions = [
-                int(np.searchsorted(limits[player], draw))
+                np.searchsorted(np.cumsum(policies[player])[:2], draw)  # [R]
                 for player, draw in zip(players, draws, strict=True)
             ]
-            won = ROCK_PAPER_SCISSORS[actions[0], actions[1]]
-            returns = dict(zip(AGENTS, (won, -won), strict=True))
+            won = ROCK_PAPER_SCISSORS[actions[0], actions[1]]  # [R]
+            got = dict(zip(AGENTS, (won, -won), strict=True))
+            returns = {agent: float(each.sum()) for agent, each in got.items()}
             self.league.book(
-                MatchFinished(assigned.match_id, assigned.attempt, returns, length=1)
+                MatchFinished(assigned.match_id, assigned.attempt, returns, self.rounds)
             )
-            for player, action, got in zip(players, actions, (won, -won), strict=True):
+            for player, action, reward in zip(players, actions, got.values(), strict=True):
                 if self.league.roster[player].learning:
-                    towards = -policies[player]  # [A], the gradient of the log-probability
-                    towards[action] += 1
-                    gradients[player] = gradients.get(player, 0) + got * towards
-                    matches[player] = matches.get(player, 0) + 1
+                    # [R, A], gradients of the log-probabilities
+                    towards = np.eye(3)[action] - policies[player]
+                    gradients[player] = gradients.get(player, 0) + reward @ towards
+                    steps[player] = steps.get(player, 0) + self.rounds
         for player, gradient in gradients.items():
-            self.logits[player] = self.logits[player] + self.lr * gradient / matches[player]
-            self.league.book(StepsTrained(player, matches[player]))
+            self.logits[player] = self.logits[player] + self.lr * gradient / steps[player]
+            self.league.book(StepsTrained(player, steps[player]))
 
     def train(self, updates: int, watch: Callable[[], None] = lambda: None) -> None:
         """Update, and have the league built after each one."""
