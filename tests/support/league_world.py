@@ -1,4 +1,4 @@
-"""Leagues without workers: players are ready at once, and have policies or strengths to play with."""
+"""Leagues without workers: players are ready at once, and play rock, paper, scissors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from juggler.driver.league.events import (
     AssignLineUp,
     BuilderCommand,
     Command,
-    Event,
     Freeze,
     MatchFinished,
     MatchRequested,

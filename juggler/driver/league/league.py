@@ -224,7 +224,8 @@ class League:
                 commands += self._apply(command)
             except ValueError as error:
                 wrong.append(f"{name} asked for what cannot be: {error}")
-        return [*commands, *self._report("; ".join(wrong))]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return [*commands, *self._report(wrong[0] + more if wrong else "")]
 
     def results(self) -> LeagueResults:
         """The league as it is now, to read."""
