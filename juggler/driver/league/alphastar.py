@@ -1,0 +1,208 @@
+"""AlphaStar's league: mains, and exploiters that look for their flaws.
+
+O. Vinyals et al., Grandmaster level in StarCraft II using multi-agent reinforcement learning, 2019.
+The rules are those of the pseudocode that came with the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.events import Add, BuilderCommand, Freeze, Reset
+from juggler.driver.league.pfsp import Weighting, find_weighting
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import HISTORICAL, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
+
+
+@dataclass(kw_only=True)
+class AlphaStar(LeagueBuilder):
+    """Mains, main exploiters and league exploiters.
+
+    Every player that learns has as many matches of its own. A *main* plays against all frozen
+    players, against itself and the other mains, and now and then against copies that beat it. It is
+    copied, and never reset. A *main exploiter* plays against a main, or against copies of it while
+    the main is too strong. It is copied and begins anew. A *league exploiter* plays against all
+    frozen players. It is copied, and sometimes begins anew.
+
+    Frozen players are the copies and the fixed ones. Where a rule finds nobody, the opponent is a
+    main.
+    """
+
+    mains: int = 3
+    """Players with the role main."""
+
+    main_exploiters: int = 3
+    """Players that look for flaws of the mains."""
+
+    league_exploiters: int = 6
+    """Players that look for flaws of the whole league."""
+
+    main_weighting: Weighting = "squared"
+    """How mains draw frozen opponents: squared, variance, linear, linear_capped or uniform; in a
+    script, a function from win rate to weight too."""
+
+    league_weighting: Weighting = "linear_capped"
+    """How league exploiters draw theirs."""
+
+    pfsp_probability: float = 0.5
+    """How often a main plays against frozen players."""
+
+    verification_probability: float = 0.15
+    """How often a main plays against copies that beat it, if there are any. Otherwise, and the rest
+    of the time, it plays against a main."""
+
+    exploited_below: float = 0.3
+    """Copies of main exploiters beat a main if its win rate against one of them is less."""
+
+    forgotten_below: float = 0.7
+    """A main has forgotten how to beat copies of a main if its win rate against one of them is
+    less."""
+
+    self_play_above: float = 0.3
+    """A main plays against another main if its win rate is more, and else against its copies."""
+
+    main_above: float = 0.1
+    """A main exploiter plays against a main if its win rate is more, and else against its
+    copies."""
+
+    snapshot_above: float = 0.7
+    """A player is copied when its win rate is more against each of those that it is measured by:
+    all frozen players, or for main exploiters all mains."""
+
+    min_phase_steps: int = 500_000
+    """A player is not copied before it was trained on so many steps since it was last copied or
+    reset. (AlphaStar: 2e9)"""
+
+    max_phase_steps: int = 1_000_000
+    """After so many steps it is copied whomever it beats. (AlphaStar: 4e9)"""
+
+    league_reset_probability: float = 0.25
+    """How often a league exploiter is reset when it was copied."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("main_exploiters", "league_exploiters", "min_phase_steps"):
+            self.check_at_least(key, 0)
+        self.check_at_least("max_phase_steps", max(self.min_phase_steps, 1))
+        self.check_fractions(
+            "pfsp_probability",
+            "verification_probability",
+            "exploited_below",
+            "forgotten_below",
+            "self_play_above",
+            "main_above",
+            "snapshot_above",
+            "league_reset_probability",
+        )
+        find_weighting(self.main_weighting)
+        find_weighting(self.league_weighting)
+        if self.pfsp_probability + self.verification_probability > 1:
+            raise ValueError(
+                f"pfsp_probability = {self.pfsp_probability}: must be at most 1 with "
+                f"verification_probability = {self.verification_probability}"
+            )
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        mains = list(super().initial())
+        exploiters = [
+            Add(f"{role}-{number}", role)
+            for role, count in (
+                (MAIN_EXPLOITER, self.main_exploiters),
+                (LEAGUE_EXPLOITER, self.league_exploiters),
+            )
+            for number in range(count)
+        ]
+        return [*mains, *exploiters, *(Freeze(main.player_id) for main in mains)]
+
+    # Copies and resets.
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        for player in results.players(learning=True):
+            role = results.player(player).role
+            measure = results.mains() if role == MAIN_EXPLOITER else _frozen(results)
+            if not self._ready(player, measure, results):
+                continue
+            yield Freeze(player)
+            if role == MAIN_EXPLOITER or (
+                role == LEAGUE_EXPLOITER and results.random.random() < self.league_reset_probability
+            ):
+                yield Reset(player)
+
+    def _ready(self, player: str, measure: list[str], results: LeagueResults) -> bool:
+        steps = results.player(player).phase_steps
+        least = results.least_win_rate(player, measure)
+        beats_all = least is not None and least > self.snapshot_above
+        return steps >= self.max_phase_steps or (steps >= self.min_phase_steps and beats_all)
+
+    # Matches.
+
+    def match(self, results: LeagueResults) -> Pairing:
+        home = results.random.choice(results.players(learning=True))
+        match results.player(home).role:
+            case "main":
+                return self._match_of_main(home, results)
+            case "main_exploiter":
+                return self._match_of_main_exploiter(home, results)
+            case _:
+                frozen = results.pfsp(home, _frozen(results), self.league_weighting)
+                mains = dict.fromkeys(results.mains() or [home], 1.0)
+                return Pairing(home, frozen or mains, "league")
+
+    def _match_of_main(self, home: str, results: LeagueResults) -> Pairing:
+        coin = results.random.random()
+        if coin < self.pfsp_probability and (frozen := _frozen(results)):
+            return Pairing(home, results.pfsp(home, frozen, self.main_weighting), "pfsp")
+        opponent = results.random.choice(results.mains())
+        verifies = (
+            self.pfsp_probability <= coin < (self.pfsp_probability + self.verification_probability)
+        )
+        if verifies and (who := self._verification(home, opponent, results)):
+            return Pairing(home, results.pfsp(home, who, self.main_weighting), "verification")
+        copies = results.players(parent=opponent)
+        if results.win_rate(home, opponent) > self.self_play_above or not copies:
+            return Pairing(home, {opponent: 1.0}, "self-play")
+        return Pairing(home, results.pfsp(home, copies, "variance"), "curriculum")
+
+    def _verification(self, home: str, opponent: str, results: LeagueResults) -> list[str]:
+        """Copies that beat it."""
+        exploiters = results.players(HISTORICAL, origin=MAIN_EXPLOITER)
+        least = results.least_win_rate(home, exploiters)
+        if least is not None and least < self.exploited_below:
+            return exploiters
+        copies = without_monotonic_suffix(
+            {copy: results.win_rate(home, copy) for copy in results.players(parent=opponent)}
+        )
+        least = results.least_win_rate(home, copies)
+        return copies if least is not None and least < self.forgotten_below else []
+
+    def _match_of_main_exploiter(self, home: str, results: LeagueResults) -> Pairing:
+        opponent = results.random.choice(results.mains() or [home])
+        copies = results.players(parent=opponent)
+        if results.win_rate(home, opponent) > self.main_above or not copies:
+            return Pairing(home, {opponent: 1.0}, "exploit")
+        return Pairing(home, results.pfsp(home, copies, "variance"), "curriculum")
+
+
+def without_monotonic_suffix(win_rates: dict[str, float]) -> list[str]:
+    """Opponents without the newest ones, as far as none of them is easier to beat than the one
+    before it.
+
+    Copies that get better are harder to beat, the newer they are. What shows that something is
+    forgotten is an older copy that is harder to beat than a newer one.
+
+    Args:
+        win_rates: by opponent, the oldest first.
+    """
+    opponents, rates = list(win_rates), list(win_rates.values())
+    for last in range(len(rates) - 1, 0, -1):
+        if rates[last - 1] < rates[last]:
+            return opponents[: last + 1]
+    return []
+
+
+def _frozen(results: LeagueResults) -> list[str]:
+    """Copies and fixed players. A main that does not learn is not among them."""
+    frozen = results.players(learning=False)
+    return [player for player in frozen if results.player(player).role != MAIN]

@@ -1,0 +1,94 @@
+"""What decides how a league grows and who plays whom: the class that users derive theirs from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from juggler.driver.league.events import Add, BuilderCommand
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import MAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Whom a match is for, and who its opponents may be.
+
+    Attributes:
+        home: the player for whose sake the match is played.
+        opponents: by player, its weight. Each other side of the match draws one of them. A player
+            that plays against itself is its own opponent.
+        branch: the rule by which they were chosen, for people.
+    """
+
+    home: str
+    opponents: Mapping[str, float]
+    branch: str = "uniform"
+
+
+@dataclass(kw_only=True)
+class LeagueBuilder:
+    """Builds a league as it trains. This one begins with players that learn, and never adds any.
+
+    A class of one's own overrides what it wants to be different. It keeps nothing of its own: what
+    it decides follows from the results, and chance is taken from `results.random`. So a league
+    that goes on from a checkpoint does what it would have done.
+
+    ```python
+    @dataclass(kw_only=True)
+    class BeatThePast(LeagueBuilder):
+        every: int = 100_000  # steps between copies
+
+        def build(self, results):
+            for player_id in results.players("main"):
+                if results.player(player_id).phase_steps >= self.every:
+                    yield Freeze(player_id)
+
+        def match(self, results):
+            home = results.random.choice(results.players("main"))
+            past = results.players(learning=False)
+            if not past or results.random.random() < 0.5:
+                return Pairing(home, {home: 1.0}, "self-play")
+            return Pairing(home, results.pfsp(home, past, "squared"), "past")
+    ```
+    """
+
+    mains: int = 1
+    """Players with the role main, which learn from the beginning."""
+
+    def __post_init__(self) -> None:
+        self.check_at_least("mains", 1)
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        """The players to begin with; at least one of them learns."""
+        return [Add(f"main-{number}", MAIN) for number in range(self.mains)]
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        """What is to change now. It is asked again and again while the league trains."""
+        return []
+
+    def match(self, results: LeagueResults) -> Pairing:
+        """The next match. At least one player that learns can play."""
+        home = results.random.choice(results.players(learning=True))
+        others = [player for player in results.players() if player != home]
+        return Pairing(home, dict.fromkeys(others or [home], 1.0))
+
+    def check_at_least(self, key: str, least: int) -> None:
+        """
+        Raises:
+            ValueError: the key is no whole number, or below this.
+        """
+        value: Any = getattr(self, key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{key} = {value!r}: must be a whole number of at least {least}")
+
+    def check_fractions(self, *keys: str) -> None:
+        """
+        Raises:
+            ValueError: one of the keys is no number from 0 to 1.
+        """
+        for key in keys:
+            value: Any = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"{key} = {value!r}: must be a number from 0 to 1")

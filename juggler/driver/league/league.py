@@ -1,0 +1,283 @@
+"""The league: events in, commands out. No clock, no threads, no input or output."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+
+from juggler.driver.league import events
+from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.matches import Matches, told
+from juggler.driver.league.payoffs import KindCount, Means, Pair, Payoffs
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
+
+_MOST_COMMANDS = 1000  # of a builder at a time
+
+
+@dataclass(slots=True)
+class LeagueState:
+    """All that a league knows between matches.
+
+    Attributes:
+        seed: of the run. All chance follows from it and from the two numbers below.
+        next_match_id: of the next match.
+        times_built: how often the builder was asked for changes.
+        players: in the order of birth; those that are retired keep their place.
+        pairs, kinds, means: the payoffs.
+    """
+
+    seed: int
+    next_match_id: int
+    times_built: int
+    players: list[Player]
+    pairs: list[Pair]
+    kinds: list[KindCount]
+    means: list[Means]
+
+
+class League:
+    """Keeps the roster and the payoffs, and draws the line-ups.
+
+    Commands are carried out in their order: a player is copied before it is reset. Whoever was
+    added, copied or reset is in line-ups once `PlayerReady` says so. A match that is open while the
+    league is saved is not part of its state: who resumes the run plays another.
+
+    Args:
+        config: its keys.
+        agents: of the environment.
+        seed: of the run.
+        builder: one of one's own; None: the one that `config` names.
+        state: to go on from.
+
+    Attributes:
+        roster: the players.
+        payoffs: their results.
+
+    Raises:
+        ValueError: the configuration is wrong or does not fit the agents, or the builder does not
+            begin with a player that learns.
+    """
+
+    def __init__(
+        self,
+        config: LeagueConfig,
+        agents: tuple[str, ...],
+        seed: int,
+        builder: LeagueBuilder | None = None,
+        state: LeagueState | None = None,
+    ) -> None:
+        config.validate()
+        self._config, self._builder = config, builder or config.make_builder()
+        known = state or LeagueState(seed, 0, 0, [], [], [], [])
+        self._seed, self._times_built = known.seed, known.times_built
+        self._next_match_id = known.next_match_id
+        self.roster = Roster(config.max_learning, known.players)
+        self.payoffs = Payoffs(
+            config.decay, config.min_games, known.pairs, known.kinds, known.means
+        )
+        sides = config.sides(agents)
+        self._matches = Matches(
+            sides, self._builder, self.roster, self.payoffs, known.seed, config.draw_margin
+        )
+        self._last_report = ""
+
+    # The beginning, and what goes on from there.
+
+    def begin(self) -> list[events.Command]:
+        """The players to begin with.
+
+        Raises:
+            ValueError: the builder asked for something that cannot be.
+        """
+        names = self._config.fixed
+        fixed = [events.Add(name, FIXED, learning=False, source=name) for name in names]
+        asked = itertools.islice(self._builder.initial(), _MOST_COMMANDS)
+        commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
+        if not self.roster.learners():
+            raise ValueError(
+                f"{type(self._builder).__name__}.initial adds no player that learns: add one"
+            )
+        return commands
+
+    def to_state(self) -> dict[str, Any]:
+        """The league as plain data, which can be written as JSON."""
+        state = LeagueState(
+            self._seed,
+            self._next_match_id,
+            self._times_built,
+            list(self.roster.players.values()),
+            list(self.payoffs.pairs.values()),
+            list(self.payoffs.kinds.values()),
+            list(self.payoffs.means.values()),
+        )
+        return asdict(state)
+
+    @classmethod
+    def from_state(
+        cls,
+        data: Mapping[str, Any],
+        config: LeagueConfig,
+        agents: tuple[str, ...],
+        builder: LeagueBuilder | None = None,
+    ) -> League:
+        """A league that goes on where another one was saved. The players that were ready still are.
+
+        Raises:
+            ValueError: the data is not that of a league, or the configuration is wrong.
+        """
+        try:
+            state = msgspec.convert(dict(data), LeagueState)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"this is not the state of a league: {error}") from None
+        return cls(config, agents, state.seed, builder, state)
+
+    # Events.
+
+    def book(self, event: events.Event) -> list[events.Command]:
+        """Book what happened. Returns what has to be done because of it, in this order.
+
+        Raises:
+            ValueError: the event names a player or an agent that does not exist.
+        """
+        match event:
+            case events.MatchRequested():
+                return self._match_requested()
+            case events.MatchFinished():
+                self._matches.finish(event)
+                return []
+            case events.MatchLost():
+                lost = self._matches.open.get(event.match_id)
+                return [] if lost is None else self._draw_anew(event.match_id)
+            case events.StepsTrained():
+                self._known(event.player_id).steps += event.steps
+                return []
+            case events.PlayerReady():
+                player = self._known(event.player_id)
+                player.ready = not player.retired
+                return []
+            case events.PlayerLost():
+                self._known(event.player_id).ready = False
+                return self._let_go(event.player_id)
+            case events.PlayerRemoved():
+                self.roster.remove(self._known(event.player_id))
+                self.payoffs.forget(event.player_id)
+                return self._let_go(event.player_id)
+
+    def _match_requested(self) -> list[events.Command]:
+        """Nothing, while no player that learns can play."""
+        if not self._has_learners:
+            return []
+        self._next_match_id += 1
+        return self._drawn(self._next_match_id - 1, 0)
+
+    def _let_go(self, player_id: str) -> list[events.Command]:
+        """Draw its matches anew."""
+        ids = [match.line_up.match_id for match in self._matches.with_player(player_id)]
+        return [command for match_id in ids for command in self._draw_anew(match_id)]
+
+    def _draw_anew(self, match_id: int) -> list[events.Command]:
+        before = self._matches.open.pop(match_id)
+        if not self._has_learners:
+            return [events.CancelMatch(match_id)]
+        return self._drawn(match_id, before.line_up.attempt + 1)
+
+    def _drawn(self, match_id: int, attempt: int) -> list[events.Command]:
+        line_up, wrong = self._matches.draw(match_id, attempt)
+        return [*self._report(wrong), line_up]
+
+    @property
+    def _has_learners(self) -> bool:
+        return any(player.plays for player in self.roster.learners())
+
+    def _known(self, player_id: str) -> Player:
+        player = self.roster.players.get(player_id)
+        return self.roster[player_id] if player is None else player
+
+    # Changes.
+
+    def build(self) -> list[events.Command]:
+        """Ask the builder what is to change.
+
+        Where it fails, or asks for what cannot be, a report says so, and all else is done. A player
+        is neither reset nor copied again before it was trained, so resets cannot go in a circle.
+        """
+        random = Random(f"build {self._seed} {self._times_built}")
+        self._times_built += 1
+        results = LeagueResults(self.roster, self.payoffs, random)
+        name = f"{type(self._builder).__name__}.build"
+        asked: list[events.BuilderCommand] = []
+        wrong: list[str] = []
+        try:
+            asked = list(itertools.islice(self._builder.build(results), _MOST_COMMANDS))
+        except Exception as error:  # whatever a builder of one's own raises
+            wrong.append(f"{name} failed: {told(error)}")
+        commands: list[events.Command] = []
+        for command in asked:
+            try:
+                commands += self._apply(command)
+            except ValueError as error:
+                wrong.append(f"{name} asked for what cannot be: {error}")
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return [*commands, *self._report(wrong[0] + more if wrong else "")]
+
+    def results(self) -> LeagueResults:
+        """The league as it is now, to read."""
+        return LeagueResults(self.roster, self.payoffs, Random(f"results {self._seed}"))
+
+    def _apply(self, command: events.BuilderCommand) -> list[events.Command]:
+        """
+        Raises:
+            ValueError: it cannot be; nothing has changed.
+        """
+        match command:
+            case events.Add():
+                self.roster.add(command)
+                return [command]
+            case events.Freeze():
+                return [self.roster.freeze(command), *self._recycle()]
+            case events.Reset():
+                self.roster.reset(command)
+                self.payoffs.forget(command.player_id)
+                return [command]
+            case events.Retire():
+                self.roster.retire(command)
+                self.payoffs.forget(command.player_id)
+                return [command, *self._let_go(command.player_id)]
+            case _:
+                raise ValueError(f"{str(command)[:100]!r} is no command of a builder")
+
+    def _recycle(self) -> list[events.Command]:
+        """Retire copies until there are no more than `max_historical`."""
+        commands: list[events.Command] = []
+        while len(copies := self._copies()) > self._config.max_historical:
+            newest = {copy.parent: copy.player_id for copy in copies}
+            older = [copy for copy in copies if copy.player_id != newest[copy.parent]]
+            commands += self._apply(events.Retire(self._most_useless(older or copies[:-1])))
+        return commands
+
+    def _copies(self) -> list[Player]:
+        return [player for player in self.roster.present() if player.role == HISTORICAL]
+
+    def _most_useless(self, copies: list[Player]) -> str:
+        """The oldest, or, by the rule "easiest", the one that every main beats most often."""
+        names = [copy.player_id for copy in copies]
+        if self._config.recycled == "oldest":
+            return names[0]
+        results = self.results()
+        mains = results.mains()
+        rates = [min((results.win_rate(main, name) for main in mains), default=0) for name in names]
+        return names[rates.index(max(rates))]
+
+    def _report(self, message: str) -> list[events.Command]:
+        """Each message is told once in a row."""
+        if not message or message == self._last_report:
+            return []
+        self._last_report = message
+        return [events.Report(message)]

@@ -1,0 +1,184 @@
+"""Who wins against whom: decayed results of each pair of players, and counts beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Pair:
+    """The results of two players, as the first of them sees them.
+
+    Attributes:
+        first, second: their ids, in alphabetical order.
+        wins, draws, losses: decayed with each later result of the pair.
+        games: all of them, which do not decay.
+    """
+
+    first: str
+    second: str
+    wins: float = 0.0
+    draws: float = 0.0
+    losses: float = 0.0
+    games: int = 0
+
+    @property
+    def weight(self) -> float:
+        """The decayed number of games."""
+        return self.wins + self.draws + self.losses
+
+
+@dataclass(slots=True)
+class KindCount:
+    """All results between two kinds of players, which do not decay.
+
+    Attributes:
+        first, second: the kinds, in alphabetical order.
+        wins, draws, losses: of the first.
+    """
+
+    first: str
+    second: str
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+
+
+@dataclass(slots=True)
+class Means:
+    """Decayed means of a player's matches.
+
+    Attributes:
+        player_id: of the player.
+        matches: all of them, which do not decay.
+        weight: the decayed number of matches.
+        return_mean: of the sides that it played.
+        length_mean: in environment steps.
+    """
+
+    player_id: str
+    matches: int = 0
+    weight: float = 0.0
+    return_mean: float = 0.0
+    length_mean: float = 0.0
+
+
+class Payoffs:
+    """The results of all pairs.
+
+    With each result of a pair, what is known of that pair is multiplied by `decay`; then the result
+    is added. A draw counts as half a win. A pair with fewer than `min_games` games has the win rate
+    0.5, because little is known of it. Decayed numbers never exceed 1 / (1 - decay), so games are
+    counted apart.
+
+    Args:
+        decay: above 0, and 1 at most: nothing is forgotten.
+        min_games: see above.
+    """
+
+    def __init__(
+        self,
+        decay: float,
+        min_games: int,
+        pairs: Iterable[Pair] = (),
+        kinds: Iterable[KindCount] = (),
+        means: Iterable[Means] = (),
+    ) -> None:
+        self._decay, self._min_games = decay, min_games
+        self.pairs = {(pair.first, pair.second): pair for pair in pairs}
+        self.kinds = {(count.first, count.second): count for count in kinds}
+        self.means = {mean.player_id: mean for mean in means}
+
+    def book(self, player: str, other: str, result: int) -> None:
+        """Book one result: 1, the player won; 0, a draw; -1, it lost. Against itself: nothing."""
+        if player == other:
+            return
+        if player > other:
+            player, other, result = other, player, -result
+        pair = self.pairs.setdefault((player, other), Pair(player, other))
+        pair.wins = pair.wins * self._decay + (result > 0)
+        pair.draws = pair.draws * self._decay + (result == 0)
+        pair.losses = pair.losses * self._decay + (result < 0)
+        pair.games += 1
+
+    def book_kinds(self, kind: str, other: str, result: int) -> None:
+        """Count one result between players of these kinds."""
+        if kind > other:
+            kind, other, result = other, kind, -result
+        count = self.kinds.setdefault((kind, other), KindCount(kind, other))
+        count.wins += result > 0
+        count.draws += result == 0
+        count.losses += result < 0
+
+    def book_match(self, player: str, side_return: float, length: int) -> None:
+        """Book what a player got, and how long it took."""
+        mean = self.means.setdefault(player, Means(player))
+        mean.matches += 1
+        mean.weight = mean.weight * self._decay + 1
+        mean.return_mean += (side_return - mean.return_mean) / mean.weight
+        mean.length_mean += (length - mean.length_mean) / mean.weight
+
+    def forget(self, player: str) -> None:
+        """Forget a player that is gone, or has other weights now."""
+        self.pairs = {names: pair for names, pair in self.pairs.items() if player not in names}
+        self.means.pop(player, None)
+
+    def games(self, player: str, other: str) -> int:
+        """All games of the two, however long ago."""
+        pair = self._pair(player, other)
+        return pair.games if pair else 0
+
+    def counts(self, player: str, other: str) -> tuple[float, float, float]:
+        """Decayed wins, draws and losses of the player against the other."""
+        pair = self._pair(player, other)
+        if pair is None:
+            return 0.0, 0.0, 0.0
+        if player == pair.first:
+            return pair.wins, pair.draws, pair.losses
+        return pair.losses, pair.draws, pair.wins
+
+    def win_rate(self, player: str, other: str) -> float:
+        """Win rate of the player, from 0 to 1; 0.5 while the pair has too few games.
+
+        `win_rate(a, b) + win_rate(b, a)` is 1.
+        """
+        if self.games(player, other) < self._min_games:
+            return 0.5
+        wins, draws, losses = self.counts(player, other)
+        if wins == losses:
+            return 0.5
+        fewer, more = sorted((wins, losses))
+        rate = (fewer + draws / 2) / (fewer + draws + more)
+        return rate if wins < losses else 1 - rate  # so that both add up to 1 exactly
+
+    def interval(self, player: str, other: str, z: float = 1.96) -> tuple[float, float]:
+        """The Wilson interval of the win rate.
+
+        Draws count as half a win and half a loss, and the decayed number of games as the number of
+        games. Both make it wider than it has to be.
+        """
+        wins, draws, losses = self.counts(player, other)
+        return wilson(wins + draws / 2, wins + draws + losses, z)
+
+    def _pair(self, player: str, other: str) -> Pair | None:
+        return self.pairs.get((player, other) if player < other else (other, player))
+
+
+def wilson(wins: float, games: float, z: float = 1.96) -> tuple[float, float]:
+    """The Wilson score interval of a rate: lower and upper bound, (0, 1) without games.
+
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
+
+    Args:
+        wins: need not be a whole number.
+        games: likewise; at least `wins`.
+        z: 1.96 for 95 %.
+    """
+    if games <= 0:
+        return 0.0, 1.0
+    rate, share = wins / games, z * z / games
+    middle = (rate + share / 2) / (1 + share)
+    half = z * math.sqrt(max(rate * (1 - rate), 0.0) / games + share / (4 * games)) / (1 + share)
+    return max(middle - half, 0.0), min(middle + half, 1.0)

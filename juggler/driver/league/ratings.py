@@ -1,0 +1,165 @@
+"""Ratings of players from the win rates of all pairs: Elo, and Nash averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.driver.league.payoffs import Payoffs
+
+_Array = NDArray[np.float64]
+_POINTS = 400 / np.log(10)  # of Elo for each unit of log odds
+_ROUNDS = 200
+
+
+def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
+    """Elo ratings: 400 points more mean odds of 10 to 1 (base 10). Their mean is 0.
+
+    They are the most likely ratings given all games of the decayed payoffs and one draw of each
+    player against one with rating 0, so they depend on no order of games and are always finite.
+    They mean little in games that are not transitive, such as rock-paper-scissors, and a copy of a
+    player can move the ratings of others.
+
+    R. A. Bradley and M. E. Terry, Rank analysis of incomplete block designs, 1952.
+    """
+    count = len(players)
+    wins = np.zeros((count, count))  # [P, P]
+    for row, player in enumerate(players):
+        for column, other in enumerate(players):
+            wins_alone, draws, _ = payoffs.counts(player, other)
+            wins[row, column] = wins_alone + draws / 2
+    games = wins + wins.T  # [P, P]
+    points = wins.sum(1) + 0.5  # [P], with the draw
+
+    def slopes(strengths: _Array) -> tuple[_Array, _Array]:
+        """Of the log-likelihood: its gradient [P], and its negative Hessian [P, P]."""
+        odds = strengths[:, None] - strengths[None, :]  # [P, P]
+        expected = 1 / (1 + np.exp(-odds))  # [P, P]
+        alone = 1 / (1 + np.exp(-strengths))  # [P], against rating 0
+        curved = games * expected * expected.T  # [P, P]
+        gradient = points - (games * expected).sum(1) - alone  # [P]
+        return gradient, np.diag(curved.sum(1) + alone * (1 - alone)) - curved
+
+    strengths = np.zeros(count)  # [P], log odds
+    for _ in range(_ROUNDS):
+        gradient, hessian = slopes(strengths)
+        step = np.linalg.solve(hessian, gradient)  # [P]
+        strengths += step / max(1.0, float(np.abs(step).max(initial=0)))
+        if np.abs(step).max(initial=0) < 1e-10:
+            break
+    strengths -= strengths.mean() if count else 0.0
+    return dict(zip(players, (strengths * _POINTS).tolist(), strict=True))
+
+
+def nash_averaging(
+    payoffs: Payoffs, players: Sequence[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The Nash equilibrium over players, and how each player does against it.
+
+    A game is 2 · win rate - 1 to the player. Of several equilibria, it is the one with the highest
+    entropy. Copying a player moves no rating as long as the equilibrium of the others is the only
+    one: the copies share its weight.
+
+    D. Balduzzi et al., Re-evaluating evaluation, 2018.
+
+    Returns:
+        By player its weight in the equilibrium, and its rating, from -1 to 0: the mean result
+        against a player drawn from the equilibrium. Nobody beats it on average.
+    """
+    table = [[payoffs.win_rate(player, other) for other in players] for player in players]
+    matrix = 2 * np.array(table).reshape(len(players), len(players)) - 1  # [P, P]
+    weights = nash_equilibrium(matrix)
+    return (
+        dict(zip(players, weights.tolist(), strict=True)),
+        dict(zip(players, (matrix @ weights).tolist(), strict=True)),
+    )
+
+
+def nash_equilibrium(matrix: _Array) -> _Array:
+    """The symmetric equilibrium of a symmetric zero-sum game that has the highest entropy.
+
+    Args:
+        matrix: [P, P], what the row player gets; antisymmetric.
+
+    Returns:
+        [P], probabilities p with (matrix @ p) ≤ 1e-9 everywhere.
+    """
+    count = len(matrix)
+    if count == 0:
+        return np.zeros(0)
+    weights, slack = _central_path(matrix)
+    support = weights > slack  # [P]; strictly complementary: one of the two is 0
+    inner, outer = matrix[support][:, support], matrix[~support][:, support]  # [S, S], [P - S, S]
+    equations = np.vstack([inner, np.ones(len(inner))])  # [S + 1, S]
+    target = np.append(np.zeros(len(inner)), 1.0)  # [S + 1]
+    inside = weights[support]  # [S]
+    inside += np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
+    _, scales, basis = np.linalg.svd(equations)
+    free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: where other equilibria are
+    if free.size:
+        inside = _highest_entropy(inside, free, outer)
+    result = np.zeros(count)
+    result[support] = inside
+    return result
+
+
+def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
+    """An equilibrium with the largest support, and by how much each pure strategy misses.
+
+    An interior-point method: it follows the points at which weight · (value - matrix @ weights) is
+    value / P for all strategies, to a value of 0. The game is its own dual, so that one vector is
+    both players' strategy.
+    """
+    count = len(matrix)
+    weights = np.full(count, 1 / count)  # [P]
+    slack = np.full(count, 1.0)  # [P], value - matrix @ weights once it has converged
+    for _ in range(_ROUNDS):
+        gap = 0.2 * float(weights @ slack) / count  # what each product is to be
+        missed = count * gap - slack - matrix @ weights  # [P]
+        wanted = gap - weights * (slack + missed)  # [P]
+        step = np.linalg.solve(np.diag(slack) - weights[:, None] * matrix, wanted)  # [P]
+        change = missed - matrix @ step  # [P], of the slack
+        longest = max(np.max(-step / weights), np.max(-change / slack), 1e-9)
+        size = min(1.0, 0.9 / longest)
+        weights, slack = weights + size * step, slack + size * change
+        if gap < 1e-13 / count and np.abs(missed).max() < 1e-12:
+            break
+    return weights / weights.sum(), slack
+
+
+def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
+    """Of all equilibria with this support, the one with the highest entropy.
+
+    Args:
+        inside: [S], one that is not at the edge.
+        free: [S, F], directions to others.
+        outer: [P - S, S], what strategies outside the support get against those inside. It stays
+            at most 0.
+    """
+
+    def bounds(point: _Array) -> _Array:
+        """What is to stay above 0: [P]."""
+        return np.concatenate([point, -(outer @ point)])
+
+    def cost(point: _Array, barrier: float) -> float:
+        left = bounds(point)  # [P]
+        if (left <= 0).any():
+            return float("inf")
+        return float(point @ np.log(point) - barrier * np.log(left).sum())
+
+    slopes = np.vstack([free, -(outer @ free)])  # [P, F], of the bounds
+    for barrier in 10.0 ** -np.arange(2, 12):
+        for _ in range(50):
+            pulled = slopes / bounds(inside)[:, None]  # [P, F]
+            gradient = free.T @ (np.log(inside) + 1) - barrier * pulled.sum(0)  # [F]
+            hessian = free.T @ (free / inside[:, None]) + barrier * pulled.T @ pulled  # [F, F]
+            step = -np.linalg.solve(hessian, gradient)  # [F]
+            if -(gradient @ step) < 1e-15:  # what a step could gain
+                break
+            size, before = 1.0, cost(inside, barrier)
+            while cost(inside + size * free @ step, barrier) > before and size > 1e-9:
+                size /= 2
+            inside = inside + size * free @ step
+    return inside

@@ -1,0 +1,101 @@
+"""What a builder sees of the league: who can play, and how matches ended. It only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.pfsp import Weighting, pfsp
+from juggler.driver.league.roster import MAIN, Player, Roster
+
+
+class LeagueResults:
+    """The league as it is now.
+
+    Args:
+        roster: its players.
+        payoffs: their results.
+        random: for whatever is decided by chance. It depends on nothing but the seed of the run and
+            the id of the match, or the number of times that the builder has been asked.
+    """
+
+    def __init__(self, roster: Roster, payoffs: Payoffs, random: Random) -> None:
+        self._roster, self._payoffs, self.random = roster, payoffs, random
+
+    def player(self, player_id: str) -> Player:
+        """
+        Raises:
+            ValueError: the league has no such player, or no longer.
+        """
+        return self._roster[player_id]
+
+    def players(
+        self,
+        role: str | None = None,
+        *,
+        learning: bool | None = None,
+        parent: str | None = None,
+        origin: str | None = None,
+    ) -> list[str]:
+        """The ids of those that can play now, in the order of birth.
+
+        Args:
+            role: only those with this role.
+            learning: True: only those that learn; False: only those that are frozen.
+            parent: only copies of this player.
+            origin: only players, or copies of players, with this role.
+        """
+        return [
+            player.player_id
+            for player in self._roster.players.values()
+            if player.plays
+            and role in (None, player.role)
+            and learning in (None, player.learning)
+            and parent in (None, player.parent)
+            and origin in (None, player.origin)
+        ]
+
+    def mains(self) -> list[str]:
+        """Players with the role "main" that can play now."""
+        return self.players(MAIN)
+
+    def win_rate(self, player_id: str, other: str) -> float:
+        """From 0 to 1; 0.5 while they have played too few games."""
+        return self._payoffs.win_rate(player_id, other)
+
+    def least_win_rate(self, player_id: str, others: Iterable[str]) -> float | None:
+        """Against the one that is the hardest to beat; None: there are no others."""
+        return min((self.win_rate(player_id, other) for other in others), default=None)
+
+    def games(self, player_id: str, other: str) -> int:
+        """How many games the two have played."""
+        return self._payoffs.games(player_id, other)
+
+    def interval(self, player_id: str, other: str) -> tuple[float, float]:
+        """The 95 % Wilson interval of the win rate."""
+        return self._payoffs.interval(player_id, other)
+
+    def overall_win_rate(self, player_id: str, min_games: int) -> float | None:
+        """Over all opponents together; None: it has played fewer games than that."""
+        rivals = [
+            other
+            for pair in self._payoffs.pairs
+            if player_id in pair
+            for other in pair
+            if other != player_id
+        ]
+        if sum(self.games(player_id, other) for other in rivals) < max(min_games, 1):
+            return None
+        points = games = 0.0
+        for wins, draws, losses in (self._payoffs.counts(player_id, other) for other in rivals):
+            points += wins + draws / 2
+            games += wins + draws + losses
+        return points / games
+
+    def pfsp(
+        self, player_id: str, opponents: Iterable[str], weighting: Weighting
+    ) -> dict[str, float]:
+        """The probability of each opponent, by how often the player beats it."""
+        rates = {other: self.win_rate(player_id, other) for other in opponents}
+        return pfsp(rates, weighting)

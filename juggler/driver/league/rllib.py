@@ -1,0 +1,118 @@
+"""The league of RLlib's AlphaStar, without its known defects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.events import RANDOM, Add, BuilderCommand, Freeze
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
+
+
+@dataclass(kw_only=True)
+class Rllib(LeagueBuilder):
+    """One main, exploiters and random players; whoever wins often enough is copied.
+
+    A match is, with the probabilities below, one of a league exploiter, one of a main exploiter, or
+    a main against itself. A league exploiter plays against any frozen player. A main exploiter
+    plays against a main or against copies of mains. Nobody is reset.
+
+    What is different from RLlib: one draw decides both sides of a match; a draw counts as half a
+    win, and win rates forget slowly; nobody is copied before it has played `min_matches` games and
+    has been trained since its last copy; exploiters play from the beginning, and not only once
+    there is a copy of a main.
+    """
+
+    random_players: int = 2
+    """Players that draw every action at random."""
+
+    main_exploiters: int = 4
+    """Players that look for flaws of the main."""
+
+    league_exploiters: int = 4
+    """Players that look for flaws of the whole league."""
+
+    snapshot_at: float = 0.9
+    """A player is copied when its win rate over all its opponents is at least this."""
+
+    keep_training_probability: float = 0.0
+    """How often a new copy of an exploiter goes on learning as a player of its own, beside the one
+    that it is a copy of."""
+
+    league_exploiter_probability: float = 0.33
+    """How often a match is one of a league exploiter."""
+
+    main_exploiter_probability: float = 0.33
+    """How often a match is one of a main exploiter."""
+
+    learning_main_probability: float = 0.5
+    """How often a main exploiter plays against a main that learns, and not against a copy."""
+
+    min_matches: int = 100
+    """Games that a player has played before it is copied."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("random_players", "main_exploiters", "league_exploiters"):
+            self.check_at_least(key, 0)
+        self.check_at_least("min_matches", 1)
+        self.check_fractions(
+            "snapshot_at",
+            "keep_training_probability",
+            "league_exploiter_probability",
+            "main_exploiter_probability",
+            "learning_main_probability",
+        )
+        if self.league_exploiter_probability + self.main_exploiter_probability > 1:
+            raise ValueError(
+                f"league_exploiter_probability = {self.league_exploiter_probability}: must be at "
+                f"most 1 with main_exploiter_probability = {self.main_exploiter_probability}"
+            )
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        yield from super().initial()
+        for role, count in (
+            (MAIN_EXPLOITER, self.main_exploiters),
+            (LEAGUE_EXPLOITER, self.league_exploiters),
+        ):
+            yield from (Add(f"{role}-{number}", role) for number in range(count))
+        for number in range(self.random_players):
+            yield Add(f"random-{number}", FIXED, learning=False, source=RANDOM)
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        for player_id in results.players(learning=True):
+            player = results.player(player_id)
+            rate = results.overall_win_rate(player_id, self.min_matches)
+            if rate is None or rate < self.snapshot_at or player.phase_steps == 0:
+                continue
+            goes_on = results.random.random() < self.keep_training_probability
+            if goes_on and player.role != MAIN:
+                yield Add(f"{player_id}-{player.copies}", player.role, source=player_id)
+            yield Freeze(player_id)
+
+    def match(self, results: LeagueResults) -> Pairing:
+        exploiters = (
+            (LEAGUE_EXPLOITER, self.league_exploiter_probability),
+            (MAIN_EXPLOITER, self.main_exploiter_probability),
+        )
+        coin = results.random.random()
+        for role, probability in exploiters:
+            if coin < probability and (homes := results.players(role, learning=True)):
+                return self._match_of_exploiter(results.random.choice(homes), role, results)
+            coin -= probability
+            if coin < 0:
+                break
+        home = results.random.choice(results.mains() or results.players(learning=True))
+        return Pairing(home, {home: 1.0}, "self-play")
+
+    def _match_of_exploiter(self, home: str, role: str, results: LeagueResults) -> Pairing:
+        mains = results.players(MAIN, learning=True) or [home]
+        if role == LEAGUE_EXPLOITER:
+            opponents = results.players(learning=False)
+        elif results.random.random() < self.learning_main_probability:
+            opponents = mains
+        else:
+            opponents = results.players("historical", origin=MAIN)
+        return Pairing(home, dict.fromkeys(opponents or mains, 1.0), role)

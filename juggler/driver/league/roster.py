@@ -1,0 +1,173 @@
+"""Who is in the league, and who comes from whom."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from juggler.driver.league.events import INITIAL, RANDOM, Add, Freeze, Reset, Retire
+from juggler.runtime.nearest import nearest
+
+MAIN: Final = "main"
+MAIN_EXPLOITER: Final = "main_exploiter"
+LEAGUE_EXPLOITER: Final = "league_exploiter"
+HISTORICAL: Final = "historical"
+FIXED: Final = "fixed"
+
+_PLAYER_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST_PARENT: Final = 52  # leaves room for "-v" and a number behind it
+
+
+@dataclass(slots=True)
+class Player:
+    """One policy of the league.
+
+    Attributes:
+        player_id: is never used again.
+        role: what it is for; copies are "historical".
+        learning: whether it is trained.
+        source: what it began as: INITIAL, RANDOM, a player's id or another name.
+        parent: whose copy it is; empty: it is no copy.
+        origin: the role of the parent; of a player that is no copy, its own role.
+        born_at: how many steps the parent was trained on when the copy was made.
+        steps: it was trained on.
+        frozen_at: its steps when it was last copied; -1: never.
+        reset_at: its steps when it was last reset.
+        copies: made of it so far.
+        life: how often it was reset. What comes of matches of earlier lives does not count.
+        ready: whether it can play now.
+        retired: whether it is gone for good.
+    """
+
+    player_id: str
+    role: str
+    learning: bool
+    source: str
+    parent: str = ""
+    origin: str = ""
+    born_at: int = 0
+    steps: int = 0
+    frozen_at: int = -1
+    reset_at: int = 0
+    copies: int = 0
+    life: int = 0
+    ready: bool = False
+    retired: bool = False
+
+    @property
+    def plays(self) -> bool:
+        """Whether it can be in line-ups now."""
+        return self.ready and not self.retired
+
+    @property
+    def phase_steps(self) -> int:
+        """Steps that it was trained on since it was last copied or reset."""
+        return self.steps - max(self.frozen_at, self.reset_at)
+
+
+class Roster:
+    """All players that the league has ever had, by id, in the order of birth.
+
+    Args:
+        max_learning: players that may learn at once.
+        players: to begin with.
+    """
+
+    def __init__(self, max_learning: int, players: list[Player] | None = None) -> None:
+        self._max_learning = max_learning
+        self.players = {player.player_id: player for player in players or []}
+
+    def __getitem__(self, player_id: str) -> Player:
+        """
+        Raises:
+            ValueError: the league has no such player, or no longer.
+        """
+        player = self.players.get(player_id)
+        if player is None:
+            known = [each.player_id for each in self.present()]
+            raise ValueError(f"no player is called {player_id!r}{nearest(player_id, known)}")
+        if player.retired:
+            raise ValueError(f"the player {player_id!r} has been retired")
+        return player
+
+    def present(self) -> list[Player]:
+        """Those that are not retired."""
+        return [player for player in self.players.values() if not player.retired]
+
+    # Each of these raises ValueError before it changes anything.
+
+    def add(self, command: Add) -> None:
+        if not _PLAYER_ID.fullmatch(command.player_id):
+            raise ValueError(
+                f"{command.player_id[:100]!r} is no id of a player: use letters, digits, '_' and "
+                "'-', at most 64 of them"
+            )
+        if command.player_id in self.players:
+            raise ValueError(f"the league has had a player {command.player_id!r}: use a new id")
+        if command.role == HISTORICAL or not command.role:
+            raise ValueError(f"role = {command.role!r}: give {command.player_id} another one")
+        if command.learning:
+            self._must_be_weights(command.source)
+            if len(self.learners()) >= self._max_learning:
+                raise ValueError(
+                    f"{command.player_id} would be one too many: at most max_learning = "
+                    f"{self._max_learning} players learn at once"
+                )
+        player = Player(command.player_id, command.role, command.learning, command.source)
+        player.origin = command.role
+        self.players[command.player_id] = player
+
+    def freeze(self, command: Freeze) -> Freeze:
+        """Returns the command with the id of the copy."""
+        player = self._learner(command.player_id)
+        if player.frozen_at >= 0 and player.phase_steps == 0:
+            raise ValueError(
+                f"{player.player_id} has not been trained since it was last copied or reset"
+            )
+        copy_id = f"{player.player_id[:_LONGEST_PARENT]}-v{player.copies}"
+        while copy_id in self.players:
+            copy_id += "x"
+        self.players[copy_id] = Player(
+            copy_id,
+            HISTORICAL,
+            learning=False,
+            source=player.player_id,
+            parent=player.player_id,
+            origin=player.role,
+            born_at=player.steps,
+        )
+        player.copies += 1
+        player.frozen_at = player.steps
+        return Freeze(player.player_id, copy_id)
+
+    def reset(self, command: Reset) -> None:
+        player = self._learner(command.player_id)
+        self._must_be_weights(command.source)
+        if player.steps <= player.reset_at:
+            raise ValueError(f"{player.player_id} has not been trained since it was last reset")
+        player.reset_at = player.steps
+        player.life += 1
+        player.ready = False
+
+    def retire(self, command: Retire) -> None:
+        player = self[command.player_id]
+        if player.learning and len(self.learners()) == 1:
+            raise ValueError(f"{player.player_id} is the last player that learns: add one first")
+        self.remove(player)
+
+    def remove(self, player: Player) -> None:
+        player.retired, player.ready = True, False
+
+    def learners(self) -> list[Player]:
+        """Those that learn, ready or not."""
+        return [player for player in self.present() if player.learning]
+
+    def _learner(self, player_id: str) -> Player:
+        if not (player := self[player_id]).learning:
+            raise ValueError(f"{player_id} does not learn, so it is neither copied nor reset")
+        return player
+
+    def _must_be_weights(self, source: str) -> None:
+        if source != INITIAL and (source == RANDOM or self[source].source == RANDOM):
+            raise ValueError(f"{source!r} has no weights to begin with")

@@ -1,0 +1,80 @@
+"""Leagues of players that play against themselves and their past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.events import BuilderCommand, Freeze
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import MAIN
+
+
+@dataclass(kw_only=True)
+class SelfPlay(LeagueBuilder):
+    """Each main plays against itself. Best in games where the better player always wins; train it
+    with entropy, and let the entropy fall."""
+
+    def match(self, results: LeagueResults) -> Pairing:
+        home = results.random.choice(results.players(learning=True))
+        return Pairing(home, {home: 1.0}, "self-play")
+
+
+@dataclass(kw_only=True)
+class Fictitious(LeagueBuilder):
+    """Each main plays against all of its own past, whose copies are equally likely.
+
+    It converges on average over time, and not in the latest policy.
+    """
+
+    save_steps: int = 100_000
+    """Steps between copies of a main. The first copy is of the initial policy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least("save_steps", 1)
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        mains = list(super().initial())
+        return [*mains, *(Freeze(main.player_id) for main in mains)]
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        for main in results.players(MAIN, learning=True):
+            if results.player(main).phase_steps >= self.save_steps:
+                yield Freeze(main)
+
+    def match(self, results: LeagueResults) -> Pairing:
+        home = results.random.choice(results.players(learning=True))
+        past = self.past(home, results)
+        if not past:
+            return Pairing(home, {home: 1.0}, "self-play")
+        return Pairing(home, dict.fromkeys(past, 1.0), "past")
+
+    def past(self, home: str, results: LeagueResults) -> list[str]:
+        """The copies that it may play against now."""
+        return results.players(parent=home)
+
+
+@dataclass(kw_only=True)
+class SelfPlayWindow(Fictitious):
+    """Each main plays against itself, or against one of its newest copies, as in ML-Agents.
+
+    Opponents are drawn for each match, so there is no number of steps after which they change.
+    """
+
+    window: int = 10
+    """How many of the newest copies may be drawn."""
+
+    latest_probability: float = 0.5
+    """How often a main plays against itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least("window", 1)
+        self.check_fractions("latest_probability")
+
+    def past(self, home: str, results: LeagueResults) -> list[str]:
+        if results.random.random() < self.latest_probability:
+            return []
+        return super().past(home, results)[-self.window :]

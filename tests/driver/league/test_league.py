@@ -1,0 +1,426 @@
+"""The league as a whole: matches, changes, faults and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.league_world import AGENTS, Asking, begun, book_games, line_up, ready
+
+from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import (
+    Add,
+    AssignLineUp,
+    CancelMatch,
+    Freeze,
+    MatchFinished,
+    MatchLost,
+    MatchRequested,
+    PlayerLost,
+    PlayerReady,
+    PlayerRemoved,
+    Report,
+    Reset,
+    Retire,
+    StepsTrained,
+)
+from juggler.driver.league.league import League
+from juggler.driver.league.rllib import Rllib
+
+
+def finished(assigned: AssignLineUp, *returns: float, length: int = 1) -> MatchFinished:
+    by_agent = dict(zip(assigned.players, returns, strict=True))
+    return MatchFinished(assigned.match_id, assigned.attempt, by_agent, length)
+
+
+def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:
+    builder = Asking(inner=inner or LeagueBuilder(mains=2))
+    return begun(LeagueConfig(**{"min_games": 1, "decay": 1.0, **keys}), builder), builder
+
+
+def the_other(assigned: AssignLineUp) -> str:
+    (other,) = set(assigned.players.values()) - {assigned.home}
+    return other
+
+
+# Matches.
+
+
+def test_an_outcome_counts_once() -> None:
+    league, _ = asking()
+    assigned = line_up(league)
+    league.book(finished(assigned, 1, -1))
+    league.book(finished(assigned, 1, -1))
+    row, column = (assigned.players[agent] for agent in AGENTS)
+    assert league.payoffs.games(row, column) == 1
+    assert league.payoffs.win_rate(row, column) == 1.0
+    assert league.payoffs.means[column].return_mean == -1
+
+
+def test_scores_decide_where_there_are_any() -> None:
+    league, _ = asking()
+    assigned = line_up(league)
+    row, column = AGENTS
+    league.book(MatchFinished(assigned.match_id, 0, {row: 5, column: 1}, 3, {column: 1}))
+    assert league.payoffs.win_rate(assigned.players[row], assigned.players[column]) == 0.0
+    assert league.payoffs.means[assigned.players[row]].return_mean == 5
+
+
+def test_returns_within_the_margin_are_a_draw() -> None:
+    league, _ = asking(draw_margin=0.5)
+    for returns, rate in (((1.0, 0.5), 0.5), ((1.0, 0.4), 0.75)):
+        assigned = line_up(league)
+        while assigned.players["row"] != "main-0":
+            assigned = line_up(league)
+        league.book(finished(assigned, *returns))
+        assert league.payoffs.win_rate("main-0", "main-1") == rate
+
+
+def test_every_two_teams_have_an_outcome() -> None:
+    agents = ("a1", "a2", "b1", "b2", "c")
+    config = LeagueConfig(teams=[["a1", "a2"], ["b1", "b2"]], min_games=1)
+    league = begun(config, LeagueBuilder(mains=6), agents)
+    assigned = line_up(league)
+    while len(set(assigned.players.values())) < 3:
+        assigned = line_up(league)
+    assert assigned.players["a1"] == assigned.players["a2"]
+    assert assigned.players["b1"] == assigned.players["b2"]
+
+    league.book(finished(assigned, 1, 2, 5, -4, 3))  # 3, 1 and 3 for the teams
+
+    a, b, c = (assigned.players[agent] for agent in ("a1", "b1", "c"))
+    rates = [league.payoffs.win_rate(*pair) for pair in ((a, b), (b, c), (a, c))]
+    assert rates == [1.0, 0.0, 0.5]
+    assert league.payoffs.kinds["main", "main"].draws == 1
+
+
+def test_a_player_that_meets_itself_has_no_payoff() -> None:
+    league = begun()
+    league.book(finished(line_up(league), 1, -1))
+    assert league.payoffs.pairs == {}
+    assert league.payoffs.means["main-0"].matches == 2
+
+
+def test_a_lost_match_is_drawn_anew_and_counted_once() -> None:
+    league, _ = asking()
+    first = line_up(league)
+    (second,) = league.book(MatchLost(first.match_id))
+    assert isinstance(second, AssignLineUp)
+    assert (second.match_id, second.attempt) == (first.match_id, 1)
+
+    league.book(finished(first, 1, -1))
+    assert league.payoffs.games("main-0", "main-1") == 0
+    league.book(finished(second, 1, -1))
+    assert league.payoffs.games("main-0", "main-1") == 1
+    assert league.book(MatchLost(first.match_id)) == []
+
+
+@pytest.mark.parametrize("gone", [PlayerLost("main-0"), PlayerRemoved("main-0")])
+def test_matches_of_a_player_that_cannot_play_are_drawn_anew(gone) -> None:
+    league = begun(LeagueConfig(), LeagueBuilder(mains=3))
+    open_matches = [line_up(league) for _ in range(30)]
+    hit = [each.match_id for each in open_matches if "main-0" in each.players.values()]
+    assert 0 < len(hit) < 30
+
+    commands = league.book(gone)
+
+    assert [command.match_id for command in commands] == hit  # type: ignore[union-attr]
+    for command in [*commands, *(line_up(league) for _ in range(20))]:
+        assert isinstance(command, AssignLineUp)
+        assert set(command.players.values()) == {"main-1", "main-2"}
+
+
+def test_matches_that_nobody_can_play_are_cancelled_until_somebody_is_back() -> None:
+    league = begun()
+    assigned = line_up(league)
+    assert league.book(PlayerLost("main-0")) == [CancelMatch(assigned.match_id)]
+    assert league.book(MatchRequested()) == []
+    league.book(PlayerReady("main-0"))
+    assert line_up(league).match_id == assigned.match_id + 1
+
+
+def test_what_comes_of_a_player_before_its_reset_does_not_count() -> None:
+    league, builder = asking()
+    assigned, home = line_up(league), "main-0"
+    book_games(league, home, "main-1", wins=5, losses=0)
+    league.book(StepsTrained(home, 10))
+
+    assert builder.change(league, Reset(home)) == [Reset(home)]
+    league.book(finished(assigned, 1, -1))
+
+    assert league.payoffs.games(home, "main-1") == 0
+    assert league.payoffs.means.keys() == {"main-1"}
+    assert league.roster[home].life == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_outcome_must_be_finite(value) -> None:
+    with pytest.raises(ValueError, match="the return of row is"):
+        MatchFinished(1, 0, {"row": value, "column": 0.0}, 1)
+
+
+def test_an_outcome_names_agents_of_the_environment() -> None:
+    league, _ = asking()
+    assigned = line_up(league)
+    with pytest.raises(ValueError, match="no agent of the environment is called 'rwo'"):
+        league.book(MatchFinished(assigned.match_id, 0, {"rwo": 1.0}, 1))
+    league.book(finished(assigned, 1, -1))
+    assert league.payoffs.games("main-0", "main-1") == 1
+
+
+# Changes.
+
+
+def test_a_copy_is_in_line_ups_once_it_is_ready() -> None:
+    league, builder = asking(LeagueBuilder())
+    builder.wanted = [Freeze("main-0")]
+    assert league.build() == [Freeze("main-0", "main-0-v0")]
+    assert set(line_up(league).players.values()) == {"main-0"}
+
+    league.book(PlayerReady("main-0-v0"))
+
+    assert the_other(line_up(league)) == "main-0-v0"
+    frozen = league.roster["main-0-v0"]
+    assert (frozen.role, frozen.parent, frozen.origin) == ("historical", "main-0", "main")
+
+
+@pytest.mark.parametrize("keys", [{"min_games": 1}, {"min_games": 1, "recycled": "oldest"}])
+def test_the_number_of_copies_is_bounded(keys) -> None:
+    league, builder = asking(LeagueBuilder(), max_historical=3, **keys)
+    commands = []
+    for version in range(5):
+        if version == 3:  # the second is beaten most often, and the newest is new
+            for other, wins in enumerate((3, 9, 6)):
+                book_games(league, "main-0", f"main-0-v{other}", wins, 10 - wins)
+        league.book(StepsTrained("main-0", 10))
+        commands += builder.change(league, Freeze("main-0"))
+    retired = [command.player_id for command in commands if isinstance(command, Retire)]
+    oldest = keys.get("recycled") == "oldest"
+    assert retired == (["main-0-v0", "main-0-v1"] if oldest else ["main-0-v1", "main-0-v2"])
+    assert league.roster.players["main-0-v1"].parent == "main-0"  # the lineage is kept
+    assert all("main-0-v1" not in pair for pair in league.payoffs.pairs)
+
+
+def test_an_exploiter_is_copied_before_it_is_reset() -> None:
+    builder = AlphaStar(mains=1, league_exploiters=0, main_exploiters=1, min_phase_steps=100)
+    league = begun(LeagueConfig(), builder)
+    exploiter = "main_exploiter-0"
+    book_games(league, exploiter, "main-0", wins=20, losses=2)
+    league.book(StepsTrained(exploiter, 99))
+    assert league.build() == []
+
+    league.book(StepsTrained(exploiter, 1))
+
+    assert league.build() == [Freeze(exploiter, f"{exploiter}-v0"), Reset(exploiter)]
+    league.book(PlayerReady(exploiter))
+    assert league.results().win_rate(exploiter, "main-0") == 0.5
+    assert league.build() == []
+
+
+def test_a_main_is_copied_when_it_beats_all_or_late_and_is_never_reset() -> None:
+    builder = AlphaStar(
+        mains=1, league_exploiters=0, main_exploiters=0, min_phase_steps=10, max_phase_steps=30
+    )
+    league = begun(LeagueConfig(min_games=5), builder)
+    league.book(StepsTrained("main-0", 10))
+    assert league.build() == []
+    book_games(league, "main-0", "main-0-v0", wins=4, losses=0)
+    assert league.build() == []  # too few games
+    book_games(league, "main-0", "main-0-v0", wins=1, losses=0)
+    assert ready(league, league.build()) == [Freeze("main-0", "main-0-v1")]
+    league.book(StepsTrained("main-0", 29))
+    assert league.build() == []
+    league.book(StepsTrained("main-0", 1))
+    assert league.build() == [Freeze("main-0", "main-0-v2")]
+
+
+def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
+    builder = AlphaStar(mains=1, main_exploiters=0, league_exploiters=1, min_phase_steps=0)
+    builder.max_phase_steps = 1
+    league = begun(LeagueConfig(), builder)
+    resets = 0
+    for _ in range(400):
+        league.book(StepsTrained("league_exploiter-0", 1))
+        commands = ready(league, league.build())
+        resets += Reset("league_exploiter-0") in commands
+    assert 70 <= resets <= 130  # 100 ± 3.5 standard deviations
+
+
+def test_rllib_copies_whoever_wins_often_enough() -> None:
+    config = LeagueConfig(decay=1.0)
+    league = begun(config, Rllib(min_matches=20, keep_training_probability=1.0))
+    player = "league_exploiter-1"
+    league.book(StepsTrained(player, 5))
+    book_games(league, player, "random-0", wins=9, losses=0)
+    book_games(league, player, "random-1", wins=9, losses=1)
+    assert league.build() == []
+    book_games(league, player, "random-1", wins=0, losses=1)
+    copy_id = f"{player}-0"
+    assert league.build() == [
+        Add(copy_id, "league_exploiter", source=player),
+        Freeze(player, f"{player}-v0"),
+    ]
+
+
+# Faults.
+
+
+@dataclass(kw_only=True)
+class Broken(LeagueBuilder):
+    wrong: Any = None
+
+    def build(self, results: Any) -> Iterable[Any]:
+        if isinstance(self.wrong, Exception):
+            raise self.wrong
+        return self.wrong
+
+    def match(self, results: Any) -> Pairing:
+        if isinstance(self.wrong, Exception):
+            raise self.wrong
+        return self.wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (RuntimeError("no idea"), "Broken.build failed: RuntimeError: no idea"),
+        (None, "Broken.build failed: TypeError"),
+        (["main-0"], "'main-0' is no command of a builder"),
+        ([Freeze("mian-0")], "no player is called 'mian-0': did you mean 'main-0'?"),
+        ([Retire("main-0")], "main-0 is the last player that learns"),
+        ([Reset("main-0")], "main-0 has not been trained since it was last reset"),
+        ([Add("main-0", "main")], "has had a player 'main-0': use a new id"),
+        ([Add("main 1", "main")], "'main 1' is no id of a player"),
+        ([Add("x", "historical")], "role = 'historical'"),
+        ([Add("x", "main", source="random")], "'random' has no weights to begin with"),
+        ([Add(f"x{n}", "main") for n in range(4)], "at most max_learning = 2 players learn"),
+    ],
+)
+def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) -> None:
+    league = begun(LeagueConfig(max_learning=2), Broken(wrong=wrong))
+    reports = [command for command in league.build() if isinstance(command, Report)]
+    assert len(reports) == 1
+    assert told in reports[0].message
+    for _ in range(3):
+        assigned = league.book(MatchRequested())[-1]
+        assert isinstance(assigned, AssignLineUp)
+        assert assigned.branch == "self-play"
+
+
+def test_the_same_report_is_told_once() -> None:
+    league = begun(LeagueConfig(), Broken(wrong=[Retire("nobody"), Retire("main-0")]))
+    (report,) = league.build()
+    assert "no player is called 'nobody'" in report.message  # type: ignore[union-attr]
+    assert report.message.endswith("(and 1 more)")  # type: ignore[union-attr]
+    assert league.build() == []
+
+
+@pytest.mark.parametrize(
+    ("pairing", "told"),
+    [
+        ("main-0", "is no Pairing"),
+        (Pairing("main-0", {}), "names no opponents"),
+        (Pairing("main-0", {"main-0": float("nan")}), "the weight of 'main-0' is nan"),
+        (Pairing("main-0", {"main-0": -1}), "the weight of 'main-0' is -1"),
+        (Pairing("main-0", {"nobody": 1}), "nobody whom it named could play"),
+        (Pairing("nobody", {"main-0": 1}), "nobody whom it named could play"),
+    ],
+)
+def test_a_pairing_that_is_wrong_becomes_self_play_with_a_word(pairing, told) -> None:
+    league = begun(LeagueConfig(), Broken(wrong=pairing))
+    report, assigned = league.book(MatchRequested())
+    assert isinstance(report, Report)
+    assert report.message.startswith("Broken.match failed: ValueError: ")
+    assert told in report.message
+    assert isinstance(assigned, AssignLineUp)
+    assert set(assigned.players.values()) == {"main-0"}
+    assert league.book(MatchRequested())[0] != report  # told once
+
+
+def test_players_that_cannot_play_are_left_out_of_a_pairing() -> None:
+    league = begun(LeagueConfig(), Broken(wrong=Pairing("main-0", {"gone": 1e9, "main-0": 1})))
+    assert set(line_up(league).players.values()) == {"main-0"}
+
+
+@pytest.mark.parametrize("again", [[Reset("main-0")], [Freeze("main-0"), Reset("main-0")]])
+def test_resets_cannot_go_in_a_circle(again) -> None:
+    league, builder = asking()
+    league.book(StepsTrained("main-0", 1))
+    done = [builder.change(league, *again) for _ in range(5)]
+    assert sum(Reset("main-0") in commands for commands in done) == 1
+
+
+def test_a_copy_that_could_not_be_made_leaves_the_league_as_it_was() -> None:
+    league, builder = asking()
+    builder.wanted = [Freeze("main-0")]
+    league.build()
+    assert league.book(PlayerRemoved("main-0-v0")) == []
+    assert set(line_up(league).players.values()) == {"main-0", "main-1"}
+    league.book(StepsTrained("main-0", 1))
+    assert builder.change(league, Freeze("main-0")) == [Freeze("main-0", "main-0-v1")]
+
+
+def test_a_league_that_nobody_learns_in_is_refused() -> None:
+    class Nobody(LeagueBuilder):
+        def initial(self) -> list[Any]:
+            return []
+
+    with pytest.raises(ValueError, match=r"Nobody\.initial adds no player that learns"):
+        League(LeagueConfig(), AGENTS, 0, Nobody()).begin()
+
+
+# What is kept.
+
+
+def play(league: League, count: int) -> list[AssignLineUp]:
+    """Matches whose outcome follows from their id, with changes in between."""
+    line_ups = []
+    for number in range(count):
+        assigned = line_up(league)
+        line_ups.append(assigned)
+        league.book(finished(assigned, assigned.match_id % 3, 1))
+        for player in set(assigned.players.values()):
+            if league.roster[player].learning:
+                league.book(StepsTrained(player, 1))
+        if number % 10 == 9:
+            ready(league, league.build())
+    return line_ups
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        AlphaStar(mains=2, min_phase_steps=5, max_phase_steps=10),
+        Rllib(min_matches=5, snapshot_at=0.5, keep_training_probability=0.2),
+    ],
+)
+def test_the_next_100_line_ups_are_the_same_after_it_is_saved(builder) -> None:
+    config = LeagueConfig(max_historical=20, fixed=["random"])
+    league = begun(config, builder, seed=7)
+    play(league, 250)
+    open_match = line_up(league)  # is not part of the state
+
+    data = json.loads(json.dumps(league.to_state()))
+    other = League.from_state(data, config, AGENTS, builder)
+
+    assert other.to_state() == league.to_state()
+    assert play(league, 100) == play(other, 100)
+    assert other.to_state() == league.to_state()
+    assert other.book(finished(open_match, 1, -1)) == []
+    assert len(league.roster.players) > len(league.roster.present()) > 10
+
+
+def test_another_seed_draws_other_line_ups() -> None:
+    builder = AlphaStar()
+    first, second = (play(begun(builder=builder, seed=seed), 20) for seed in (1, 2))
+    assert first != second
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not the state of a league: .*next_match_id"):
+        League.from_state({"seed": 0}, LeagueConfig(), AGENTS)

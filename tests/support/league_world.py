@@ -1,0 +1,196 @@
+"""Leagues without workers: players are ready at once, and play rock, paper, scissors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import (
+    INITIAL,
+    Add,
+    AssignLineUp,
+    BuilderCommand,
+    Command,
+    Freeze,
+    MatchFinished,
+    MatchRequested,
+    PlayerReady,
+    Report,
+    Reset,
+    Retire,
+    StepsTrained,
+)
+from juggler.driver.league.league import League
+from juggler.driver.league.results import LeagueResults
+
+AGENTS = ("row", "column")
+ROCK_PAPER_SCISSORS = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], np.float64)  # [A, A]
+
+
+def begun(
+    config: LeagueConfig | None = None,
+    builder: LeagueBuilder | None = None,
+    agents: tuple[str, ...] = AGENTS,
+    seed: int = 0,
+) -> League:
+    """A league whose first players are ready."""
+    league = League(config or LeagueConfig(), agents, seed, builder)
+    ready(league, league.begin())
+    return league
+
+
+def ready(league: League, commands: Iterable[Command]) -> list[Command]:
+    """Whoever was added, copied or reset is ready. Returns the commands."""
+    commands = list(commands)
+    for command in commands:
+        match command:
+            case Add() | Reset():
+                league.book(PlayerReady(command.player_id))
+            case Freeze():
+                league.book(PlayerReady(command.copy_id))
+    return commands
+
+
+@dataclass(kw_only=True)
+class Asking(LeagueBuilder):
+    """A builder that pairs players as another one does, and asks for what a test wants.
+
+    Attributes:
+        inner: the other one.
+        wanted: what it asks for next.
+    """
+
+    inner: LeagueBuilder = field(default_factory=LeagueBuilder)
+    wanted: list[Any] = field(default_factory=list)
+
+    def initial(self) -> Iterable[BuilderCommand]:
+        return self.inner.initial()
+
+    def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        asked, self.wanted = self.wanted, []
+        return asked
+
+    def match(self, results: LeagueResults) -> Pairing:
+        return self.inner.match(results)
+
+    def change(self, league: League, *wanted: Any) -> list[Command]:
+        """Have the league do this. Whoever is new is ready."""
+        self.wanted = list(wanted)
+        return ready(league, league.build())
+
+
+def line_up(league: League) -> AssignLineUp:
+    """The next one."""
+    (command,) = league.book(MatchRequested())
+    assert isinstance(command, AssignLineUp)
+    return command
+
+
+def book_games(league: League, player: str, other: str, wins: int, losses: int) -> None:
+    """Book games as if they had been drawn, so that the win rate of a pair is what a test needs."""
+    for result in [1] * wins + [-1] * losses:
+        league.payoffs.book(player, other, result)
+
+
+class RockPaperScissors:
+    """Players of rock, paper, scissors: softmax policies, trained by REINFORCE.
+
+    Args:
+        league: says who plays whom.
+        seed: of the initial policies and of the actions.
+        scripted: by source, the policy of players that do not learn.
+        batch: matches for one update.
+        rounds: of one match, which the sum of their rewards decides.
+        lr: of each update.
+    """
+
+    def __init__(
+        self,
+        league: League,
+        seed: int,
+        scripted: dict[str, np.ndarray] | None = None,
+        batch: int = 16,
+        rounds: int = 4,
+        lr: float = 0.2,
+    ) -> None:
+        self.league, self.batch, self.rounds, self.lr = league, batch, rounds, lr
+        self.random = np.random.default_rng(seed)
+        self.scripted = scripted or {}
+        self.logits: dict[str, np.ndarray] = {}
+        self.commands: list[Command] = []
+        self.carry_out(league.begin())
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """Do what the league asks for."""
+        for command in commands:
+            match command:
+                case Add() | Reset():
+                    self.logits[command.player_id] = self._source(command.source)
+                case Freeze():
+                    self.logits[command.copy_id] = self.logits[command.player_id].copy()
+                case Retire():
+                    del self.logits[command.player_id]
+                case Report():
+                    raise AssertionError(command.message)
+        self.commands += ready(self.league, commands)
+
+    def _source(self, source: str) -> np.ndarray:
+        if source in self.scripted:
+            return np.log(self.scripted[source])  # [A]
+        if source == INITIAL:
+            return self.random.normal(size=3) * 0.5  # [A]
+        return self.logits[source].copy()
+
+    def policy(self, player: str) -> np.ndarray:
+        """[A]"""
+        return softmax(self.logits[player])
+
+    def update(self) -> None:
+        """Play `batch` matches, and train whoever learns by those that it took part in."""
+        gradients: dict[str, np.ndarray] = {}
+        steps: dict[str, int] = {}
+        policies = {player: softmax(logits) for player, logits in self.logits.items()}
+        for draws in self.random.random((self.batch, len(AGENTS), self.rounds)):  # [2, R]
+            assigned = line_up(self.league)
+            players = [assigned.players[agent] for agent in AGENTS]
+            actions = [
+                np.searchsorted(np.cumsum(policies[player])[:2], draw)  # [R]
+                for player, draw in zip(players, draws, strict=True)
+            ]
+            won = ROCK_PAPER_SCISSORS[actions[0], actions[1]]  # [R]
+            got = dict(zip(AGENTS, (won, -won), strict=True))
+            returns = {agent: float(each.sum()) for agent, each in got.items()}
+            self.league.book(
+                MatchFinished(assigned.match_id, assigned.attempt, returns, self.rounds)
+            )
+            for player, action, reward in zip(players, actions, got.values(), strict=True):
+                if self.league.roster[player].learning:
+                    # [R, A], gradients of the log-probabilities
+                    towards = np.eye(3)[action] - policies[player]
+                    gradients[player] = gradients.get(player, 0) + reward @ towards
+                    steps[player] = steps.get(player, 0) + self.rounds
+        for player, gradient in gradients.items():
+            self.logits[player] = self.logits[player] + self.lr * gradient / steps[player]
+            self.league.book(StepsTrained(player, steps[player]))
+
+    def train(self, updates: int, watch: Callable[[], None] = lambda: None) -> None:
+        """Update, and have the league built after each one."""
+        for _ in range(updates):
+            self.update()
+            self.carry_out(self.league.build())
+            watch()
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    odds = np.exp(logits - logits.max())  # [A]
+    return odds / odds.sum()
+
+
+def exploitability(policy: np.ndarray) -> float:
+    """What the best answer to it gets; 0 for the uniform policy alone."""
+    return float((ROCK_PAPER_SCISSORS @ policy).max())
