@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from juggler.driver.agents_config import AgentsConfig, listed
+from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
@@ -89,14 +89,14 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
-    played_by = tables.mapping([group.agents for group in groups])
+    played_by = tables.found_in([group.agents for group in groups])
     modules = {}
     for module_id, table in tables.modules.items():
         modules[module_id] = dict(table)
         if "algorithm" in table:
             # Whoever acts reads this without the algorithm, which may bring a module of its own.
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
-    found = replace(config, agents=AgentsConfig(agents=played_by, modules=modules))
+    found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.validate()
     return found
 
@@ -107,6 +107,11 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"agents: the environment {env} has one agent, and not several to be mapped: leave "
             "out the table agents"
+        )
+    if tables.mapping:
+        raise ConfigError(
+            f"mapping: the environment {env} has one agent, and not several to be mapped: leave it "
+            "out"
         )
     if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
         raise ConfigError(

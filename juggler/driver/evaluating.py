@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import Played
 from juggler.driver.script_classes import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
+from juggler.runtime.checkpoints.frozen import run_of
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
@@ -111,7 +113,8 @@ def evaluate(
     if config.played_by:
         if video is not None:
             raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
-        played = _play_together(config, factory, parts, episodes, seed, watch)
+        frozen = frozen_modules(config, run_of(where))
+        played = _play_together(config, factory, parts, frozen, own, episodes, seed, watch)
         return Evaluated(where, *played, [])
     videos: list[Path] = []
     if video is not None:
@@ -133,29 +136,47 @@ def _play_together(
     config: RunConfig,
     factory: Callable[..., Any] | None,
     parts: Callable[[str, Space[Any], Space[Any]], Any],
+    frozen: Mapping[str, FrozenModule],
+    own: Mapping[str, type[Any]],
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] | None,
 ) -> tuple[list[float], list[int]]:
     """Episodes of several agents, each played by its module -> returns, summed over the agents, and
     numbers of environment steps."""
-    from juggler.envrunner.multi_agent.casting import cast
+    from juggler.driver.frozen_policies import frozen_parts
+    from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
+    from juggler.envrunner.multi_agent.line_up import line_ups_of
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
     from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+    from juggler.envrunner.paced.place_policy import PlacePolicy
+    from juggler.envrunner.paced.random_policy import RandomPolicy
+    from juggler.runtime.connectors.env_to_module import EnvToModule
 
     envs = make_multi_agent_envs(config.env_runner, factory)
+
+    def slots(role: Role, policy: PlacePolicy, connectors: EnvToModule) -> ModuleSlots:
+        return ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
+
     try:
-        modules = []
-        for module_id, role in cast(envs, config.played_by, config.module_ids).items():
-            spaces = role.spaces
-            built, connectors, module_to_env = parts(
-                module_id, spaces.observation_space, spaces.action_space
+        modules, played_by, tables = [], config.played_by, config.agents
+        ids = [*config.module_ids, *tables.frozen_ids]
+        for module_id, role in cast(envs, played_by, ids).items():
+            spaces = role.spaces.observation_space, role.spaces.action_space
+            built, connectors, module_to_env = (
+                frozen_parts(frozen[module_id], *spaces)
+                if module_id in frozen
+                else parts(module_id, *spaces)
             )
             policy = GatheredPolicy(built, connectors, module_to_env, seed)
-            slots = ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
-            modules.append(slots)
-        return play_whole_episodes(envs, modules, episodes, seed, watch)
+            modules.append(slots(role, policy, connectors))
+        for role in random_roles(envs, played_by):
+            at_random = RandomPolicy(role.spaces.action_space, seed)
+            nothing = EnvToModule({}, {}, role.spaces.observation_space)
+            modules.append(slots(role, at_random, nothing))
+        line_ups = line_ups_of(envs.agents, played_by, tables.mapping, own)
+        return play_whole_episodes(envs, modules, episodes, seed, watch, line_ups=line_ups)
     finally:
         envs.close()
