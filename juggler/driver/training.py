@@ -12,7 +12,7 @@ from typing import Any
 
 from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
-from juggler.driver.checkpoint.beginning import other_run
+from juggler.driver.checkpoint.beginning import beginning_of, other_run
 from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit, with_digests
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.config import ConfigError, RunConfig, read_toml
@@ -197,7 +197,7 @@ def start_run(
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         config, said = settled(config, given, groups)
-        beginning = None if other is None else other.beginning(config)
+        beginning = beginning_of(config, other)
         if said:
             progress.message(said)
         drive = partial(

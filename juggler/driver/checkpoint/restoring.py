@@ -277,7 +277,9 @@ def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
-        last=training_pb2.Restore(weights=True, whole=beginning.whole, source="from_checkpoint"),
+        last=training_pb2.Restore(
+            weights=True, whole=module_id in beginning.whole, source="from_checkpoint"
+        ),
     )
 
 
