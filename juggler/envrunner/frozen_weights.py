@@ -58,7 +58,8 @@ class FrozenWeights:
         weights: Any = tree[WEIGHTS]
         if missing := [name for name in policy.names if name not in weights]:
             raise ValueError(
-                f"the checkpoint of module {module_id!r} is another module's: it has no {missing}"
+                f"the checkpoint of module {module_id!r} is another module's: it has no "
+                f"{', '.join(missing)}"
             )
         policy.load({name: weights[name] for name in policy.names})
         if learned := check(tree[CONNECTORS]):
