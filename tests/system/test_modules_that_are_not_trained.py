@@ -108,6 +108,7 @@ def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
         juggler.resume(run_dir, modules={"old": {"train": False, "from": "elsewhere"}})
 
 
+@pytest.mark.timeout(300)
 def test_a_synchronous_run_with_drawn_line_ups_gives_the_same_numbers_every_time(
     old: Path, tmp_path: Path
 ) -> None:
