@@ -15,7 +15,7 @@ from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import run_of
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.by_name import given_or_named, name_of
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -57,6 +57,7 @@ def evaluate(
     env: str | Callable[..., Any] | None = None,
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
+    mapping: Callable[..., Any] | None = None,
     video: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Evaluated:
@@ -71,6 +72,7 @@ def evaluate(
         env: another environment than the run's; required if the run was trained on a callable.
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the run's connectors again, if some of their classes cannot be imported by name.
+        mapping: the run's function again, if it cannot be imported by name.
         video: a directory for a video of each episode. Environments are then stepped one after
             the other.
         watch: called after each step of all environments, with the number of finished episodes and
@@ -95,7 +97,9 @@ def evaluate(
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
-    own = own_connectors(keys)
+    own: dict[str, Any] = own_connectors(keys)
+    if mapping is not None:
+        own[str(name_of(mapping))] = mapping
     config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
@@ -114,7 +118,8 @@ def evaluate(
         if video is not None:
             raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
         frozen = frozen_modules(config, run_of(where))
-        played = _play_together(config, factory, parts, frozen, own, episodes, seed, watch)
+        given = module if callable(module) else None
+        played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
         return Evaluated(where, *played, [])
     videos: list[Path] = []
     if video is not None:
@@ -137,6 +142,7 @@ def _play_together(
     factory: Callable[..., Any] | None,
     parts: Callable[[str, Space[Any], Space[Any]], Any],
     frozen: Mapping[str, FrozenModule],
+    module: Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
     episodes: int,
     seed: int,
@@ -166,7 +172,7 @@ def _play_together(
         for module_id, role in cast(envs, played_by, ids).items():
             spaces = role.spaces.observation_space, role.spaces.action_space
             built, connectors, module_to_env = (
-                frozen_parts(frozen[module_id], *spaces)
+                frozen_parts(frozen[module_id], *spaces, module, own)
                 if module_id in frozen
                 else parts(module_id, *spaces)
             )

@@ -81,6 +81,7 @@ def play_matches(
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}
     config = RunConfig.to_act({**found.config, **named}, where=str(where))
+    config.agents.mapping = ""  # who plays is said here
     must_be_given_again(config, env, None, {})
     if not config.played_by:
         raise ConfigError(

@@ -107,7 +107,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     frozen = frozen_modules(config, rehearsal.run_dir)
     must_fit(config, frozen, said)
     _build(config, groups, env, module_factory, own_classes, does)
-    _build_frozen(config, groups, frozen, does)
+    _build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     does(f"closing the environment {runner.env}")
     close()
@@ -162,6 +162,8 @@ def _build_frozen(
     config: RunConfig,
     groups: list[AgentGroup],
     frozen: Mapping[str, FrozenModule],
+    module_factory: Any,
+    own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
 ) -> None:
     """Build every module that is not trained once, with its weights."""
@@ -170,7 +172,8 @@ def _build_frozen(
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
         (group,) = (group for group in groups if agents[0] in group.agents)
         try:
-            frozen_parts(frozen[module_id], group.observation_space, group.action_space)
+            spaces = group.observation_space, group.action_space
+            frozen_parts(frozen[module_id], *spaces, module_factory, own_classes)
         except Exception as error:
             raise _ModuleFailed(module_id) from error
 

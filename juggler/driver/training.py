@@ -254,6 +254,7 @@ def resume_run(
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
     frozen = frozen_modules(config, run_dir)
+    config = with_digests(config, frozen)
     with _checked(config, own_code, listen, progress, started, run_dir) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
