@@ -10,28 +10,30 @@ from itertools import takewhile
 from typing import Any, Final
 
 from juggler.driver.driver_config import ConfigError
+from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
+from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import nearest
 
-#: A key of a module's table that no other part of a configuration has.
+#: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
+OWN_KEYS: Final = (WAITED_FOR, TRAIN, FROM, DIGEST)
+#: The keys of a module that is not trained.
+_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: The player of matches that draws every action at random.
-RANDOM: Final = "random"
-
 _RESERVED: Final = {
     CONNECTORS: "checkpoints use this name for something else",
     PIPELINES: "checkpoints use this name for something else",
-    RANDOM: "it is the player of matches that draws every action at random",
+    RANDOM: "it is the module that draws every action at random",
 }
 _LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
 
 
 @dataclass(kw_only=True)
 class AgentsConfig:
-    """Which module plays which agent, and what each module has of its own.
+    """Which modules play which agents, and what each module has of its own.
 
     ```toml
     env = "my_package.games:tag"
@@ -52,22 +54,36 @@ class AgentsConfig:
     another algorithm, it has the defaults of that one, and takes from the run what differs from the
     defaults there: above, `hunters` has the run's `lr`, and IMPALA's `batch_size`.
 
+    A module whose table has `train = false` plays and is not trained: with the weights, the network
+    and the connectors of the module that `from` names. The module "random" draws every action at
+    random, and has no table.
+
     A module's id consists of letters, digits, "_" and "-", at most 64 of them, and cannot be
     "connectors", "learner_pipelines" or "random". In a run's `config.toml`, `agents` has every
     agent by name.
     """
 
-    agents: dict[str, str] = field(default_factory=dict)
+    agents: dict[str, str | list[str]] = field(default_factory=dict)
     """By pattern of agents' names, with `*`, `?` and `[...]`, the id of the module that plays these
-    agents; the first pattern that matches counts. Empty: agents with equal spaces share a module.
+    agents, or a list of ids, one of which is drawn for each agent and episode; the first pattern
+    that matches counts. Empty: agents with equal spaces share a module.
     If all have equal spaces its id is default; else each id is what the names of its agents begin
     with, such as adversary for adversary_0 and adversary_1."""
 
+    mapping: str = ""
+    """A function, as "package.module:function", that says for each episode which module plays which
+    agent. It gets the names of the agents and a NumPy generator, and returns the id of a module for
+    each agent, among those that `agents` lists for it. Without the table `agents`, it chooses among
+    the modules that have tables, and random."""
+
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By module id, a table of keys in place of the run's: algorithm and the keys of that
-    algorithm, module, model, distribution, check_specs and connectors. It may also have waited_for.
-    true, the default: sampling waits until this module has room for its share. false: steps that it
-    has no room for are not recorded, so that it never slows the others down."""
+    algorithm, module, model, distribution, check_specs and connectors. It may also have from, the
+    run or checkpoint with whose weights it begins, with `:MODULE` behind it if that has several;
+    train = false, where it keeps them; digest, the SHA-256 that these must have, which a run
+    writes; and waited_for. true, the default: sampling waits until this module has room for its
+    share. false: steps that it has no room for are not recorded, so that it never slows the others
+    down."""
 
     shared: dict[str, list[str]] = field(default_factory=dict)
     """By pattern of names of parameters, such as encoder.*, the ids of modules that share what it
@@ -91,8 +107,12 @@ class AgentsConfig:
         Raises:
             ConfigError: a module's id or its table is wrong; names it.
         """
-        for pattern, module_id in self.agents.items():
-            check_module_id(module_id, f"agents: {pattern!r}")
+        for pattern, said in self.agents.items():
+            if not may_play(said):
+                raise ConfigError(f"agents: {pattern!r} = []: name at least one module")
+            for module_id in may_play(said):
+                if module_id != RANDOM:
+                    check_module_id(module_id, f"agents: {pattern!r}")
         for module_id, table in self.modules.items():
             check_module_id(module_id, "modules")
             if not isinstance(table, Mapping):
@@ -102,20 +122,41 @@ class AgentsConfig:
                     f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
                     "false"
                 )
+            _check_frozen(module_id, table)
         for pattern, module_ids in self.shared.items():
             where = f"shared: {pattern!r}"
             for module_id in module_ids:
                 check_module_id(module_id, where)
             if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
                 raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
+            for module_id in module_ids:
+                if is_frozen(self.modules.get(module_id)):
+                    raise ConfigError(
+                        f"{where}: module {module_id!r} is not trained, so its parameters never "
+                        "change: leave it out"
+                    )
         if self.agents:
-            self._must_be_used(tuple(self.agents.values()))
+            self._must_be_used(self.acting_ids)
+        if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
+            self._must_train()
+
+    @property
+    def acting_ids(self) -> tuple[str, ...]:
+        """The modules that agents are mapped to, in the order of the table, trained or not;
+        "default" alone where the table is empty."""
+        said = (module_id for each in self.agents.values() for module_id in may_play(each))
+        return tuple(dict.fromkeys(said)) or (DEFAULT_MODULE,)
+
+    @property
+    def frozen_ids(self) -> tuple[str, ...]:
+        """Those of them that play with the weights of a checkpoint, and are not trained."""
+        return tuple(each for each in self.acting_ids if is_frozen(self.modules.get(each)))
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """The modules that agents are mapped to, in the order of the table; "default" alone where
-        the table is empty."""
-        return tuple(dict.fromkeys(self.agents.values())) or (DEFAULT_MODULE,)
+        """Those of them that are trained."""
+        others = {RANDOM, *self.frozen_ids}
+        return tuple(each for each in self.acting_ids if each not in others)
 
     @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
@@ -137,11 +178,12 @@ class AgentsConfig:
     def has_patterns(self) -> bool:
         """Whether agents, or the modules that play them, have yet to be found in an environment."""
         if not self.agents:
-            return bool(self.shared) or bool(self.modules.keys() - {DEFAULT_MODULE})
+            tables = self.modules.keys() - {DEFAULT_MODULE}
+            return bool(self.shared or self.mapping or tables)
         return any(set(pattern) & set("*?[") for pattern in self.agents)
 
-    def mapping(self, groups: Sequence[Sequence[str]]) -> dict[str, str]:
-        """The module that plays each agent.
+    def found_in(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
+        """The module that plays each agent, or the modules that may play it.
 
         Args:
             groups: the agents of an environment; those of a group have equal spaces.
@@ -150,22 +192,44 @@ class AgentsConfig:
             ConfigError: an agent has no module, a pattern matches nobody, agents with different
                 spaces are mapped to one module, or a module has a table and no agent.
         """
-        found = self._matched(groups) if self.agents else _named_by_prefix(groups)
-        group_of: dict[str, Sequence[str]] = {}
+        if self.agents:
+            found = self._matched(groups)
+        elif self.mapping:
+            found = self._any_of_the_tables(groups)
+        else:
+            found = _named_by_prefix(groups)
+        first_of: dict[str, tuple[str, Sequence[str]]] = {}  # an agent, and its group
         for group in groups:
-            for agent in group:
-                first = group_of.setdefault(found[agent], group)
-                if first is not group:
+            for agent, module_id in ((a, m) for a in group for m in may_play(found[a])):
+                if module_id == RANDOM:
+                    continue  # it plays in any spaces
+                first, of_first = first_of.setdefault(module_id, (agent, group))
+                if of_first is not group:
                     raise ConfigError(
-                        f"agents: {first[0]!r} and {agent!r} have different spaces, and both are "
-                        f"mapped to module {found[agent]!r}: map them to different modules"
+                        f"agents: {first!r} and {agent!r} have different spaces, and both are "
+                        f"mapped to module {module_id!r}: map them to different modules"
                     )
-        self._must_be_used(tuple(found.values()))
+        self._must_be_used([each for said in found.values() for each in may_play(said)])
         return found
 
-    def _matched(self, groups: Sequence[Sequence[str]]) -> dict[str, str]:
+    def _any_of_the_tables(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
+        """What `mapping` chooses from where there is no table of agents."""
+        if not self.modules:
+            raise ConfigError(
+                f"mapping = {self.mapping!r}: there is no module to choose from: give each a "
+                "table, such as [modules.main], or list them in the table agents"
+            )
+        if len(groups) > 1:
+            raise ConfigError(
+                f"mapping = {self.mapping!r}: agents {groups[0][0]!r} and {groups[1][0]!r} have "
+                "different spaces, so not every module can play every agent: list in the table "
+                "agents those that may play each"
+            )
+        return {agent: [*self.modules, RANDOM] for agent in groups[0]}
+
+    def _matched(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
         agents = [agent for group in groups for agent in group]
-        found: dict[str, str] = {}
+        found: dict[str, str | list[str]] = {}
         deciding: set[str] = set()
         for agent in agents:
             matching = [pattern for pattern in self.agents if matches(agent, pattern)]
@@ -205,6 +269,38 @@ class AgentsConfig:
                     f"{listed(dict.fromkeys(module_ids))}"
                 )
 
+    def _must_train(self) -> None:
+        if not self.module_ids:
+            raise ConfigError(
+                f"agents: no module of this run is trained, since {listed(self.acting_ids)} only "
+                "play: map an agent to a module without train = false"
+            )
+
+
+def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the keys about its weights do not go together.
+    """
+    where = f"modules.{module_id}"
+    kinds = ((TRAIN, bool, "true or false"), (FROM, str, "a path"), (DIGEST, str, "a SHA-256"))
+    for key, kind, expected in kinds:
+        if not isinstance(table.get(key, kind()), kind):
+            raise ConfigError(f"{where}: {key} = {table[key]!r}: expected {expected}")
+    if not is_frozen(table):
+        if DIGEST in table:
+            raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
+        return
+    if not table.get(FROM):
+        raise ConfigError(
+            f"{where}: train = false needs from: the run or checkpoint whose weights it plays with"
+        )
+    if others := [key for key in table if key not in _FROZEN_KEYS]:
+        raise ConfigError(
+            f"{where}: {others[0]} with train = false: a module that is not trained is what it was "
+            "in its checkpoint; leave it out"
+        )
+
 
 def check_module_id(module_id: object, where: str) -> None:
     """
@@ -235,11 +331,11 @@ def matches(agent: str, pattern: str) -> bool:
     return agent == pattern or fnmatchcase(agent, pattern)
 
 
-def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str]:
+def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
     """A module for each group, named after what its agents' names begin with."""
     if len(groups) == 1:
         return dict.fromkeys(groups[0], DEFAULT_MODULE)
-    found: dict[str, str] = {}
+    found: dict[str, str | list[str]] = {}
     taken = set(_RESERVED)
     for group in groups:
         prefix = _common_prefix(group)

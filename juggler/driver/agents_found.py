@@ -89,7 +89,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
-    played_by = tables.mapping([group.agents for group in groups])
+    played_by = tables.found_in([group.agents for group in groups])
     modules = {}
     for module_id, table in tables.modules.items():
         modules[module_id] = dict(table)
@@ -107,6 +107,11 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"agents: the environment {env} has one agent, and not several to be mapped: leave "
             "out the table agents"
+        )
+    if tables.mapping:
+        raise ConfigError(
+            f"mapping: the environment {env} has one agent, and not several to be mapped: leave it "
+            "out"
         )
     if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
         raise ConfigError(

@@ -12,13 +12,15 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from juggler.driver.agents_config import WAITED_FOR, AgentsConfig
+from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.setup import may_play
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
+from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.by_name import name_of
@@ -49,7 +51,8 @@ class RunConfig:
 
     @property
     def module_ids(self) -> tuple[str, ...]:
-        """The modules of the run, in the order of its configuration. Preflight settles them."""
+        """The modules that the run trains, in the order of its configuration. Preflight settles
+        them."""
         return self.agents.module_ids
 
     @property
@@ -58,10 +61,15 @@ class RunConfig:
         return self.agents.trained_together
 
     @property
-    def played_by(self) -> dict[str, str]:
-        """By agent, the module that plays it, as preflight has found it; {}: the environments have
-        one agent."""
-        return dict(self.agents.agents)
+    def others(self) -> tuple[str, ...]:
+        """The modules that play and are not trained, "random" among them."""
+        return tuple(each for each in self.agents.acting_ids if each not in self.module_ids)
+
+    @property
+    def played_by(self) -> dict[str, tuple[str, ...]]:
+        """By agent, the modules that may play it, trained or not, as preflight has found them; {}:
+        the environments have one agent."""
+        return {agent: may_play(said) for agent, said in self.agents.agents.items()}
 
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""
@@ -76,7 +84,8 @@ class RunConfig:
         if not self.agents.first_given:
             return self
         own = dict(self.agents.modules.get(module_id, {}))
-        own.pop(WAITED_FOR, None)
+        for key in OWN_KEYS:
+            own.pop(key, None)
         shared = replace(self, agents=AgentsConfig())
         if not own:
             return shared
@@ -120,11 +129,12 @@ class RunConfig:
         if (runner.gateway or runner.is_elsewhere) and (key := tables.first_given):
             where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
             raise ConfigError(
-                f"{key} with {where}: its environments have one agent; leave out the table {key}"
+                f"{key} with {where}: its environments have one agent; leave out {key}"
             )
         for module_id, table in self.agents.modules.items():
-            self._check_keys(module_id, table)
-            self.of(module_id)
+            if not is_frozen(table):
+                self._check_keys(module_id, table)
+                self.of(module_id)
 
     def _check_keys(self, module_id: str, table: Mapping[str, Any]) -> None:
         """
@@ -137,7 +147,7 @@ class RunConfig:
             kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from error
-        known = [WAITED_FOR, *(key.name for kind in kinds for key in fields(kind))]
+        known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
         of_run = {key.name for part in (self.driver, self.env_runner) for key in fields(part)}
         for key in table:
             if key in of_run:
@@ -212,10 +222,10 @@ class RunConfig:
         """
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
-        known = of_module | of_run | {"agents"}
+        known = of_module | of_run | {"agents", "mapping"}
         acting = {key: values[key] for key in values if key in known}
         acting["modules"] = {
-            module_id: {key: table[key] for key in table if key in of_module}
+            module_id: {key: table[key] for key in table if key in of_module or key in OWN_KEYS}
             for module_id, table in values.get("modules", {}).items()
         }
         return cls.from_flat(acting, where)

@@ -119,7 +119,7 @@ def _settled_by_module(
     """
     said = []
     for module_id in config.module_ids:
-        agents = [agent for agent, plays in config.played_by.items() if plays == module_id]
+        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
         (group,) = (group for group in groups if agents[0] in group.agents)
         of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
         if of_module.learner.algorithm not in CHOSEN:

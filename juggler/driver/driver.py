@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.ending import WORKERS_LEAVE_SECONDS, Ending
@@ -73,6 +75,7 @@ class Driver:
         own_code: bytes = b"",
         resume: Checkpoint | None = None,
         beginning: Beginning | None = None,
+        frozen: Mapping[str, FrozenModule] | None = None,
         listen: Listen | None = None,
         monitoring: MonitoringOptions | None = None,
     ) -> None:
@@ -85,6 +88,7 @@ class Driver:
             own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
             resume: a state to go on from.
             beginning: of a new run, what it begins with that another one has learned.
+            frozen: its modules that are not trained, by id.
             listen: take workers of other hosts there, and start none here.
             monitoring: what else it serves besides its status; None: nothing.
         """
@@ -127,6 +131,7 @@ class Driver:
             resume,
             only_local=listen is None,
             beginning=beginning,
+            frozen=frozen,
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
         lines = LineWriter(directory, journal)

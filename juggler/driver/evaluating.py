@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import Played
 from juggler.driver.script_classes import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
+from juggler.runtime.checkpoints.frozen import run_of
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.modules.by_name import given_or_named, name_of
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -55,6 +57,7 @@ def evaluate(
     env: str | Callable[..., Any] | None = None,
     module: str | Callable[..., Any] | None = None,
     connectors: Mapping[str, Any] | None = None,
+    mapping: Callable[..., Any] | None = None,
     video: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Evaluated:
@@ -69,6 +72,7 @@ def evaluate(
         env: another environment than the run's; required if the run was trained on a callable.
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the run's connectors again, if some of their classes cannot be imported by name.
+        mapping: the run's function again, if it cannot be imported by name.
         video: a directory for a video of each episode. Environments are then stepped one after
             the other.
         watch: called after each step of all environments, with the number of finished episodes and
@@ -93,7 +97,9 @@ def evaluate(
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
-    own = own_connectors(keys)
+    own: dict[str, Any] = own_connectors(keys)
+    if mapping is not None:
+        own[str(name_of(mapping))] = mapping
     config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
@@ -111,7 +117,9 @@ def evaluate(
     if config.played_by:
         if video is not None:
             raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
-        played = _play_together(config, factory, parts, episodes, seed, watch)
+        frozen = frozen_modules(config, run_of(where))
+        given = module if callable(module) else None
+        played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
         return Evaluated(where, *played, [])
     videos: list[Path] = []
     if video is not None:
@@ -133,29 +141,48 @@ def _play_together(
     config: RunConfig,
     factory: Callable[..., Any] | None,
     parts: Callable[[str, Space[Any], Space[Any]], Any],
+    frozen: Mapping[str, FrozenModule],
+    module: Callable[..., Any] | None,
+    own: Mapping[str, type[Any]],
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] | None,
 ) -> tuple[list[float], list[int]]:
     """Episodes of several agents, each played by its module -> returns, summed over the agents, and
     numbers of environment steps."""
-    from juggler.envrunner.multi_agent.casting import cast
+    from juggler.driver.frozen_policies import frozen_parts
+    from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
+    from juggler.envrunner.multi_agent.line_up import line_ups_of
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
     from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+    from juggler.envrunner.paced.place_policy import PlacePolicy
+    from juggler.envrunner.paced.random_policy import RandomPolicy
+    from juggler.runtime.connectors.env_to_module import EnvToModule
 
     envs = make_multi_agent_envs(config.env_runner, factory)
+
+    def slots(role: Role, policy: PlacePolicy, connectors: EnvToModule) -> ModuleSlots:
+        return ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
+
     try:
-        modules = []
-        for module_id, role in cast(envs, config.played_by, config.module_ids).items():
-            spaces = role.spaces
-            built, connectors, module_to_env = parts(
-                module_id, spaces.observation_space, spaces.action_space
+        modules, played_by, tables = [], config.played_by, config.agents
+        ids = [*config.module_ids, *tables.frozen_ids]
+        for module_id, role in cast(envs, played_by, ids).items():
+            spaces = role.spaces.observation_space, role.spaces.action_space
+            built, connectors, module_to_env = (
+                frozen_parts(frozen[module_id], *spaces, module, own)
+                if module_id in frozen
+                else parts(module_id, *spaces)
             )
             policy = GatheredPolicy(built, connectors, module_to_env, seed)
-            slots = ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
-            modules.append(slots)
-        return play_whole_episodes(envs, modules, episodes, seed, watch)
+            modules.append(slots(role, policy, connectors))
+        for role in random_roles(envs, played_by):
+            at_random = RandomPolicy(role.spaces.action_space, seed)
+            nothing = EnvToModule({}, {}, role.spaces.observation_space)
+            modules.append(slots(role, at_random, nothing))
+        line_ups = line_ups_of(envs.agents, played_by, tables.mapping, own)
+        return play_whole_episodes(envs, modules, episodes, seed, watch, line_ups=line_ups)
     finally:
         envs.close()

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.agents_config import RANDOM
+from juggler.driver.agents_config import listed
 from juggler.driver.agents_config import matches as fits
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import must_be_given_again
+from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
+from juggler.runtime.checkpoints.frozen import place_and_module
 from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def play_matches(
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}
     config = RunConfig.to_act({**found.config, **named}, where=str(where))
+    config.agents.mapping = ""  # who plays is said here
     must_be_given_again(config, env, None, {})
     if not config.played_by:
         raise ConfigError(
@@ -89,7 +92,7 @@ def play_matches(
     envs = make_multi_agent_envs(config.env_runner, env if callable(env) else None)
     try:
         chosen = _chosen(envs.agents, players, config)
-        seats = _Seats(where, config.module_ids, seed, explore)
+        seats = _Seats(where, config.agents.acting_ids, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
         seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
         played = matches.play_matches(envs, seated, episodes, seed, watch)
@@ -105,16 +108,22 @@ def _chosen(
     """Who plays each agent.
 
     Raises:
-        ConfigError: a pattern matches no agent.
+        ConfigError: a pattern matches no agent, or it is not said who plays an agent.
     """
     for pattern in players:
         if not any(fits(agent, pattern) for agent in agents):
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
-    own = config.played_by
-    return {
-        agent: next((who for pattern, who in players.items() if fits(agent, pattern)), own[agent])
-        for agent in agents
-    }
+    chosen = {}
+    for agent in agents:
+        own = config.played_by[agent]
+        named = next((who for pattern, who in players.items() if fits(agent, pattern)), None)
+        if named is None and len(own) > 1:
+            raise ConfigError(
+                f"agent {agent!r} is played by one of {listed(own)} in each episode of this run: "
+                "name a player for it"
+            )
+        chosen[agent] = own[0] if named is None else named
+    return chosen
 
 
 class _Seats:
@@ -157,10 +166,8 @@ class _Seats:
 
         if who in self._module_ids:
             return load_policy(self._checkpoint, module_id=who, seed=self._seed)
-        path, colon, module_id = who.rpartition(":")
-        for place, named in ((who, None), (path, module_id)):
-            if place and Path(place).exists() and (named is None or colon):
-                return load_policy(place, module_id=named, seed=self._seed)
+        if found := place_and_module(who):
+            return load_policy(found[0], module_id=found[1], seed=self._seed)
         known = [*self._module_ids, RANDOM]
         raise ConfigError(
             f"{who!r} is neither a module of this run nor the path of a checkpoint"

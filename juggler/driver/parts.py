@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.checkpointing import Checkpointing
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.restoring import connectors_of, core_of, metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
@@ -17,6 +18,7 @@ from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.confirmation import Confirmation
 from juggler.driver.workers.departures import Departures
 from juggler.driver.workers.evaluations import Evaluations, Evaluator
+from juggler.driver.workers.frozen_parts import FrozenParts
 from juggler.driver.workers.learners import Learners
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
@@ -34,6 +36,7 @@ class RunParts:
         resume: a state to go on from.
         only_local: all workers are processes of this host that the driver starts.
         beginning: what a new run begins with that another one has learned.
+        frozen: the modules that are not trained, by id.
 
     Attributes:
         core: what becomes of batches, module by module.
@@ -41,6 +44,7 @@ class RunParts:
         clock: how long it has taken.
         local: the worker processes of this host.
         registry: who is here.
+        frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
         commands: what workers are told.
         connectors: by module id, what the connectors of EnvRunners have learned.
         learners: by module id, the group that trains it.
@@ -65,6 +69,7 @@ class RunParts:
         resume: Checkpoint | None = None,
         only_local: bool = True,
         beginning: Beginning | None = None,
+        frozen: Mapping[str, FrozenModule] | None = None,
     ) -> None:
         self.config = config
         self.hub = hub
@@ -82,7 +87,10 @@ class RunParts:
             for module_id in self.core.modules
         }
         most_learners = config.driver.most_learners(dialled=not only_local)
-        self.registry = WorkerRegistry(config, self.updates_before, most_learners)
+        self.registry = WorkerRegistry(
+            config, self.updates_before, most_learners, frozen=frozen or {}
+        )
+        self.frozen_parts = FrozenParts(frozen or {})
         self.commands = CommandSender(hub, self.registry, self.connectors)
         several = len(self.core.modules) > 1
         self.stale_runners = {

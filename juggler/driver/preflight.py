@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
 import cloudpickle
 
@@ -22,6 +23,7 @@ from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
+from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.modules.by_name import check_there
 from juggler.runtime.wire.v1 import attach_pb2
@@ -55,12 +57,14 @@ class Rehearsal:
         told: receives what the process is doing, as text, and then the agents of its environment
             or a Failure.
         stack: receives the stack if the process crashes.
+        run_dir: of a run that goes on, which has kept what modules play with that are not trained.
     """
 
     config: bytes
     own_code: bytes
     told: Connection
     stack: Connection
+    run_dir: Path | None
 
 
 #: First bytes of a rehearsal's messages.
@@ -86,7 +90,10 @@ def check_names(config: RunConfig) -> None:
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a configuration names as "package.module:Class": a kind and the name."""
     named: list[tuple[str, object]] = []
+    named.append(("mapping", config.agents.mapping))
     for module_id in dict.fromkeys([*config.module_ids, *config.agents.modules]):
+        if is_frozen(config.agents.modules.get(module_id)):
+            continue  # it is built from what its checkpoint names
         of_module = config.of(module_id)
         module = of_module.module
         named += [
@@ -104,7 +111,10 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def rehearse(
-    config: RunConfig, own_code: bytes = b"", tell: Callable[[str], None] = lambda _: None
+    config: RunConfig,
+    own_code: bytes = b"",
+    tell: Callable[[str], None] = lambda _: None,
+    run_dir: Path | None = None,
 ) -> tuple[FoundGroup, ...]:
     """Make the environment, and each module with its learner, once, in a process of their own.
 
@@ -116,6 +126,7 @@ def rehearse(
         config: of a run whose workers are on this host.
         own_code: as in `EnvRunnerProgram`.
         tell: called again and again with what the process is doing.
+        run_dir: as in `Rehearsal`.
 
     Returns:
         The agents of one environment, and their spaces; () if the run has none on this host.
@@ -127,7 +138,7 @@ def rehearse(
     stack, writes = Pipe(duplex=False)
     with told, stack:
         with tells, writes:
-            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes)
+            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes, run_dir)
             process = _started(rehearsal, config.driver, tell)
         try:
             return _Watched(process, told, stack, config.driver, tell).outcome()

@@ -14,13 +14,17 @@ import torch
 from gymnasium import Space
 
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
+from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
 from juggler.driver.config import RunConfig
+from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
+from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.envrunner.sampler import Sampler
@@ -38,6 +42,8 @@ from juggler.runtime.modules.by_name import found, given_or_named
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
+
+_TRIED_LINE_UPS = 10
 
 
 class _ModuleFailed(Exception):
@@ -98,7 +104,12 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         FoundGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
-    _build(with_agents(config, said), groups, env, module_factory, own_classes, does)
+    config = with_agents(config, said)
+    frozen = frozen_modules(config, rehearsal.run_dir)
+    must_fit(config, frozen, said)
+    _build(config, groups, env, module_factory, own_classes, does)
+    _build_frozen(config, groups, frozen, module_factory, own_classes, does)
+    _try_line_ups(config, groups, own_classes, does)
     does(f"closing the environment {runner.env}")
     close()
     return said
@@ -128,7 +139,9 @@ def _build(
     """Build every module and its learner once. If the environment has one agent, a user's own
     algorithm also makes an update."""
     group_of = {agent: group for group in groups for agent in group.agents}
-    spaces_of = {module_id: group_of[agent] for agent, module_id in config.played_by.items()}
+    spaces_of = {
+        module_id: group_of[agent] for agent, ids in config.played_by.items() for module_id in ids
+    }
     shared = SharedParts(config.agents.shared)
     for module_id in config.module_ids:
         several = bool(spaces_of)
@@ -146,6 +159,43 @@ def _build(
         if env is not None and ":" in of_module.learner.algorithm:
             does(f"trying an update with {of_module.learner.algorithm}")
             _try_update(of_module, env, module_factory, *built)
+
+
+def _build_frozen(
+    config: RunConfig,
+    groups: list[AgentGroup],
+    frozen: Mapping[str, FrozenModule],
+    module_factory: Any,
+    own_classes: Mapping[str, type[Any]],
+    does: Callable[[str], None],
+) -> None:
+    """Build every module that is not trained once, with its weights."""
+    for module_id in config.agents.frozen_ids:
+        does(f"building module {module_id!r}, which is not trained")
+        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
+        (group,) = (group for group in groups if agents[0] in group.agents)
+        try:
+            spaces = group.observation_space, group.action_space
+            frozen_parts(frozen[module_id], *spaces, module_factory, own_classes)
+        except Exception as error:
+            raise _ModuleFailed(module_id) from error
+
+
+def _try_line_ups(
+    config: RunConfig,
+    groups: list[AgentGroup],
+    own_classes: Mapping[str, type[Any]],
+    does: Callable[[str], None],
+) -> None:
+    """Draw some line-ups, to find errors in a user's own function."""
+    if not config.agents.mapping:
+        return
+    does(f"trying mapping {config.agents.mapping}")
+    agents = [agent for group in groups for agent in group.agents]
+    line_ups = line_ups_of(agents, config.played_by, config.agents.mapping, own_classes)
+    assert line_ups is not None
+    for episode in range(_TRIED_LINE_UPS):
+        line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
 
 
 def _build_one(

@@ -23,6 +23,8 @@ def must_be_given_again(
     """
     try:
         by_name.must_be_given_again("env", config.env_runner.env, env)
+        mapping = config.agents.mapping or None
+        by_name.must_be_given_again("mapping", mapping, own.get(str(mapping)))
         for module_id in config.module_ids:
             of_module = config.of(module_id)
             algorithm, name = of_module.learner.algorithm, of_module.module.module
@@ -36,7 +38,8 @@ def must_be_given_again(
 
 def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     """Put names among the keys, and in the tables of modules, in place of classes: of connectors,
-    algorithms and the modules that these bring. Returns these classes by their names."""
+    algorithms and the modules that these bring; and in place of the function `mapping`. Returns
+    all of these by their names."""
     own = own_connectors(keys)
     algorithm = keys.get("algorithm")
     if algorithm is not None and not isinstance(algorithm, str):
@@ -47,6 +50,9 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         own[keys["algorithm"]] = algorithm
         if isinstance(brought := getattr(algorithm, "module", None), type):
             own[str(by_name.name_of(brought))] = brought
+    if callable(mapping := keys.get("mapping")):
+        keys["mapping"] = str(by_name.name_of(mapping))
+        own[keys["mapping"]] = mapping
     tables = keys.get("modules")
     if isinstance(tables, dict):
         keys["modules"] = {module_id: _named_in(table, own) for module_id, table in tables.items()}

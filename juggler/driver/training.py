@@ -12,7 +12,8 @@ from typing import Any
 
 from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
-from juggler.driver.checkpoint.beginning import other_run
+from juggler.driver.checkpoint.beginning import beginning_of, other_run
+from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit, with_digests
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig, read_toml
@@ -37,6 +38,7 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
+from juggler.runtime.checkpoints.frozen import FROM, TRAIN
 from juggler.runtime.nearest import closest
 
 
@@ -190,11 +192,13 @@ def start_run(
             or weights that the run cannot begin with.
     """
     progress = make_progress(config.driver.progress)
-    other = other_run(config)
+    other, frozen = other_run(config), frozen_modules(config)
+    config = with_digests(config, frozen)
     with _checked(config, own_code, listen, progress, started) as groups:
         config = with_agents(config, groups)
+        must_fit(config, frozen, groups)
         config, said = settled(config, given, groups)
-        beginning = None if other is None else other.beginning(config)
+        beginning = beginning_of(config, other)
         if said:
             progress.message(said)
         drive = partial(
@@ -204,6 +208,7 @@ def start_run(
             started=started,
             own_code=own_code,
             beginning=beginning,
+            frozen=frozen,
             listen=listen,
             monitoring=monitoring,
         )
@@ -249,8 +254,11 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
-    with _checked(config, own_code, listen, progress, started) as groups:
+    frozen = frozen_modules(config, run_dir)
+    config = with_digests(config, frozen)
+    with _checked(config, own_code, listen, progress, started, run_dir) as groups:
         config = with_agents(config, groups)
+        must_fit(config, frozen, groups)
         _must_be_of_one_run(config, checkpoint)  # now that it is known who plays which agent
         return _drive(
             config,
@@ -259,6 +267,7 @@ def resume_run(
             started=started,
             own_code=own_code,
             resume=checkpoint,
+            frozen=frozen,
             listen=listen,
             monitoring=monitoring,
         )
@@ -270,10 +279,11 @@ def _must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         ConfigError: a module, or the algorithm of one, is not that of the checkpoint.
     """
     before = RunConfig.from_flat(checkpoint.config)
-    if {*config.module_ids} != {*before.module_ids}:
+    had, has = before.agents.acting_ids, config.agents.acting_ids
+    if {*has} != {*had}:
         raise ConfigError(
-            f"agents: this run has the modules {listed(before.module_ids)}, and with what is given "
-            f"{listed(config.module_ids)}: a run that is resumed keeps its modules"
+            f"agents: this run has the modules {listed(had)}, and with what is given "
+            f"{listed(has)}: a run that is resumed keeps its modules"
         )
     if config.agents.shared != before.agents.shared:
         raise ConfigError(
@@ -281,6 +291,13 @@ def _must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
             "is resumed keeps what its modules share"
         )
     shared_parts_must_agree(checkpoint, config.agents.shared)
+    for module_id in has:
+        tables = [each.agents.modules.get(module_id, {}) for each in (before, config)]
+        if any(tables[0].get(key) != tables[1].get(key) for key in (TRAIN, FROM)):
+            raise ConfigError(
+                f"modules.{module_id}: a run that is resumed keeps its modules: leave train and "
+                "from as they were"
+            )
     for module_id in config.module_ids:
         was, now = (each.of(module_id).learner.algorithm for each in (before, config))
         if now != was:
@@ -298,6 +315,7 @@ def _checked(
     listen: Listen | None,
     progress: Progress,
     started: float,
+    run_dir: Path | None = None,
 ) -> Iterator[tuple[FoundGroup, ...]]:
     """Check a configuration before its run has a directory, and yield the agents of its
     environment if they are known.
@@ -318,6 +336,7 @@ def _checked(
                 config,
                 own_code,
                 lambda text: progress.waiting(text, time.monotonic() - started),
+                run_dir,
             )
         finally:
             progress.stop_waiting()
@@ -340,6 +359,9 @@ def _drive(
         progress.message(problem, "error")
     for doubt in config.doubts():
         progress.message(doubt, "warning")
+    if resume is None:
+        for module in arguments["frozen"].values():
+            module.keep(directory.path)
     driver = Driver(config, directory, progress, **arguments)
     summary = driver.run()
     newest = summary["checkpoint"]

@@ -176,10 +176,12 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "restarts": parts.local.restarts,
         **parts.metrics.line(times.wall, counters.trained),
     }
-    if len(core.modules) > 1:
+    others = parts.config.others
+    if len(core.modules) > 1 or others:
         line["by_module"] = {
             module_id: _module_line(parts, module_id) for module_id in core.modules
         }
+        line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     return line
 
 

@@ -19,6 +19,7 @@ from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
@@ -103,10 +104,12 @@ class EnvRunner:
         self._env_factory = env_factory
         self._own_code = OwnCode(module_factory, own_connectors)
         self._loop = CommandLoop(attachment, inbox)
+        self._loop.on(training_pb2.Restore, self._restore)
         self._loop.on(training_pb2.Setup, self._setup)
         self._loop.on(training_pb2.Learners, self._learners)
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
+        self._frozen = FrozenWeights()
         self._stage: Stage | None = None
         self._modules: dict[str, LearnerStreams] = {}
         self._deliveries = Deliveries(attachment)
@@ -132,14 +135,24 @@ class EnvRunner:
 
     # -- commands -------------------------------------------------------------------------------
 
+    def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
+        """A part of what a module plays with that is not trained."""
+        self._frozen.take(part)
+        return attach_pb2.Done()
+
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
         told = from_json(setup.config, EnvRunnerSetup)
         seed_process(setup.seed)
         self._stage = self._build_stage(told, setup.seed)
-        for module_id in told.modules:
-            self._modules[module_id] = LearnerStreams(
-                module_id, self._index, self._attachment, self._contact, self._deliveries.settled
-            )
+        for module_id, acting in told.modules.items():
+            if not acting.digest:  # the others have no learner
+                self._modules[module_id] = LearnerStreams(
+                    module_id,
+                    self._index,
+                    self._attachment,
+                    self._contact,
+                    self._deliveries.settled,
+                )
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
@@ -229,7 +242,7 @@ class EnvRunner:
             NonFinite: steps of a module are lost. All requests are answered.
         """
         broken: NonFinite | None = None
-        env_ended = played.env_returns, played.env_lengths
+        env_ended, others = (played.env_returns, played.env_lengths), played.others
         for command_id, request in requests.items():
             result = played.modules[request.module_id]
             receipt = receipt_for(request)
@@ -240,7 +253,14 @@ class EnvRunner:
                 continue
             receipt.env_returns.extend(env_ended[0])
             receipt.env_lengths.extend(env_ended[1])
-            env_ended = [], []  # they are in one receipt of a round
+            for module_id, other in others.items():
+                receipt.played.add(
+                    module_id=module_id,
+                    steps=other.steps,
+                    episode_returns=other.episode_returns,
+                    episode_lengths=other.episode_lengths,
+                )
+            env_ended, others = ([], []), {}  # they are in one receipt of a round
             self._send(command_id, request, receipt, result)
         if broken is not None:
             raise broken
@@ -299,7 +319,7 @@ class EnvRunner:
 
                 envs = make_multi_agent_envs(told.env_runner, self._env_factory, self._index)
                 undo.callback(envs.close)
-                stage = MultiAgentStage(told, envs, seed, self._own_code)
+                stage = MultiAgentStage(told, envs, seed, self._own_code, self._frozen)
                 step_back()
             else:
                 env = make_vector_env(told.env_runner, self._env_factory, self._index)

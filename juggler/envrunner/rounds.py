@@ -64,6 +64,27 @@ class Recorded:
     stale_steps: int = 0
 
 
+@dataclass(slots=True)
+class Played:
+    """What a module that is not trained did in a round.
+
+    Attributes:
+        steps: actions of its agents whose rewards are known.
+        episode_returns: as in `Recorded`.
+        episode_lengths: as in `Recorded`.
+    """
+
+    steps: int = 0
+    episode_returns: list[float] = field(default_factory=list)
+    episode_lengths: list[int] = field(default_factory=list)
+
+    def add(self, other: Played) -> None:
+        """Add what it did for other agents."""
+        self.steps += other.steps
+        self.episode_returns += other.episode_returns
+        self.episode_lengths += other.episode_lengths
+
+
 @dataclass(frozen=True, slots=True)
 class PlayedRound:
     """What came of fragment_steps steps of each environment.
@@ -75,9 +96,11 @@ class PlayedRound:
         env_returns: with several agents, of the environments' episodes that ended, the sum of all
             agents' returns.
         env_lengths: their numbers of environment steps.
+        others: by id, what modules did that are not trained.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
     seconds: Mapping[str, float]
     env_returns: list[float] = field(default_factory=list)
     env_lengths: list[int] = field(default_factory=list)
+    others: Mapping[str, Played] = field(default_factory=dict)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.runtime.modules.config import ModuleConfig
+
+#: The module that draws every action at random. It has no weights, and plays any agent.
+RANDOM: Final = "random"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +24,8 @@ class ActingSetup:
         off_policy: that algorithm can learn from what another policy did.
         row_age: the most updates by which the weights of a row's first step may be older than the
             newest ones, where rows fill at a pace of their own.
+        digest: of what a module plays with that is not trained, and which came before this setup;
+            "": it is trained, and its weights come from learners.
     """
 
     module: ModuleConfig
@@ -27,6 +33,7 @@ class ActingSetup:
     algorithm: str
     off_policy: bool
     row_age: int
+    digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +43,18 @@ class EnvRunnerSetup:
     Attributes:
         env_runner: its environments, and how it steps them.
         modules: what it acts with, by module id.
-        agents: by agent, the module that plays it; {}: the environments have one agent, which the
-            only module plays.
+        agents: by agent, the module that plays it, or a list of those that may play it; {}: the
+            environments have one agent, which the only module plays.
+        mapping: the name of the function that chooses among those in each episode; "": they are
+            drawn uniformly.
     """
 
     env_runner: EnvRunnerConfig
     modules: dict[str, ActingSetup]
-    agents: dict[str, str] = field(default_factory=dict)
+    agents: dict[str, str | list[str]] = field(default_factory=dict)
+    mapping: str = ""
+
+
+def may_play(said: str | Sequence[str]) -> tuple[str, ...]:
+    """The modules that may play an agent, from what a table `agents` says of it."""
+    return (said,) if isinstance(said, str) else tuple(said)

@@ -12,6 +12,7 @@ from google.protobuf.json_format import ParseDict
 
 from juggler.policies.policy import Policy
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
+from juggler.runtime.checkpoints.frozen import module_in
 from juggler.runtime.connectors.building import OwnClasses, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -59,7 +60,7 @@ def load_policy(
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
             warning if it is not the newest.
-        module_id: which of the run's modules; None: the only one.
+        module_id: which of the run's modules, trained or not; None: the only one that is trained.
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the module's connectors again, if some of their classes cannot be imported by
             name.
@@ -76,7 +77,7 @@ def load_policy(
             f"module = {module!r}: expected a class, as 'package.module:Class'; for the module of "
             f"this id, pass module_id={module!r}"
         )
-    module_id = saved.module_id(module_id)
+    saved, module_id = module_in(saved, module_id)
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
     config = {**saved.config_of(module_id), **keys}

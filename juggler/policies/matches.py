@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from gymnasium import Space
 from numpy.typing import NDArray
-from torch import Tensor
 
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
 from juggler.envrunner.paced.places import put, take
+from juggler.envrunner.paced.random_policy import RandomActions
 from juggler.policies.policy import Policy, PolicyState
-from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.modules.distributions import distribution_for
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -84,28 +80,10 @@ class RandomPlayer:
     """
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
-        self._space = deepcopy(action_space)  # it has a generator of its own
-        self._space.seed(seed)
-        self._distribution = distribution_for(action_space)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._actions = RandomActions(action_space, seed)
 
     def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        masks = observations.get(ACTION_MASK) if isinstance(observations, Mapping) else None
-        if masks is not None:
-            return self._legal(len(slots), masks)
-        actions = zeros(self._space, (len(slots),))  # [B, ...]
-        for k in range(len(slots)):
-            put(actions, k, to_tree(self._space, self._space.sample()))
-        return actions
-
-    def _legal(self, count: int, masks: Tree) -> Tree:
-        """Equal logits draw uniformly among the actions that a mask leaves."""
-        spec = self._distribution
-        logits = torch.zeros(count, spec.inputs_size)  # [B, D]
-        legal = spec.mask(logits, tree_map(torch.from_numpy, masks))  # [B, D]
-        actions = spec(legal).sample(spec.draw_noise((count,), self._generator))  # [B, ...]
-        drawn: Tree = tree_map(Tensor.numpy, actions)
-        return drawn
+        return self._actions.draw(len(slots), observations)
 
 
 @dataclass(frozen=True, slots=True)

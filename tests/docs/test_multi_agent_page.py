@@ -43,11 +43,13 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "juggler:CartPoles",
         "pettingzoo:mpe2/simple_tag_v3",
         "chase:Chase",
+        "chase:Chase",
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
     for config in (configs[0], *configs[2:]):
         config.agents.validate()
+    assert (configs[4].module_ids, configs[4].others) == (("hunter",), ("old_prey", "random"))
 
 
 @pytest.mark.slow
@@ -57,11 +59,15 @@ def test_the_guide_leads_to_two_policies(
 ) -> None:
     game, *snippets = blocks("python", PAGE)[:3]
     (sharing,) = (each for each in blocks("python", PAGE) if "shared=" in each)
+    (who_plays,) = (each for each in blocks("python", PAGE) if "def who_plays" in each)
     monkeypatch.chdir(tmp_path)
     Path("chase.py").write_text(game)
-    Path("chase.toml").write_text(blocks("toml", PAGE)[0])
+    Path("sides.py").write_text(who_plays)
+    files = blocks("toml", PAGE)
+    for name, file in zip(("chase", "against", "sides"), (files[0], *files[4:]), strict=True):
+        Path(f"{name}.toml").write_text(file)
     typed = "".join(blocks("sh", PAGE)).splitlines()
-    assert len(typed) == 5
+    assert len(typed) == 8
     for command in typed:
         name, *options = shlex.split(command)
         assert name == "juggler"
@@ -72,6 +78,10 @@ def test_the_guide_leads_to_two_policies(
     assert summary["episode_return_mean"] == 0
     assert modules["hunter"]["updates"] != modules["prey"]["updates"], "another algorithm"
     assert Path("runs/chase/plot.png").exists()
+    for name, others in (("against", {"old_prey", "random"}), ("sides", {"old", "random"})):
+        summary = json.loads(Path(f"runs/{name}/summary.json").read_text())
+        played = {each for each, said in summary["by_module"].items() if "env_steps_played" in said}
+        assert played == others
     Path("snippets.py").write_text("\n".join([*snippets[:1], sharing, *snippets[1:]]))
     played = run_python(tmp_path / "snippets.py", timeout=300).splitlines()[-1]
     assert re.match(r"{'cat': \d+, 'mouse': \d+} {'cat': [01].0, 'mouse': -[01].0}", played)

@@ -27,8 +27,8 @@ TWO_MODULES: dict[str, Any] = {
 }
 
 
-def _mapping(groups: list[list[str]], **tables: Any) -> dict[str, str]:
-    return AgentsConfig(**tables).mapping(groups)
+def _mapping(groups: list[list[str]], **tables: Any) -> dict[str, Any]:
+    return AgentsConfig(**tables).found_in(groups)
 
 
 def _error(**values: Any) -> str:
@@ -178,7 +178,7 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"agents": {"*": "a b"}}, "'a b' cannot be a module's id: use 1 to 64 letters"),
         ({"agents": {"*": ""}}, "'' cannot be a module's id"),
         ({"agents": {"*": "x" * 65}}, "use 1 to 64 letters"),
-        ({"agents": {"*": 3}}, "Expected `str`, got `int`"),
+        ({"agents": {"*": 3}}, "Expected `str | array`, got `int`"),
         ({"modules": {"a/b": {}}}, "modules: 'a/b' cannot be a module's id"),
         ({"modules": {"a": 3}}, "Expected `table`, got `int`"),
         ({"modules": {"a": {"gama": 1}}}, "modules.a: unknown key 'gama': did you mean 'gamma'?"),

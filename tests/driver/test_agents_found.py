@@ -81,7 +81,7 @@ def test_what_does_not_suit_the_agents_is_told_with_the_module(
 
 def test_after_preflight_a_configuration_names_every_agent() -> None:
     config = with_agents(_config(modules={"runner": {"algorithm": "ppo"}}), GROUPS)
-    assert config.played_by == MAPPING
+    assert config.played_by == {agent: (module_id,) for agent, module_id in MAPPING.items()}
     assert config.module_ids == ("adversary", "runner")
     assert config.of("runner").learner.algorithm == "ppo"
     again = RunConfig.from_flat(config.flat())

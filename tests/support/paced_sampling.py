@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from juggler.envrunner.multi_agent.casting import cast
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import Recorded
+from juggler.envrunner.setup import may_play
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -77,14 +79,15 @@ class Halves(Scaled):
 
 def sampler_of(
     envs: ScriptedAgents,
-    played_by: Mapping[str, str],
+    played_by: Mapping[str, str | Sequence[str]],
     steps: int,
     row_age: int = 1000,
     module: type[RLModule] = Forgetful,
     connectors: dict[str, Any] | None = None,
     seed: int = 3,
+    line_ups: LineUps | None = None,
 ) -> MultiAgentSampler:
-    ids = list(dict.fromkeys(played_by.values()))
+    ids = list(dict.fromkeys(each for said in played_by.values() for each in may_play(said)))
     modules = {}
     for module_id, role in cast(envs, played_by, ids).items():
         spaces = role.spaces
@@ -96,7 +99,7 @@ def sampler_of(
         modules[module_id] = ModuleSlots(
             role, envs.num_envs, envs.agents, policy, env_to_module, steps, row_age
         )
-    return MultiAgentSampler(envs, modules, steps, seed)
+    return MultiAgentSampler(envs, modules, steps, seed, line_ups)
 
 
 class Collected:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -15,21 +16,24 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
+from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
-from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_play
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import CallMetadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.checkpoints.frozen import tree_digest
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.weights import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
@@ -140,14 +144,22 @@ class RunnerWorld:
         agents: by agent, the module that plays it.
         row_age: of every module.
         steps: fragment_steps.
+        frozen: what modules play with that are not trained, by id.
     """
 
     def __init__(
-        self, directory: Path, agents: Mapping[str, str], row_age: int = 100, steps: int = 4
+        self,
+        directory: Path,
+        agents: Mapping[str, str | list[str]],
+        row_age: int = 100,
+        steps: int = 4,
+        frozen: Mapping[str, Tree] | None = None,
     ) -> None:
         self.driver = Driver()
+        self._frozen = frozen or {}
+        ids = dict.fromkeys(each for said in agents.values() for each in may_play(said))
         self.learners = {
-            each: LearnerOf(directory, each) for each in dict.fromkeys(agents.values())
+            each: LearnerOf(directory, each) for each in ids if each not in {RANDOM, *self._frozen}
         }
         acting = ActingSetup(
             module=ModuleConfig(module="support.paced_sampling:Scaled"),
@@ -158,7 +170,13 @@ class RunnerWorld:
         )
         self.setup = EnvRunnerSetup(
             env_runner=EnvRunnerConfig(envs_per_runner=2, fragment_steps=steps),
-            modules=dict.fromkeys(self.learners, acting),
+            modules={
+                **dict.fromkeys(self.learners, acting),
+                **{
+                    each: replace(acting, digest=tree_digest(self._frozen[each]))
+                    for each in self._frozen
+                },
+            },
             agents=dict(agents),
         )
         contact = Contact("", token="secret", local=True)
@@ -179,6 +197,12 @@ class RunnerWorld:
     def set_up(self) -> training_pb2.Ready:
         setup = training_pb2.Setup(config=to_json(self.setup), seed=7)
         return self.driver.ask(setup, training_pb2.Ready)
+
+    def send_frozen(self, **instead: Tree) -> None:
+        """Send what modules play with that are not trained, or something else instead."""
+        for module_id, tree in {**self._frozen, **instead}.items():
+            for part in restores(module_id, cast(Any, tree), {}):
+                self.driver.ask(part, attach_pb2.Done)
 
     def requests(self, **at_least: int) -> list[training_pb2.SampleRequest]:
         """The requests of a round, by module with the update to wait for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.loop import Loop
@@ -78,6 +80,7 @@ class WorkersWorld:
         directory: Path,
         beginning: Beginning | None = None,
         only_local: bool = False,
+        frozen: Mapping[str, FrozenModule] | None = None,
         **keys: Any,
     ) -> None:
         self._incarnations = itertools.count()
@@ -99,6 +102,7 @@ class WorkersWorld:
             clock,
             only_local=only_local,
             beginning=beginning,
+            frozen=frozen,
         )
         self.worker_events = WorkerEvents(self.parts)
         nothing = cast(Any, None)  # is due on intervals, and nobody watches

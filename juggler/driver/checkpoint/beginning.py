@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from juggler.driver.agents_config import listed
 from juggler.driver.checkpoint.shared_parts import different_parts
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module
 from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import State, connector_state
@@ -21,8 +23,10 @@ class Beginning:
     """Weights of another run, and what goes with them.
 
     Attributes:
-        weights: for the learners, by module id of the new run.
-        whole: these are all that the checkpoint has, and so all that a module must have.
+        weights: for the learners, by module id of the new run. Modules that are not there begin
+            with what the seed gives.
+        whole: the modules whose weights are all that a checkpoint has, and so all that they must
+            have.
         connectors: by module id of the new run, what the other run's connectors had learned of
             observations; {}: nothing.
         text: for people, where all of it is from.
@@ -30,7 +34,7 @@ class Beginning:
     """
 
     weights: Weights
-    whole: bool
+    whole: Collection[str]
     connectors: Mapping[str, State]
     text: str
     warnings: tuple[str, ...]
@@ -49,8 +53,8 @@ class OtherRun:
     weights: Weights
 
     def beginning(self, config: RunConfig) -> Beginning:
-        """What each module of a configuration begins with: the weights of the module with the same
-        id, or those of the only module that there is.
+        """What each module of a configuration begins with whose table has no `from`: the weights
+        of the module with the same id, or those of the only module that there is.
 
         Raises:
             ConfigError: there are none for a module.
@@ -59,18 +63,14 @@ class OtherRun:
         weights: Weights = {}
         learned: dict[str, State] = {}
         warnings = list(checkpoint.problems)
-        for module_id in config.module_ids:
+        for module_id in [each for each in config.module_ids if not _own_source(config, each)]:
             source = self._source(module_id)
             weights[module_id] = self.weights[source]
             same = _same_observations(config.of(module_id), checkpoint, source)
             learned[module_id] = _learned(config, checkpoint, source) if whole and same else {}
             if not same:
                 which = "" if len(config.module_ids) == 1 else f" of module {source!r}"
-                warnings.append(
-                    f"the weights{which} of {checkpoint.path} were trained on what other "
-                    "connectors make of observations: connectors.env_to_module is not the same "
-                    "there"
-                )
+                warnings.append(_other_connectors(which, checkpoint))
         shared = config.agents.shared
         for name, one, other in islice(different_parts(weights, shared), 1):
             warnings.append(
@@ -80,7 +80,7 @@ class OtherRun:
             )
         parts = "the weights" if whole else "weights"
         text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
-        return Beginning(weights, whole, learned, text, tuple(warnings))
+        return Beginning(weights, weights.keys() if whole else (), learned, text, tuple(warnings))
 
     def _source(self, module_id: str) -> str:
         if len(self.weights) == 1:
@@ -113,14 +113,67 @@ def other_run(config: RunConfig) -> OtherRun | None:
         raise ConfigError(f"from_parameters = {driver.from_parameters}: {error}") from None
 
 
-def beginning_of(config: RunConfig) -> Beginning | None:
+def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning | None:
     """What a configuration whose modules are known begins with; None: with what the seed gives.
 
+    Args:
+        config: of the run.
+        other: what `other_run` has found; None: it is still to be looked for.
+
     Raises:
-        ConfigError: as `other_run` and `OtherRun.beginning`.
+        ConfigError: as `other_run` and `OtherRun.beginning`; or there are no weights where the
+            table of a module has them from.
     """
-    other = other_run(config)
-    return None if other is None else other.beginning(config)
+    other = other or other_run(config)
+    parts = [] if other is None else [other.beginning(config)]
+    parts += [
+        _own_beginning(config, module_id, source)
+        for module_id in config.module_ids
+        if (source := _own_source(config, module_id))
+    ]
+    return _together(parts) if parts else None
+
+
+def _own_source(config: RunConfig, module_id: str) -> str:
+    """What the table of a module says that it begins with; "": nothing."""
+    return str(config.agents.modules.get(module_id, {}).get(FROM, ""))
+
+
+def _own_beginning(config: RunConfig, module_id: str, source: str) -> Beginning:
+    """What one module begins with.
+
+    Raises:
+        ConfigError: there are no such weights.
+    """
+    where = f"modules.{module_id}: from = {source!r}"
+    try:
+        checkpoint, own_id = read_module(source)
+        weights: Any = playing_tree(checkpoint, own_id)[WEIGHTS]
+        learned = connector_state(checkpoint, own_id)
+    except CheckpointError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    same = _same_observations(config.of(module_id), checkpoint, own_id)
+    warnings = () if same else (_other_connectors(f" of module {own_id!r}", checkpoint),)
+    text = f"module {module_id!r} with those of module {own_id!r} in {checkpoint.path}"
+    learned_by = {module_id: learned if same else {}}
+    return Beginning({module_id: weights}, (module_id,), learned_by, text, warnings)
+
+
+def _together(parts: Sequence[Beginning]) -> Beginning:
+    return Beginning(
+        {key: weights for part in parts for key, weights in part.weights.items()},
+        frozenset(module_id for part in parts for module_id in part.whole),
+        {key: learned for part in parts for key, learned in part.connectors.items()},
+        ", ".join(part.text for part in parts),
+        tuple(warning for part in parts for warning in part.warnings),
+    )
+
+
+def _other_connectors(which: str, checkpoint: Checkpoint) -> str:
+    return (
+        f"the weights{which} of {checkpoint.path} were trained on what other connectors make of "
+        "observations: connectors.env_to_module is not the same there"
+    )
 
 
 def _learned(config: RunConfig, checkpoint: Checkpoint, source: str) -> State:

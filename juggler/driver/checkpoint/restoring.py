@@ -74,6 +74,7 @@ class _Saved(_Books):
     lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
     training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
     candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
+    played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:
@@ -146,6 +147,7 @@ def counters_of(
         "returns": list(metrics.returns),
         "lengths": list(metrics.lengths),
         "candidates": asdict(metrics.candidates),
+        "played": {name: each.played for name, each in metrics.by_module.items() if each.played},
     }
 
 
@@ -184,6 +186,8 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
         metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
         metrics.episodes = resume.counters["episodes"]
         metrics.candidates = Candidates(**resume.counters.get("candidates", {}))
+        for module_id, steps in resume.counters.get("played", {}).items():
+            metrics.of(module_id).played = steps
         metrics.goes_on(resume.counters["wall_time"], resume.counters["trained"])
     return metrics
 
@@ -276,7 +280,9 @@ def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
-        last=training_pb2.Restore(weights=True, whole=beginning.whole, source="from_checkpoint"),
+        last=training_pb2.Restore(
+            weights=True, whole=module_id in beginning.whole, source="from_checkpoint"
+        ),
     )
 
 

@@ -57,6 +57,13 @@ class Metrics:
         """Episodes of the agents that this module plays: as many of one as of the other."""
         self.of(module_id).agents_ended(returns, lengths)
 
+    def played(
+        self, module_id: str, steps: int, returns: Sequence[float], lengths: Sequence[int]
+    ) -> None:
+        """What a module did that is not trained."""
+        self.of(module_id).played += steps
+        self.agents_ended(module_id, returns, lengths)
+
     def of(self, module_id: str) -> ModuleMetrics:
         return self.by_module.setdefault(module_id, ModuleMetrics())
 

@@ -37,12 +37,14 @@ class ModuleMetrics:
         returns: of the newest episodes of the agents that the module plays, one for each agent.
         lengths: how many steps these agents made in them.
         episodes: how many have ended.
+        played: steps of a module that is not trained, as far as the run has heard of them.
         staleness: of the batches that updates have used.
     """
 
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
+    played: int = 0
     staleness: StalenessSince = field(default_factory=StalenessSince)
 
     def agents_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
@@ -58,8 +60,14 @@ class ModuleMetrics:
 
     def line(self) -> dict[str, Any]:
         """What happened since the last line."""
+        return {**self.staleness.take(), **self._episodes_line()}
+
+    def played_line(self) -> dict[str, Any]:
+        """The same of a module that is not trained."""
+        return {"env_steps_played": self.played, **self._episodes_line()}
+
+    def _episodes_line(self) -> dict[str, Any]:
         return {
-            **self.staleness.take(),
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
             "episode_length_mean": _mean(self.lengths),

@@ -80,7 +80,7 @@ class Learners:
         state = self._state_for(learner)
         if state is not None:
             yield from restore_commands(module.module_id, state)
-        elif self._beginning is not None:
+        elif self._beginning is not None and module.module_id in self._beginning.weights:
             yield from begin_commands(module.module_id, self._beginning)
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from google.protobuf.json_format import MessageToDict
 
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
@@ -74,6 +76,7 @@ class WorkerRegistry:
         config: of the run.
         first_update: that the run begins with; above 0 where it is resumed.
         most_learners: that may take part at once.
+        frozen: the modules that are not trained, by id.
         attached: all who are here.
         ready: those of them who have been set up.
         spaces: by module id; {}: no EnvRunner is ready yet.
@@ -87,6 +90,7 @@ class WorkerRegistry:
     config: RunConfig
     first_update: int = 0
     most_learners: int = 1
+    frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: dict[str, Spaces] = field(default_factory=dict)
@@ -251,7 +255,7 @@ class WorkerRegistry:
         """
         rows, steps = self._environments(role), self.config.env_runner.fragment_steps
         several = bool(self.config.played_by)
-        most = rows * list(self.config.played_by.values()).count(module.module_id)
+        most = rows * sum(module.module_id in each for each in self.config.played_by.values())
         right = 1 <= module.rows <= most if several else module.rows == rows
         if right and module.steps == steps:
             return
@@ -301,10 +305,13 @@ class WorkerRegistry:
                 synchronous=config.driver.synchronous,
             )
             return to_json(of_learner)
+        trained = {each: _acting_setup(config.of(each)) for each in config.module_ids}
+        others = {each: self.frozen[each].acting_setup() for each in config.agents.frozen_ids}
         setup = EnvRunnerSetup(
             env_runner=replace(config.env_runner, envs_per_runner=self._environments(role)),
-            modules={each: _acting_setup(config.of(each)) for each in config.module_ids},
-            agents=config.played_by,
+            modules={**trained, **others},
+            agents=config.agents.agents,
+            mapping=config.agents.mapping,
         )
         return to_json(setup)
 

@@ -124,6 +124,13 @@ def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> trai
     _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
+    if len(receipt.played) > _MOST_MODULES:
+        raise ValueError(f"{len(receipt.played)} modules that played: at most {_MOST_MODULES}")
+    for played in receipt.played:
+        if played.steps > _MOST_STALE_STEPS:
+            raise ValueError(f"{played.steps} steps of a module that is not trained")
+        most_episodes = played.steps + _MORE_EPISODES
+        _check_returns(played.episode_returns, played.episode_lengths, most_episodes)
     receipt.explanation = one_line(receipt.explanation, _LONGEST_NOTE)
     return receipt
 

@@ -41,6 +41,9 @@ class RunnerEvents:
         """A batch is with its learner, or is lost."""
         parts, module_id = self._parts, receipt.module_id
         parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
+        for played in receipt.played:
+            if played.module_id not in parts.config.others:
+                raise ValueError(f"module {played.module_id[:100]!r} played, and is none to play")
         version = Version.of(receipt.version)
         # Before the core asks for more: requests tell what connectors have learned.
         connectors = parts.connectors[module_id]
@@ -65,6 +68,7 @@ class RunnerEvents:
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
+            self._count_played(receipt)
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
@@ -90,8 +94,15 @@ class RunnerEvents:
         metrics, ended = self._parts.metrics, (receipt.episode_returns, receipt.episode_lengths)
         if not self._parts.config.played_by:
             return metrics.episodes_ended(*ended)
+        self._count_played(receipt)
         metrics.agents_ended(receipt.module_id, *ended)
         metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
+
+    def _count_played(self, receipt: training_pb2.Receipt) -> None:
+        for played in receipt.played:
+            self._parts.metrics.played(
+                played.module_id, played.steps, played.episode_returns, played.episode_lengths
+            )
 
     def left(self, event: Left, not_begun: frozenset[int]) -> None:
         """

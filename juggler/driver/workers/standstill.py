@@ -106,7 +106,9 @@ class EndlessEpisodes:
         """For people: the hint, if it is due now."""
         metrics = parts.metrics
         environments = parts.core.num_runners * self._config.envs_per_runner
-        agents = environments * max(1, len(parts.config.played_by))  # whose steps are counted
+        trained = set(parts.config.module_ids)
+        counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
+        agents = environments * max(1, len(counted))  # whose steps are counted
         steps = metrics.steps_without_an_end // max(1, agents)  # of each
         if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
             return []

@@ -103,6 +103,9 @@ class WorkerEvents:
             case training_pb2.Group():
                 newest = self._newest(request.module_id)
                 self._learners.formed(worker, replies.read_group_formed(request, body, newest))
+            case training_pb2.Restore() if worker.role != LEARNER:
+                if (part := parts.frozen_parts.next(worker)) is not None:
+                    parts.commands.send(worker, part)
             case training_pb2.Setup() if worker.role != LEARNER:
                 self._set_up(self._runners.ready(worker, replies.read_runner_ready(body)))
             case training_pb2.AddModule():
@@ -144,14 +147,17 @@ class WorkerEvents:
 
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
         for worker, setup in setups:
-            of_learner = worker.role == LEARNER
-            for command in self._learners.first_commands(worker, setup) if of_learner else [setup]:
+            if worker.role != LEARNER:
+                self._parts.commands.send(worker, self._parts.frozen_parts.first(worker, setup))
+                continue
+            for command in self._learners.first_commands(worker, setup):
                 self._parts.commands.send(worker, command)
 
     def _left(self, event: Left, unanswered: list[Completed]) -> None:
         parts, worker = self._parts, event.worker
         parts.metrics.workers.left(event)
         parts.registry.left(worker)
+        parts.frozen_parts.left(worker)
         for connectors in parts.connectors.values():
             connectors.left(worker)
         self._failed_once.discard(worker)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES = 0, 1, 2, 3
+_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS = 0, 1, 2, 3, 4
 
 
 def seed_process(seed: int) -> None:
@@ -29,6 +29,13 @@ def module_seeds(seed: int, count: int) -> list[int]:
     """Return a different seed for the noise of each module of an EnvRunner."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_MODULES,))
     return [int(each) >> 1 for each in sequence.generate_state(count, np.uint64)]
+
+
+def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:
+    """Return a generator that belongs to one episode alone: of an environment, and counted there
+    from 0."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_LINE_UPS, env, episode))
+    return np.random.default_rng(sequence)
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:

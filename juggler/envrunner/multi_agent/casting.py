@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+from juggler.envrunner.setup import RANDOM, may_play
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Role:
 
     Attributes:
         module_id: the module.
-        agents: their names, in the order of `MultiAgentEnvs.agents`.
+        agents: the names of those that it may play, in the order of `MultiAgentEnvs.agents`.
         group: the place of their group in `MultiAgentEnvs.groups`.
         spaces: that group.
     """
@@ -31,14 +32,14 @@ class Role:
 
 
 def cast(
-    envs: MultiAgentEnvs, played_by: Mapping[str, str], modules: Collection[str]
+    envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]], modules: Collection[str]
 ) -> dict[str, Role]:
-    """The role of each module.
+    """The role of each module but `random`.
 
     Args:
         envs: have the agents.
-        played_by: by agent, the id of the module that plays it.
-        modules: the ids of all modules.
+        played_by: by agent, the id of the module that plays it, or of those that may play it.
+        modules: the ids of all modules but `random`.
 
     Raises:
         ValueError: an agent has no module, a module has no agent, or agents of one module have
@@ -52,13 +53,26 @@ def cast(
         raise ValueError(
             f"the environment has no {_listed(absent)}: its agents are {', '.join(envs.agents)}"
         )
-    if unknown := sorted(set(played_by.values()) - set(modules)):
+    named = {module_id for said in played_by.values() for module_id in may_play(said)}
+    if unknown := sorted(named - {*modules, RANDOM}):
         raise ValueError(f"agents are played by {', '.join(unknown)}, and no module has that id")
     return {module_id: _role(envs, played_by, module_id) for module_id in modules}
 
 
-def _role(envs: MultiAgentEnvs, played_by: Mapping[str, str], module_id: str) -> Role:
-    agents = tuple(agent for agent in envs.agents if played_by[agent] == module_id)
+def random_roles(
+    envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]]
+) -> Iterator[Role]:
+    """What the module `random` plays: a role in each group of agents, since it fits all spaces."""
+    for number, group in enumerate(envs.groups):
+        agents = tuple(agent for agent in group.agents if RANDOM in may_play(played_by[agent]))
+        if agents:
+            yield Role(RANDOM, agents, number, group)
+
+
+def _role(
+    envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]], module_id: str
+) -> Role:
+    agents = tuple(agent for agent in envs.agents if module_id in may_play(played_by[agent]))
     if not agents:
         raise ValueError(f"the module {module_id!r} plays no agent: give it one, or remove it")
     within = [

@@ -11,12 +11,13 @@ from juggler.envrunner.environments.legal_actions import LegalActions, find_non_
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.multi_agent.casting import Role
+from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.multi_agent.turns import GroupTurn
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.place_policy import PlacePolicy
 from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
-from juggler.envrunner.rounds import Recorded
+from juggler.envrunner.rounds import Played, Recorded
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
@@ -29,8 +30,9 @@ from juggler.runtime.wire.trees import Tree
 class ModuleSlots:
     """Acts with one module in N environments, and records its steps where it is told to.
 
-    A slot is one agent in one environment, as in `GroupTurn`. Those of this module have places
-    0..P-1 here, in ascending order.
+    A slot is one agent in one environment, as in `GroupTurn`. Those that this module may play have
+    places 0..P-1 here, in ascending order. Where line-ups are drawn, the module plays some of them
+    at a time; see `line_up`.
 
     Args:
         role: the agents of the module.
@@ -56,7 +58,7 @@ class ModuleSlots:
         role: Role,
         num_envs: int,
         agents: tuple[str, ...],
-        policy: GatheredPolicy,
+        policy: PlacePolicy,
         connectors: EnvToModule,
         steps: int,
         row_age: int,
@@ -69,6 +71,8 @@ class ModuleSlots:
         self.most_rows = len(self._slots)
         self._place_of = np.full(num_envs * len(agents), -1, np.intp)  # [N A] by slot
         self._place_of[self._slots] = np.arange(self.most_rows)
+        self._places = self._place_of.copy()  # [N A] whoever plays now
+        self._plays_whole_group = role.is_whole_group
         self._paced = PacedSlots(connectors.observation_space, policy, steps, row_age)
         self._paced.seat(self.most_rows)
         self._row_age = row_age
@@ -94,12 +98,19 @@ class ModuleSlots:
         self._version = version
         self._paced.use(version)
 
-    def take(self, turn: GroupTurn, recorded: bool) -> None:
+    def line_up(self, line_up: LineUp) -> None:
+        """Play the slots of these environments that are this module's until their episodes end."""
+        self._plays_whole_group = False
+        mine = line_up.players == self.role.module_id  # [K * A]
+        self._place_of[line_up.slots] = np.where(mine, self._places[line_up.slots], -1)
+
+    def take(self, turn: GroupTurn, recorded: bool, line_up: LineUp | None = None) -> None:
         """Take what the last step led to, and who acts next.
 
         Args:
             turn: of the module's group.
             recorded: connectors learn from what the agents see.
+            line_up: of the episodes that begin with this turn, where line-ups are drawn.
         """
         paced = self._paced
         if len(turn.ended):
@@ -110,6 +121,8 @@ class ModuleSlots:
                 truncated = ~turn.terminated[mine]  # [E]
                 paced.end(places, truncated, take(lasts, truncated))
                 paced.observe(places, lasts)
+        if line_up is not None:  # the ends above are of the episodes before
+            self.line_up(line_up)
         self.acting, self.where = self._mine(turn.acting)
         if not len(self.acting):
             return
@@ -172,6 +185,18 @@ class ModuleSlots:
         delta, self._delta = self._delta, {}
         return Recorded(batch, oldest_version(batch), returns, lengths, delta, stale)
 
+    def played(self) -> Played:
+        """What a module that is not trained has done since it was asked last.
+
+        Raises:
+            NonFinite: a reward was not finite.
+        """
+        if self._not_finite is not None:
+            raise self._not_finite
+        ended, self._paced.ended = self._paced.ended, []
+        returns, lengths = [each[0] for each in ended], [each[1] for each in ended]
+        return Played(self._paced.counts.pop("steps", 0), returns, lengths)
+
     def skip(self) -> None:
         """Forget the returns of a round that was not recorded."""
         self._paced.ended.clear()
@@ -179,7 +204,7 @@ class ModuleSlots:
     def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
         """The places of those of the slots that are of this module, and their indices."""
         places = self._place_of[slots]
-        if self.role.is_whole_group:
+        if self._plays_whole_group:
             return places, slice(None)
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine

@@ -11,9 +11,10 @@ from typing import Any
 from juggler.envrunner.environments.seeding import module_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
-from juggler.envrunner.rounds import PlayedRound, Recorded
+from juggler.envrunner.rounds import Played, PlayedRound, Recorded
 from juggler.runtime.episodes.version import Version
 
 
@@ -25,17 +26,25 @@ class MultiAgentSampler:
 
     Args:
         envs: N environments.
-        modules: what acts, by module id; together they play all agents.
+        modules: what acts, by module id; together they play all agents. Where a module has several
+            roles, they may have any names.
         steps: environment steps of a round.
-        seed: of the environments and of the policies' noise.
+        seed: of the environments, of the policies' noise, and of line-ups.
+        line_ups: decides who plays each episode; None: each module plays all of its agents.
 
     Raises:
         EnvironmentFailed: here, in `reset` or in `sample`.
     """
 
     def __init__(
-        self, envs: MultiAgentEnvs, modules: Mapping[str, ModuleSlots], steps: int, seed: int
+        self,
+        envs: MultiAgentEnvs,
+        modules: Mapping[str, ModuleSlots],
+        steps: int,
+        seed: int,
+        line_ups: LineUps | None = None,
     ) -> None:
+        self._line_ups = line_ups
         self._envs, self._modules, self._steps = envs, dict(modules), steps
         self._turn: Turn | None = None
         self._taken = False  # the last turn is known to the modules
@@ -47,6 +56,8 @@ class MultiAgentSampler:
         for slots, own in zip(self._modules.values(), seeds, strict=True):
             slots.policy.seed(own)
             slots.forget()
+        if self._line_ups is not None:
+            self._line_ups.reset(seed)
         self._turn, self._taken = self._envs.reset(seed), False
 
     def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
@@ -54,10 +65,12 @@ class MultiAgentSampler:
 
         Args:
             recorded: ids of the modules whose steps are recorded.
-            versions: of the weights of each module.
+            versions: of the weights of each module that is trained. The others only play.
 
         Raises:
             EnvironmentFailed: an environment failed.
+            NonFinite: an agent of a module that only plays got a reward that is not finite.
+            LineUpError: there is no line-up for an episode.
             RuntimeError: the last round failed or lost steps, and `reset` has not been called
                 since.
         """
@@ -69,8 +82,8 @@ class MultiAgentSampler:
         env_returns: list[float] = []
         env_lengths: list[int] = []
         environments: list[int] = []  # whose episodes these are
-        for module_id, slots in self._modules.items():
-            slots.begin(versions[module_id])
+        for module_id, version in versions.items():
+            self._modules[module_id].begin(version)
         if not self._taken:
             self._take(turn, recorded)
             self._taken = True
@@ -88,11 +101,14 @@ class MultiAgentSampler:
                 env_lengths += turn.env_lengths.tolist()
         finishing = time.perf_counter()
         results: dict[str, Recorded | NonFinite] = {}
+        others: dict[str, Played] = {}
         for module_id, slots in self._modules.items():
             if module_id in recorded:
                 results[module_id] = slots.result()
-            else:
+            elif module_id in versions:
                 slots.skip()
+            else:
+                others.setdefault(slots.role.module_id, Played()).add(slots.played())
         if any(isinstance(result, NonFinite) for result in results.values()):
             env_returns, env_lengths = [], []
         else:
@@ -100,11 +116,14 @@ class MultiAgentSampler:
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        return PlayedRound(results, seconds, env_returns, env_lengths)
+        return PlayedRound(results, seconds, env_returns, env_lengths, others)
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
+        line_up = None
+        if self._line_ups is not None and len(turn.began):
+            line_up = self._line_ups.begin(turn.began)
         for module_id, slots in self._modules.items():
-            slots.take(turn.groups[slots.role.group], module_id in recorded)
+            slots.take(turn.groups[slots.role.group], module_id in recorded, line_up)
 
     def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
         """The actions of all agents that act next, by group."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 
@@ -23,6 +24,7 @@ def play_whole_episodes(
     *,
     most_steps: int = 0,
     goal: Goal | None = None,
+    line_ups: LineUps | None = None,
 ) -> tuple[list[float], list[int]]:
     """Play episodes deterministically in freshly seeded environments.
 
@@ -39,6 +41,8 @@ def play_whole_episodes(
             is, with the rewards that its agents were told by then, and the steps after it count as
             another. 0: no limit.
         goal: stop as soon as it is out of reach.
+        line_ups: decides who plays each episode, from the same seed; None: each module plays all of
+            its agents. Somebody else who uses it must reset it afterwards.
 
     Returns:
         Undiscounted returns, each the sum over all agents, and numbers of environment steps; by
@@ -55,7 +59,13 @@ def play_whole_episodes(
     cut = np.zeros(count, np.bool_)  # [N] the running episode has been counted once
     step = 0
     turn = envs.reset(seed)
+    if line_ups is not None:
+        line_ups.reset(seed)
     while owed.any():
+        if line_ups is not None and len(turn.began):
+            line_up = line_ups.begin(turn.began)
+            for slots in modules:
+                slots.line_up(line_up)
         turn = envs.step(_act(envs, modules, turn))
         step += 1
         lengths += 1

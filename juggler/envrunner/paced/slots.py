@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.paced.place_policy import PlacePolicy
 from juggler.envrunner.paced.places import Places, grown, put, take
 from juggler.envrunner.paced.rows import Rows
 from juggler.runtime.episodes.version import Version
@@ -40,7 +40,7 @@ class PacedSlots:
     """
 
     def __init__(
-        self, observation_space: Space[Any], policy: GatheredPolicy, steps: int, row_age: int
+        self, observation_space: Space[Any], policy: PlacePolicy, steps: int, row_age: int
     ) -> None:
         self.rows = Rows(observation_space, steps, policy.blank_inputs)
         self.ended: list[tuple[float, int]] = []

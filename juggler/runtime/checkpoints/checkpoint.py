@@ -103,6 +103,13 @@ class Checkpoint:
         spaces: dict[str, Any] = self.modules.get(module_id, {}).get("spaces", self.spaces)
         return spaces
 
+    def learned_of(self, module_id: str) -> Any:
+        """The branch of the tree with what a module's connectors had learned; {}: nothing."""
+        learned = self.tree.get(CONNECTORS, {})
+        if self.module_ids != (OLD_MODULE,) and isinstance(learned, Mapping):
+            return learned.get(module_id, {})
+        return learned
+
     def config_of(self, module_id: str) -> dict[str, Any]:
         """The configuration, with what its table `modules` says of this one in place of the rest.
         This is all that acting needs; where a module has an algorithm of its own, `RunConfig.of`

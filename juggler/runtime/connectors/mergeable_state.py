@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Mapping
 
 from juggler.runtime.checkpoints.checkpoint import (
-    CONNECTORS,
     OLD_MODULE,
     Checkpoint,
     CheckpointError,
@@ -64,11 +63,8 @@ def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> Stat
     Raises:
         CheckpointError: the checkpoint's data are damaged.
     """
-    learned = checkpoint.tree.get(CONNECTORS, {})
-    if checkpoint.module_ids != (OLD_MODULE,) and isinstance(learned, Mapping):
-        learned = learned.get(module_id, {})
     try:
-        return check(learned)
+        return check(checkpoint.learned_of(module_id))
     except ValueError as error:
         where = checkpoint.path or pathlib.Path("in memory")
         raise CheckpointError(where, f"its connectors are damaged: {error}") from error

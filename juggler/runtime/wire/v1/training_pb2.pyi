@@ -129,7 +129,7 @@ class SampleRequest(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,17 @@ class Receipt(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class Played(_message.Message):
+        __slots__ = ("module_id", "steps", "episode_returns", "episode_lengths")
+        MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+        STEPS_FIELD_NUMBER: _ClassVar[int]
+        EPISODE_RETURNS_FIELD_NUMBER: _ClassVar[int]
+        EPISODE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+        module_id: str
+        steps: int
+        episode_returns: _containers.RepeatedScalarFieldContainer[float]
+        episode_lengths: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, module_id: _Optional[str] = ..., steps: _Optional[int] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +170,7 @@ class Receipt(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     ENV_RETURNS_FIELD_NUMBER: _ClassVar[int]
     ENV_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    PLAYED_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -174,7 +186,8 @@ class Receipt(_message.Message):
     counts: _containers.ScalarMap[str, float]
     env_returns: _containers.RepeatedScalarFieldContainer[float]
     env_lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    played: _containers.RepeatedCompositeFieldContainer[Receipt.Played]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ...) -> None: ...
 
 class Arrivals(_message.Message):
     __slots__ = ("module_id", "arrivals")

@@ -1,0 +1,171 @@
+"""Modules of a run that play and are not trained: what they play with, and where it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from juggler.driver.agents_found import FoundGroup
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.checkpoints import write
+from juggler.envrunner.setup import ActingSetup
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.frozen import (
+    DIGEST,
+    DIRECTORY,
+    FROM,
+    WEIGHTS,
+    is_frozen,
+    playing_tree,
+    read_module,
+    tree_digest,
+)
+from juggler.runtime.connectors.mergeable_state import connector_branch, connector_state
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import spaces_pb2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenModule:
+    """A module that is not trained.
+
+    Attributes:
+        module_id: in this run.
+        checkpoint: has its weights.
+        source: its id there.
+        config: as the module had it there.
+        tree: all that it plays with.
+        digest: of the tree.
+    """
+
+    module_id: str
+    checkpoint: Checkpoint
+    source: str
+    config: RunConfig
+    tree: Mapping[str, Tree]
+    digest: str
+
+    @property
+    def where(self) -> str:
+        """For people: where its weights are."""
+        return f"module {self.source!r} of {self.checkpoint.path}"
+
+    def acting_setup(self) -> ActingSetup:
+        """What an EnvRunner builds it from."""
+        return ActingSetup(
+            module=self.config.module,
+            connectors=self.config.connectors.connectors,
+            algorithm="",
+            off_policy=False,
+            row_age=0,
+            digest=self.digest,
+        )
+
+    def keep(self, run_dir: Path) -> None:
+        """Write what it plays with into the directory of a run, as a checkpoint of this module.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        before = self.checkpoint
+        tree: dict[str, Tree] = {
+            self.source: {"parameters": self.tree[WEIGHTS], "buffers": {}},
+        }
+        if learned := connector_state(before, self.source):
+            tree[CONNECTORS] = connector_branch({self.source: learned})
+        version, spaces = before.version_of(self.source), before.spaces_of(self.source)
+        of_module = {"version": version, "extra": {}, "spaces": spaces}
+        copy = Checkpoint(version, tree, {self.source: of_module}, {}, before.config, spaces)
+        write(run_dir / DIRECTORY / self.module_id, copy, keep=1)
+
+    def must_fit(self, agent: str, group: FoundGroup) -> None:
+        """
+        Raises:
+            ConfigError: the spaces of an agent are not those that it knows.
+        """
+        spaces = self.checkpoint.spaces_of(self.source)
+        for side, has in (("observation", group.observation), ("action", group.action)):
+            if has is None or side not in spaces:
+                continue  # one has no encoding: whether weights fit shows when it is built
+            needs = ParseDict(spaces[side], spaces_pb2.Space())
+            if needs != has:
+                raise ConfigError(
+                    f"modules.{self.module_id}: {self.where} cannot play agent {agent!r}: its "
+                    f"{side} space is {_shown(needs)}, and the agent's is {_shown(has)}"
+                )
+
+
+def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
+    """The modules of a configuration that are not trained, by id.
+
+    Args:
+        config: of the run.
+        run_dir: of a run that goes on, which has kept what they play with.
+
+    Raises:
+        ConfigError: there are no such weights, or other ones than there were.
+    """
+    tables = config.agents.modules
+    return {
+        module_id: _frozen_module(module_id, tables[module_id], run_dir)
+        for module_id in tables
+        if is_frozen(tables[module_id])
+    }
+
+
+def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunConfig:
+    """A configuration that says what its modules that are not trained play with."""
+    if not frozen:
+        return config
+    tables = dict(config.agents.modules)
+    for module_id, module in frozen.items():
+        tables[module_id] = {**tables[module_id], DIGEST: module.digest}
+    return replace(config, agents=replace(config.agents, modules=tables))
+
+
+def must_fit(
+    config: RunConfig, frozen: Mapping[str, FrozenModule], groups: Sequence[FoundGroup]
+) -> None:
+    """
+    Args:
+        config: `with_agents` has made it.
+        frozen: its modules that are not trained.
+        groups: the agents of the environment and their spaces; (): nobody here knows them.
+
+    Raises:
+        ConfigError: the agents have other spaces than a module knows that is to play them.
+    """
+    for group in groups:
+        for agent in group.agents:
+            for module_id in config.played_by[agent]:
+                if module_id in frozen:
+                    frozen[module_id].must_fit(agent, group)
+
+
+def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | None) -> FrozenModule:
+    kept = None if run_dir is None else run_dir / DIRECTORY / module_id
+    source = str(kept) if kept is not None and kept.is_dir() else table[FROM]
+    where = f"modules.{module_id}: from = {source!r}"
+    try:
+        checkpoint, own_id = read_module(source)
+        tree = playing_tree(checkpoint, own_id)
+        connector_state(checkpoint, own_id)  # raises if it is damaged
+        config = RunConfig.to_act(checkpoint.config, where=str(checkpoint.path)).of(own_id)
+    except (CheckpointError, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    digest = tree_digest(tree)
+    if digest != table.get(DIGEST, digest):
+        raise ConfigError(
+            f"{where}: its weights have the digest {digest}, and digest = {table[DIGEST]!r}: they "
+            "are not those that were meant"
+        )
+    return FrozenModule(module_id, checkpoint, own_id, config, tree, digest)
+
+
+def _shown(message: spaces_pb2.Space) -> str:
+    return str(space_from_message(message))

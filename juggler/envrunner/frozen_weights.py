@@ -1,0 +1,66 @@
+"""What modules play with that are not trained, as the driver sends it before the Setup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from juggler.envrunner.evaluation import TakesWeights
+from juggler.runtime.checkpoints.frozen import CONNECTORS, WEIGHTS, tree_digest
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.mergeable_state import check
+from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class FrozenWeights:
+    """Puts the parts together that come, and lets nobody play with anything else than was meant."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
+        self._trees: dict[str, tuple[Tree, str]] = {}  # with its digest, by module id
+
+    def take(self, part: training_pb2.Restore) -> None:
+        """The next part of a module.
+
+        Raises:
+            WireError: it was damaged, or is too large.
+            ValueError: it is the last one, and parts are missing.
+        """
+        frame = self._reader.feed(part.chunk)
+        if frame is not None:
+            self._trees[frame.header.module_id] = frame.tree, tree_digest(frame.tree)
+        elif part.last:
+            raise ValueError(f"the weights of module {part.module_id!r} ended in the middle")
+
+    def load(
+        self, module_id: str, digest: str, policy: TakesWeights, connectors: EnvToModule
+    ) -> None:
+        """Give a module what it is to play with.
+
+        Args:
+            module_id: of the module.
+            digest: of what it is to play with.
+            policy: takes the weights.
+            connectors: take what they had learned.
+
+        Raises:
+            ValueError: it did not come, is something else, or does not fit the module.
+        """
+        tree, found = self._trees.get(module_id, ({}, "none"))
+        if found != digest:
+            raise ValueError(
+                f"the weights of module {module_id!r} are not those that this run plays with: "
+                f"their digest is {found}, and must be {digest}"
+            )
+        assert isinstance(tree, Mapping)  # the digest is that of a branch
+        weights: Any = tree[WEIGHTS]
+        if missing := [name for name in policy.names if name not in weights]:
+            raise ValueError(
+                f"the checkpoint of module {module_id!r} is another module's: it has no "
+                f"{', '.join(missing)}"
+            )
+        policy.load({name: weights[name] for name in policy.names})
+        if learned := check(tree[CONNECTORS]):
+            connectors.set_state(learned)

@@ -1,0 +1,150 @@
+"""Which module plays which agent, where that is drawn anew for each episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.seeding import line_up_generator
+from juggler.envrunner.setup import may_play
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.nearest import nearest
+
+#: From the agents of an environment and a generator to the module of each agent.
+WhoPlays = Callable[[Sequence[str], np.random.Generator], Mapping[str, str]]
+
+
+class LineUpError(ValueError):
+    """A mapping failed, or named what cannot play; says which one, and the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Who plays, in environments that begin an episode.
+
+    Attributes:
+        slots: [K * A] of these environments.
+        players: [K * A] the id of the module that plays there until the episode is over.
+    """
+
+    slots: NDArray[np.intp]
+    players: NDArray[np.str_]
+
+
+class LineUps(Protocol):
+    """Decides who plays each episode, once, when it begins."""
+
+    def reset(self, seed: int) -> None:
+        """Begin anew, as everything that an EnvRunner draws does."""
+
+    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+        """Environments [K] begin an episode.
+
+        Raises:
+            LineUpError: there is no line-up for one.
+        """
+
+
+class DrawnLineUps:
+    """Draws a line-up for each episode. It depends on the seed, the environment, and the number of
+    the episode there alone.
+
+    Args:
+        agents: of an environment, A of them.
+        played_by: by agent, the modules that may play it.
+        who_plays: draws the line-up of one episode.
+        name: of `who_plays`, for errors.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[str],
+        played_by: Mapping[str, str | Sequence[str]],
+        who_plays: WhoPlays,
+        name: str,
+    ) -> None:
+        self._agents = tuple(agents)
+        self._may_play = {agent: may_play(played_by[agent]) for agent in agents}
+        self._who_plays, self._name = who_plays, name
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        self._seed = seed
+        self._episodes: Counter[int] = Counter()  # that have begun, by environment
+
+    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+        players: list[str] = []
+        for env in envs.tolist():
+            generator = line_up_generator(self._seed, env, self._episodes[env])
+            self._episodes[env] += 1
+            players += self.draw(generator)
+        slots = envs[:, None] * len(self._agents) + np.arange(len(self._agents))  # [K, A]
+        return LineUp(slots.ravel(), np.array(players, np.str_))
+
+    def draw(self, generator: np.random.Generator) -> list[str]:
+        """Draw one line-up -> the module of each agent, in their order.
+
+        Raises:
+            LineUpError: `who_plays` failed, or named what cannot play.
+        """
+        try:
+            said = self._who_plays(self._agents, generator)
+        except Exception as error:
+            raise LineUpError(f"{self._name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(said, Mapping):
+            raise LineUpError(
+                f"{self._name} returned a {type(said).__name__}: it must return the module of each "
+                "agent, as a dict by agent"
+            )
+        for agent, ids in self._may_play.items():
+            if agent not in said:
+                raise LineUpError(
+                    f"{self._name} named no module for agent {agent!r}: it must name one for each "
+                    "agent that it is given"
+                )
+            if said[agent] not in ids:
+                raise LineUpError(
+                    f"{self._name} mapped agent {agent!r} to {said[agent]!r}, which is none of the "
+                    f"modules that may play it{nearest(said[agent], ids)}"
+                )
+        if absent := [agent for agent in said if agent not in self._may_play]:
+            raise LineUpError(
+                f"{self._name} mapped {absent[0]!r}, and the environment has no such agent"
+                f"{nearest(absent[0], self._agents)}"
+            )
+        return [said[agent] for agent in self._agents]
+
+
+def line_ups_of(
+    agents: Sequence[str],
+    played_by: Mapping[str, str | Sequence[str]],
+    mapping: str,
+    own: Mapping[str, Callable[..., Any]] | None,
+) -> DrawnLineUps | None:
+    """What decides who plays; None: the same modules play the same agents in every episode.
+
+    Args:
+        agents: of an environment.
+        played_by: by agent, the modules that may play it.
+        mapping: the name of a function; "": line-ups are drawn uniformly.
+        own: functions of a script, by the names that stand for them.
+
+    Raises:
+        ValueError: the function cannot be imported.
+    """
+    if mapping:
+        who_plays = (own or {}).get(mapping) or found(mapping, "mapping")
+        return DrawnLineUps(agents, played_by, who_plays, f"mapping {mapping!r}")
+    ids_of = {agent: may_play(played_by[agent]) for agent in agents}
+    if all(len(ids) == 1 for ids in ids_of.values()):
+        return None
+
+    def uniformly(agents: Sequence[str], generator: np.random.Generator) -> dict[str, str]:
+        return {agent: ids_of[agent][generator.integers(len(ids_of[agent]))] for agent in agents}
+
+    return DrawnLineUps(agents, played_by, uniformly, "agents")

@@ -1,0 +1,265 @@
+"""Modules that are not trained: what a configuration may say of them, and what a run keeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from gymnasium import spaces
+
+from juggler.driver.agents_found import FoundGroup, with_agents
+from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.frozen_modules import (
+    FrozenModule,
+    frozen_modules,
+    must_fit,
+    with_digests,
+)
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.frozen import module_in, playing_tree, read_module, tree_digest
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.spaces import space_to_message
+
+SEES, ACTS = (
+    space_to_message(spaces.Box(-1, 1, (2,), np.float32)),
+    space_to_message(spaces.Discrete(3)),
+)
+GROUP = FoundGroup(("cat", "mouse"), SEES, ACTS)
+LEARNED = {"mean_std_filter": Moments(np.array(3.0), np.ones(2), np.ones(2)).to_tree()}
+TABLES: dict[str, Any] = {"agents": {"cat": "main", "mouse": "old"}}
+
+
+def save(directory: Path, *module_ids: str) -> Path:
+    """A run that has ended."""
+    said = {"observation": MessageToDict(SEES), "action": MessageToDict(ACTS)}
+    tree: dict[str, Any] = {
+        each: {
+            "parameters": {"scale": np.full((), k, np.float32)},
+            "buffers": {"count": np.array(k)},
+            "optimizer": {"step": np.array(9)},
+        }
+        for k, each in enumerate(module_ids)
+    }
+    learned = LEARNED if module_ids == ("default",) else {module_ids[-1]: LEARNED}
+    modules = {each: {"version": [1, 4], "extra": {}, "spaces": said} for each in module_ids}
+    tables = {"modules": {each: {"model": {"hidden_sizes": [8]}} for each in module_ids}}
+    agents = {"agents": {f"agent_{each}": each for each in module_ids}}
+    config = RunConfig.from_flat({**agents, **tables}).flat()
+    config["connectors"] = {"env_to_module": ["mean_std_filter"]}
+    made = Checkpoint((1, 4), {**tree, "connectors": learned}, modules, {}, config, said)
+    write(directory / "checkpoints", made, 3)
+    return directory
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    return save(tmp_path / "before", "hunter", "prey")
+
+
+def config_with(**old: Any) -> RunConfig:
+    return RunConfig.from_flat({**TABLES, "modules": {"old": old}})
+
+
+def frozen_in(config: RunConfig, run_dir: Path | None = None) -> FrozenModule:
+    (module,) = frozen_modules(config, run_dir).values()
+    return module
+
+
+# -- what a configuration may say -----------------------------------------------------------------
+
+
+def test_only_the_others_are_trained(before: Path) -> None:
+    config = RunConfig.from_flat(
+        {
+            "agents": {"cat": ["main", "old"], "mouse": ["old", "random"]},
+            "modules": {"old": {"train": False, "from": f"{before}:prey"}},
+        }
+    )
+    assert config.module_ids == ("main",)
+    assert config.others == ("old", "random")
+    assert config.agents.frozen_ids == ("old",)
+    assert config.played_by == {"cat": ("main", "old"), "mouse": ("old", "random")}
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"modules": {"old": {"train": False}}}, "modules.old: train = false needs from: the run"),
+        ({"modules": {"old": {"train": 0}}}, "modules.old: train = 0: expected true or false"),
+        ({"modules": {"old": {"from": 3}}}, "modules.old: from = 3: expected a path"),
+        ({"modules": {"old": {"digest": "ab"}}}, "digest is for a module with train = false"),
+        (
+            {"modules": {"old": {"train": False, "from": "x", "lr": 1.0}}},
+            "modules.old: lr with train = false: a module that is not trained is what it was",
+        ),
+        ({"modules": {"old": {"form": "x"}}}, "unknown key 'form': did you mean 'from'?"),
+        ({"agents": {"cat": "random"}}, "no module of this run is trained, since 'random' only"),
+        (
+            {"agents": {"*": "old"}, "modules": {"old": {"train": False, "from": "x"}}},
+            "no module of this run is trained",
+        ),
+        ({"modules": {"default": {"train": False, "from": "x"}}, "agents": {}}, "no module of"),
+        ({"agents": {"cat": []}}, "agents: 'cat' = []: name at least one module"),
+        ({"agents": {"cat": ["main", "a b"]}}, "'a b' cannot be a module's id"),
+        ({"modules": {"random": {}}}, "it is the module that draws every action at random"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        RunConfig.from_flat({**TABLES, **keys})
+    assert words in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_a_list_of_modules_needs_equal_spaces_and_random_fits_all() -> None:
+    groups = [GROUP, FoundGroup(("dog",), ACTS, ACTS)]
+    tables = {"cat": ["a", "random"], "mouse": "a", "dog": ["b", "random"]}
+    assert with_agents(RunConfig.from_flat({"agents": tables}), groups).module_ids == ("a", "b")
+    tables["dog"] = ["b", "a"]
+    with pytest.raises(ConfigError, match="'cat' and 'dog' have different spaces, and both are"):
+        with_agents(RunConfig.from_flat({"agents": tables}), groups)
+
+
+def test_a_mapping_without_a_table_chooses_among_the_modules_that_have_tables() -> None:
+    keys: dict[str, Any] = {"mapping": "my_file:who", "modules": {"a": {}, "b": {}}}
+    config = with_agents(RunConfig.from_flat(keys), [GROUP])
+    assert config.played_by == dict.fromkeys(("cat", "mouse"), ("a", "b", "random"))
+    assert config.agents.mapping == "my_file:who"
+    with pytest.raises(ConfigError, match="agents 'cat' and 'dog' have different spaces"):
+        with_agents(RunConfig.from_flat(keys), [GROUP, FoundGroup(("dog",), ACTS, ACTS)])
+    with pytest.raises(ConfigError, match="there is no module to choose from"):
+        with_agents(RunConfig.from_flat({"mapping": "my_file:who"}), [GROUP])
+    with pytest.raises(ConfigError, match="mapping: the environment"):
+        with_agents(RunConfig.from_flat({"mapping": "my_file:who"}), [FoundGroup((), SEES, ACTS)])
+
+
+# -- what they play with --------------------------------------------------------------------------
+
+
+def test_a_module_is_what_it_was_in_its_checkpoint(before: Path) -> None:
+    module = frozen_in(config_with(train=False, **{"from": f"{before}:prey"}))
+    assert module.source == "prey"
+    acting = module.acting_setup()
+    assert acting.module.model == {"hidden_sizes": [8]}
+    assert acting.connectors == {"env_to_module": ["mean_std_filter"]}
+    assert acting.digest == tree_digest(module.tree)
+    weights: Any = module.tree["weights"]
+    assert {name: float(array) for name, array in weights.items()} == {"scale": 1, "count": 1}
+    np.testing.assert_equal(module.tree["connectors"], LEARNED)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{}", "has several modules, of which to name one: 'hunter', 'prey'"),
+        ("{}:mouse", "has no module 'mouse': there are 'hunter', 'prey'"),
+        ("{}/nowhere", "there is no such file or directory"),
+    ],
+)
+def test_weights_that_are_not_there_are_one_sentence(before: Path, source: str, words: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        frozen_in(config_with(train=False, **{"from": source.format(before)}))
+    assert str(wrong.value).startswith(f"modules.old: from = {source.format(before)!r}: ")
+    assert words in str(wrong.value)
+
+
+def test_spaces_that_do_not_fit_are_one_sentence(before: Path) -> None:
+    config = config_with(train=False, **{"from": f"{before}:prey"})
+    frozen = frozen_modules(config)
+    must_fit(config, frozen, [GROUP])
+    other = space_to_message(spaces.Discrete(4))
+    with pytest.raises(ConfigError) as wrong:
+        must_fit(config, frozen, [FoundGroup(("cat", "mouse"), SEES, other)])
+    said = str(wrong.value)
+    assert said.startswith("modules.old: module 'prey' of ")
+    assert "cannot play agent 'mouse': its action space is Discrete(3), and the agent's is" in said
+
+
+@pytest.mark.parametrize("module_ids", [("hunter", "prey"), ("default",), ("default", "x")])
+def test_a_run_keeps_what_it_plays_with_once(tmp_path: Path, module_ids: tuple[str, ...]) -> None:
+    save(tmp_path / "before", *module_ids)
+    config = config_with(train=False, **{"from": f"{tmp_path / 'before'}:{module_ids[-1]}"})
+    module = frozen_in(config)
+    config = with_digests(config, {"old": module})
+    assert config.agents.modules["old"]["digest"] == module.digest
+    module.keep(tmp_path / "run")
+    shutil.rmtree(tmp_path / "before")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        frozen_in(config)
+    kept = frozen_in(config, tmp_path / "run")
+    assert (kept.digest, kept.source) == (module.digest, module.source)
+    assert kept.acting_setup() == module.acting_setup()
+    assert list(kept.checkpoint.tree[kept.source]) == ["parameters", "buffers"], "no optimizer"
+
+
+def test_other_weights_than_the_run_has_played_with_are_refused(before: Path) -> None:
+    table = {"train": False, "from": f"{before}:prey"}
+    digest = frozen_in(config_with(**table)).digest
+    assert frozen_in(config_with(**table, digest=digest)).digest == digest
+    with pytest.raises(ConfigError, match="they are not those that were meant"):
+        frozen_in(config_with(**{**table, "from": f"{before}:hunter"}, digest=digest))
+
+
+def test_a_run_has_its_modules_that_are_not_trained_too(before: Path, tmp_path: Path) -> None:
+    table = {"train": False, "from": f"{before}:prey"}
+    module = frozen_in(config_with(**table))
+    config = with_digests(config_with(**table), {"old": module})
+    run = save(tmp_path / "run", "main")
+    checkpoint = read(run)
+    record = json.loads((checkpoint.path / "checkpoint.json").read_text())  # type: ignore[operator]
+    assert "old" not in record["modules"]
+    write(
+        run / "checkpoints",
+        Checkpoint((1, 5), checkpoint.tree, checkpoint.modules, {}, config.flat(), {}),
+    )
+    # Its directory has them not yet, so they come from where the run had them.
+    found, source = module_in(read(run), "old")
+    assert source == "prey"
+    assert tree_digest(playing_tree(found, source)) == module.digest
+    save(before, "prey", "hunter")  # the numbers of both are others now
+    with pytest.raises(CheckpointError, match="other weights are there now"):
+        module_in(read(run), "old")
+    module.keep(run)
+    found, source = read_module(f"{run}:old")
+    assert tree_digest(playing_tree(found, source)) == module.digest
+
+
+# -- a module that begins with weights and is trained ---------------------------------------------
+
+
+def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path) -> None:
+    filters = {"connectors": {"env_to_module": ["mean_std_filter"]}}
+    table = {"from": f"{before}:prey", **filters}
+    config = RunConfig.from_flat({**TABLES, "modules": {"main": table}})
+    beginning = beginning_of(config)
+    assert beginning is not None
+    assert set(beginning.weights) == {"main"}, "the other begins with what the seed gives"
+    assert float(beginning.weights["main"]["scale"]) == 1
+    assert set(beginning.whole) == {"main"}
+    np.testing.assert_equal(beginning.connectors["main"], LEARNED)
+    assert not beginning.warnings
+
+    save(tmp_path / "other", "old", "main")
+    config = RunConfig.from_flat(
+        {**TABLES, "modules": {"main": table}, "from_checkpoint": str(tmp_path / "other")}
+    )
+    both = beginning_of(config)
+    assert both is not None
+    assert {name: float(each["scale"]) for name, each in both.weights.items()} == {
+        "old": 0,
+        "main": 1,
+    }
+    assert len(both.warnings) == 1, "the connectors of the one are others than there"
+
+
+def test_weights_to_begin_with_that_are_not_there_are_one_sentence(before: Path) -> None:
+    config = RunConfig.from_flat({**TABLES, "modules": {"main": {"from": f"{before}:cat"}}})
+    with pytest.raises(ConfigError, match=r"modules\.main: from = .*has no module 'cat'"):
+        beginning_of(config)

@@ -1,0 +1,235 @@
+"""Who plays an episode is drawn once, when it begins, and holds until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.paced_sampling import Collected, Forgetful, by_slot, sampler_of
+from support.scripted_agents import THREE, ScriptedAgents, at_random, in_turn
+
+from juggler.envrunner.multi_agent.line_up import DrawnLineUps, LineUp, LineUpError, line_ups_of
+from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
+from juggler.runtime.episodes.version import Version
+
+AGENTS = ("red", "green")
+BOTH = {"red": ["main", "old"], "green": ["main", "old"]}
+
+
+def uniform(played_by: Mapping[str, Any] = BOTH) -> DrawnLineUps:
+    line_ups = line_ups_of(AGENTS, played_by, "", None)
+    assert line_ups is not None
+    return line_ups
+
+
+def drawn_by(who_plays: Callable[..., Any]) -> DrawnLineUps:
+    line_ups = line_ups_of(AGENTS, BOTH, "my_file:who", {"my_file:who": who_plays})
+    assert line_ups is not None
+    return line_ups
+
+
+class Kept(DrawnLineUps):
+    """Keeps all that were drawn, by slot, in order."""
+
+    drawn: dict[int, list[str]]
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.drawn = {}
+
+    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+        line_up = super().begin(envs)
+        for slot, player in zip(line_up.slots.tolist(), line_up.players.tolist(), strict=True):
+            self.drawn.setdefault(slot, []).append(player)
+        return line_up
+
+
+def kept() -> Kept:
+    draws = uniform()
+    return Kept(AGENTS, BOTH, draws._who_plays, "agents")
+
+
+# -- the draw -------------------------------------------------------------------------------------
+
+
+def test_where_each_agent_has_one_module_there_is_nothing_to_draw() -> None:
+    assert line_ups_of(AGENTS, {"red": "main", "green": ["main"]}, "", None) is None
+
+
+def test_an_episode_has_the_same_line_up_whatever_other_environments_do() -> None:
+    one, two = uniform(), uniform()
+    one.reset(5)
+    two.reset(5)
+    first = [one.begin(np.array([0, 1])).players.tolist() for _ in range(50)]
+    alone = [two.begin(np.array([1])).players.tolist() for _ in range(50)]
+    assert [both[2:] for both in first] == alone
+    two.reset(6)
+    assert [two.begin(np.array([1])).players.tolist() for _ in range(50)] != alone
+    two.reset(5)
+    assert [two.begin(np.array([1])).players.tolist() for _ in range(50)] == alone
+
+
+def test_every_module_of_a_list_is_drawn_as_often_as_it_is_there() -> None:
+    line_ups = uniform({"red": ["main", "main", "old"], "green": "main"})
+    players = np.array([line_ups.begin(np.array([0])).players for _ in range(3000)])
+    assert set(players[:, 1]) == {"main"}
+    assert abs((players[:, 0] == "main").mean() - 2 / 3) < 0.04
+
+
+def test_a_function_gets_all_agents_at_once_and_a_generator_of_the_episode() -> None:
+    seen: list[Any] = []
+
+    def one_of_them(agents: Sequence[str], rng: np.random.Generator) -> dict[str, str]:
+        seen.append((tuple(agents), rng.integers(1 << 40)))
+        main = agents[int(rng.integers(2))]
+        return {agent: "main" if agent == main else "old" for agent in agents}
+
+    line_ups = drawn_by(one_of_them)
+    players = [line_ups.begin(np.array([0])).players.tolist() for _ in range(40)]
+    assert {tuple(sorted(pair)) for pair in players} == {("main", "old")}
+    assert len({tuple(pair) for pair in players}) == 2
+    assert {agents for agents, _ in seen} == {AGENTS}
+    assert len({number for _, number in seen}) == 40
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"red": "main"}, "named no module for agent 'green'"),
+        ({"red": "mian", "green": "old"}, "mapped agent 'red' to 'mian', which is none of the"),
+        ({"red": "main", "green": ["old"]}, "mapped agent 'green' to ['old']"),
+        ({"red": "main", "green": "old", "blue": "old"}, "mapped 'blue', and the environment has"),
+        (["main", "old"], "returned a list: it must return the module of each agent"),
+        (None, "returned a NoneType"),
+    ],
+)
+def test_a_wrong_line_up_is_one_sentence_with_the_function_and_the_agent(
+    said: Any, words: str
+) -> None:
+    with pytest.raises(LineUpError) as wrong:
+        drawn_by(lambda agents, rng: said).begin(np.array([0]))
+    assert str(wrong.value).startswith("mapping 'my_file:who' ")
+    assert words in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_what_a_function_raises_is_told_with_its_name() -> None:
+    def broken(agents: Sequence[str], rng: np.random.Generator) -> dict[str, str]:
+        raise KeyError("league")
+
+    with pytest.raises(LineUpError, match="mapping 'my_file:who' raised KeyError: 'league'"):
+        drawn_by(broken).begin(np.array([0]))
+
+
+def test_a_function_that_is_not_there_is_told_by_name() -> None:
+    with pytest.raises(ValueError, match="mapping 'math:who_plays': the Python module 'math' has"):
+        line_ups_of(AGENTS, BOTH, "math:who_plays", None)
+
+
+# -- in a sampler ---------------------------------------------------------------------------------
+
+
+def every_agent_acts(seed: int) -> ScriptedAgents:
+    return ScriptedAgents(3, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 5 + seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_step_is_with_the_module_that_was_drawn_for_its_episode(seed: int) -> None:
+    envs, line_ups = every_agent_acts(seed), kept()
+    sampler = sampler_of(envs, BOTH, steps=4, line_ups=line_ups, seed=seed)
+    collected = Collected(sampler)
+    for _ in range(60):
+        collected.play("main", "old")
+    count = 0
+    for module_id in ("main", "old"):
+        for (slot, number), steps in by_slot(collected.batches[module_id]).items():
+            assert line_ups.drawn[slot][number] == module_id
+            episode = envs.log[slot][number]
+            assert [step[0] for step in steps] == list(range(len(steps)))
+            assert [step[1] for step in steps] == episode.actions[: len(steps)]
+            np.testing.assert_allclose(
+                [step[2] for step in steps], episode.rewards()[: len(steps)], atol=1e-6
+            )
+            count += len(steps)
+        expected = [
+            (sum(episode.rewards()), len(episode.actions))
+            for slot, episodes in envs.log.items()
+            for number, episode in enumerate(episodes)
+            if episode.end and line_ups.drawn[slot][number] == module_id
+        ]
+        assert sorted(collected.ended[module_id]) == sorted(expected)
+    made = sum(len(episode.actions) for episodes in envs.log.values() for episode in episodes)
+    # At most one row is under way for each slot and module that may play it.
+    assert 0 <= made - count <= 4 * 2 * 6
+
+
+def test_agents_that_die_and_come_late_are_played_by_who_was_drawn_too() -> None:
+    envs = ScriptedAgents(3, dict.fromkeys(AGENTS, THREE), at_random(AGENTS, 4))
+    line_ups = kept()
+    collected = Collected(sampler_of(envs, BOTH, steps=4, line_ups=line_ups))
+    for _ in range(200):
+        collected.play("main", "old")
+    found = [set(by_slot(collected.batches[module_id])) for module_id in ("main", "old")]
+    assert found[0].isdisjoint(found[1]), "an episode of an agent has one module"
+    assert min(map(len, found)) > 20
+    ended = sum(bool(e.end) for episodes in envs.log.values() for e in episodes)
+    assert len(collected.ended["main"]) + len(collected.ended["old"]) == ended
+
+
+def test_the_same_seed_draws_the_same_line_ups_again() -> None:
+    logs = []
+    for _ in range(2):
+        envs, line_ups = every_agent_acts(0), kept()
+        sampler = sampler_of(envs, BOTH, steps=4, line_ups=line_ups, seed=9)
+        for _ in range(20):
+            sampler.sample({"main", "old"}, {"main": Version(1, 0), "old": Version(1, 0)})
+        actions = {slot: [e.actions for e in log] for slot, log in envs.log.items()}
+        logs.append((line_ups.drawn, actions))
+        sampler.reset(9)
+        before = line_ups.drawn
+        sampler.sample({"main", "old"}, {"main": Version(1, 0), "old": Version(1, 0)})
+        assert all(logs[-1][0][slot][: len(began)] == began for slot, began in before.items())
+    assert logs[0] == logs[1]
+
+
+def test_a_module_that_is_not_trained_is_counted_and_not_recorded() -> None:
+    envs, line_ups = every_agent_acts(1), kept()
+    sampler = sampler_of(envs, BOTH, steps=4, line_ups=line_ups)
+    steps, ended = 0, []
+    for _ in range(40):
+        played = sampler.sample({"main"}, {"main": Version(1, 0)})
+        assert set(played.modules) == {"main"}
+        assert set(played.others) == {"old"}
+        steps += played.others["old"].steps
+        ended += list(
+            zip(
+                played.others["old"].episode_returns,
+                played.others["old"].episode_lengths,
+                strict=True,
+            )
+        )
+    episodes = [
+        episode
+        for slot, log in envs.log.items()
+        for number, episode in enumerate(log)
+        if line_ups.drawn[slot][number] == "old"
+    ]
+    made = sum(len(episode.actions) for episode in episodes)
+    assert made - len(envs.log) <= steps <= made, "the last rewards are not known yet"
+    expected = [(sum(e.rewards()), len(e.actions)) for e in episodes if e.end]
+    assert sorted(ended) == sorted(expected)
+
+
+def test_whole_episodes_are_played_by_who_was_drawn() -> None:
+    envs, line_ups = every_agent_acts(0), kept()
+    sampler = sampler_of(envs, BOTH, steps=4, module=Forgetful, line_ups=line_ups)
+    modules = list(sampler._modules.values())
+    returns, _ = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
+    first = line_ups.drawn
+    assert len(returns) == 12
+    assert {player for players in first.values() for player in players} == {"main", "old"}
+    again, _ = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
+    assert (again, line_ups.drawn) == (returns, first)

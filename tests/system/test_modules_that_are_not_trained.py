@@ -1,0 +1,215 @@
+"""Runs in which some modules only play, and in which line-ups are drawn for each episode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pair_game
+from support.place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
+
+import juggler
+from juggler.driver.config import ConfigError
+from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
+
+PAIR: dict[str, Any] = {
+    "env": "support.pair_game:Pair",
+    "num_env_runners": 1,
+    "envs_per_runner": 4,
+    "fragment_steps": 8,
+    "batch_size": 64,
+    "progress": "off",
+}
+AGENTS = {"left": "main", "right": ["old", "random"]}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run whose module "default" others play against."""
+    run_dir = tmp_path_factory.mktemp("runs") / "before"
+    juggler.train(**PAIR, stop_steps=500, run_dir=str(run_dir))
+    return run_dir
+
+
+@pytest.fixture
+def old(before: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may delete."""
+    return Path(shutil.copytree(before, tmp_path / "old"))
+
+
+def table(old: Path) -> dict[str, Any]:
+    return {"old": {"train": False, "from": str(old)}}
+
+
+def assert_only_main_is_trained(run_dir: Path) -> None:
+    lines = [*metrics(run_dir), summary(run_dir)]
+    assert_books_balance(run_dir)
+    for line in lines:
+        modules = line["by_module"]
+        main = modules["main"]
+        for count in ("env_steps_sampled", "env_steps_trained", "env_steps_in_flight"):
+            assert line[count] == main[count], "the books are of what is trained"
+        assert set(modules["old"]) == {
+            "env_steps_played",
+            "episodes",
+            "episode_return_mean",
+            "episode_length_mean",
+        }
+    end = summary(run_dir)["by_module"]
+    assert end["old"]["env_steps_played"] > 0
+    assert end["random"]["env_steps_played"] > 0
+    assert end["main"]["episodes"] > 0
+    saved = read(run_dir)
+    assert saved.module_ids == ("main",)
+    assert not any("old" in name for name in saved.tree)
+
+
+def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
+    old: Path, tmp_path: Path
+) -> None:
+    digest = tree_digest(playing_tree(read(old), "default"))
+    run_dir = tmp_path / "run"
+    result = juggler.train(
+        **PAIR, agents=AGENTS, modules=table(old), stop_steps=1500, run_dir=str(run_dir)
+    )
+    assert_only_main_is_trained(run_dir)
+    by_module = result.summary["by_module"]
+    # Both agents act at the same time, so as much is played as is sampled, but for what is under
+    # way in rows of 8 steps in each of 4 environments.
+    against = by_module["old"]["env_steps_played"] + by_module["random"]["env_steps_played"]
+    assert abs(against - by_module["main"]["env_steps_sampled"]) <= 2 * 4 * 8
+    assert by_module["main"]["episodes"] == pytest.approx(
+        by_module["old"]["episodes"] + by_module["random"]["episodes"], abs=4
+    )
+    assert tree_digest(playing_tree(*read_module(f"{run_dir}:old"))) == digest
+    assert read(run_dir).config["modules"]["old"]["digest"] == digest
+
+    # Without the run that it came from, this one goes on, is evaluated, and plays matches.
+    shutil.rmtree(old)
+    again = juggler.resume(run_dir, stop_steps=2500)
+    assert_only_main_is_trained(run_dir)
+    for module_id in ("old", "random"):
+        before, after = (each.summary["by_module"][module_id] for each in (result, again))
+        assert after["env_steps_played"] > before["env_steps_played"]
+    assert tree_digest(playing_tree(*read_module(f"{run_dir}:old"))) == digest
+    assert len(juggler.evaluate(run_dir, 6).returns) == 6
+    policy = juggler.load_policy(run_dir, module_id="old")
+    assert policy.action_space.contains(policy.act(np.zeros(3, np.float32))[0])
+    record = juggler.play_matches(run_dir, {"right": "old", "left": "random"}, 10).records["right"]
+    assert record.wins + record.draws + record.losses == 10
+    with pytest.raises(ConfigError, match="agent 'right' is played by one of 'old', 'random'"):
+        juggler.play_matches(run_dir, {"left": "random"}, 10)
+    with pytest.raises(ConfigError, match=r"modules\.old: a run that is resumed keeps its modules"):
+        juggler.resume(run_dir, modules={"old": {"train": False, "from": "elsewhere"}})
+
+
+@pytest.mark.timeout(300)
+def test_a_synchronous_run_with_drawn_line_ups_gives_the_same_numbers_every_time(
+    old: Path, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {
+        **PAIR,
+        "num_env_runners": 2,
+        "mapping": "support.line_ups:main_and_another",
+        "modules": {"main": {}, **table(old)},
+        "synchronous": True,
+        "checkpoint_updates": 2,
+        "keep_checkpoints": 100,
+    }
+    runs = [
+        juggler.train(**keys, stop_steps=1200, run_dir=str(tmp_path / name))
+        for name in ("one", "two")
+    ]
+    resumed = tmp_path / "three"
+    shutil.copytree(runs[0].run_dir, resumed)
+    for late in sorted((resumed / "checkpoints").iterdir())[3:]:
+        shutil.rmtree(late)
+    (resumed / "summary.json").unlink()  # as if it had been killed there
+    shutil.rmtree(old)
+    runs.append(juggler.resume(resumed, stop_steps=1200))
+    one, *others = (read(run.run_dir) for run in runs)
+    for other in others:
+        assert one.version[1] == other.version[1]
+        np.testing.assert_equal(one.tree["main"], other.tree["main"])
+    played = [run.summary["by_module"]["old"]["env_steps_played"] for run in runs[:2]]
+    assert played[0] == played[1] > 0
+
+
+def test_a_function_of_a_script_says_who_plays(old: Path, tmp_path: Path) -> None:
+    def main_is_left(agents: Any, rng: np.random.Generator) -> dict[str, str]:
+        return {"left": "main", "right": "random"}
+
+    result = juggler.train(
+        **PAIR,
+        mapping=main_is_left,
+        modules={"main": {"from": str(old)}},
+        stop_steps=800,
+        run_dir=str(tmp_path / "run"),
+    )
+    by_module = result.summary["by_module"]
+    assert set(by_module) == {"main", "random"}
+    assert by_module["random"]["env_steps_played"] > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            {"mapping": "support.line_ups:unknown_module", "modules": {"main": {}}},
+            "mapping 'support.line_ups:unknown_module' mapped agent 'right' to 'mian'",
+        ),
+        ({"mapping": "support.line_ups:nobody", "modules": {"main": {}}}, "has no 'nobody'"),
+        (
+            {"agents": AGENTS, "modules": {"old": {"train": False, "from": "nowhere"}}},
+            "modules.old: from = 'nowhere': checkpoint nowhere: there is no such file",
+        ),
+    ],
+)
+def test_what_cannot_play_is_one_sentence_before_the_run_has_a_directory(
+    tmp_path: Path, keys: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        juggler.train(**PAIR, **keys, run_dir=str(tmp_path / "run"))
+    assert words in str(wrong.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_spaces_that_a_module_does_not_know_are_one_sentence(old: Path, tmp_path: Path) -> None:
+    agents = {"adversary_0": "main", "adversary_1": "old", "runner_0": "runner"}
+    keys = {**PAIR, "env": "support.tag_game:Tag", "agents": agents, "modules": table(old)}
+    with pytest.raises(ConfigError) as wrong:
+        juggler.train(**keys, run_dir=str(tmp_path / "run"))
+    assert "modules.old: module 'default' of " in str(wrong.value)
+    assert "cannot play agent 'adversary_1': its action space is Discrete(3)" in str(wrong.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_envrunner_of_another_host_gets_the_weights_over_tcp(place: Place, old: Path) -> None:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in PAIR.items()]
+    lines += ["[agents]", 'left = "main"', 'right = ["old", "random"]']
+    lines += ["[modules.old]", "train = false", f'from = "{old}"']
+    place.write("pair.toml", "\n".join(lines).replace("support.pair_game", "pair_game"))
+    shutil.copy(pair_game.__file__, place.path)
+    options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--token-file"]
+    token = place.write("token", "a secret\n")
+    driver = place.start("driver", "pair.toml", *options, token, "--progress", "plain")
+    driver.wait_for("waiting for workers at")
+    line = next(line for line in driver.output.splitlines() if "waiting for workers at" in line)
+    dial = ["--driver", line.split()[-1], "--token-file", token]
+    workers = [
+        place.start("learner", *dial, "--bind", "127.0.0.1:0"),
+        place.start("envrunner", *dial),
+    ]
+    run_dir = place.path / "run"
+    eventually(lambda: trained_steps(run_dir) > 2000, 60, lambda: driver.output)
+    driver.process.terminate()
+    assert driver.wait(30) == 143, driver.output
+    for worker in workers:
+        assert worker.wait(30) == 0, worker.output
+    assert_only_main_is_trained(run_dir)
+    place.assert_nothing_is_left()
