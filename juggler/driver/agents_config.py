@@ -64,9 +64,10 @@ class AgentsConfig:
 
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By module id, a table of keys in place of the run's: algorithm and the keys of that
-    algorithm, module, model, distribution, check_specs and connectors. It may also have waited_for.
-    true, the default: sampling waits until this module has room for its share. false: steps that it
-    has no room for are not recorded, so that it never slows the others down."""
+    algorithm, module, model, distribution, critic_sees, check_specs and connectors. It may also
+    have waited_for. true, the default: sampling waits until this module has room for its share.
+    false: steps that it has no room for are not recorded, so that it never slows the others down.
+    """
 
     def __post_init__(self) -> None:
         # As in a file: a table in TOML cannot hold None.

@@ -58,6 +58,14 @@ class RunConfig:
         one agent."""
         return dict(self.agents.agents)
 
+    @property
+    def critics_see(self) -> tuple[str, ...]:
+        """What value functions see beside the observations of their own agents: values of
+        `critic_sees`, without "observation"."""
+        tables = self.agents.modules.values()
+        seen = [self.module.critic_sees, *(table.get("critic_sees") for table in tables)]
+        return tuple(sorted({str(each) for each in seen if each not in (None, "observation")}))
+
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""
         return bool(self.agents.modules.get(module_id, {}).get(WAITED_FOR, True))
@@ -112,6 +120,11 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
+        if (runner.gateway or runner.is_elsewhere) and self.module.critic_sees != "observation":
+            raise ConfigError(
+                f"critic_sees = {self.module.critic_sees!r}: simulators send what an agent "
+                "observes, and no more that a value function could see; leave it out"
+            )
         if (runner.gateway or runner.is_elsewhere) and (tables.agents or tables.modules):
             key = "agents" if tables.agents else "modules"
             where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"

@@ -43,3 +43,10 @@ class EnvRunnerSetup:
     env_runner: EnvRunnerConfig
     modules: dict[str, ActingSetup]
     agents: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def critics_see(self) -> tuple[str, ...]:
+        """What value functions of the modules see beside the observations of their own agents:
+        values of `critic_sees`, without "observation"."""
+        seen = {acting.module.critic_sees for acting in self.modules.values()}
+        return tuple(sorted(seen - {"observation"}))

@@ -56,13 +56,17 @@ class MultiAgentStage:
                 parts.connectors,
                 self._steps,
                 acting.row_age,
+                acting.module.critic_sees,
+                envs.critic_spaces.get(acting.module.critic_sees),
             )
         seed_process(seed)  # as it is done where everything begins anew
         self._sampler = MultiAgentSampler(envs, self._modules, self._steps, seed)
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         return [
-            self._parts[module_id].ready(module_id, slots.most_rows, self._steps)
+            self._parts[module_id].ready(
+                module_id, slots.most_rows, self._steps, slots.critic_space
+            )
             for module_id, slots in self._modules.items()
         ]
 

@@ -103,7 +103,8 @@ class MultiAgentSampler:
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
         for module_id, slots in self._modules.items():
-            slots.take(turn.groups[slots.role.group], module_id in recorded)
+            critic = turn.critics.get(slots.critic_sees)
+            slots.take(turn.groups[slots.role.group], module_id in recorded, critic)
 
     def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
         """The actions of all agents that act next, by group."""

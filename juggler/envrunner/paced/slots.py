@@ -31,6 +31,7 @@ class PacedSlots:
         steps: T, of a row.
         row_age: the most updates by which the weights of a row's first step may be behind the
             newest ones.
+        policy_sees: the part of observations that the policy sees; None: all of them.
 
     Attributes:
         rows: filling and complete.
@@ -40,12 +41,17 @@ class PacedSlots:
     """
 
     def __init__(
-        self, observation_space: Space[Any], policy: GatheredPolicy, steps: int, row_age: int
+        self,
+        observation_space: Space[Any],
+        policy: GatheredPolicy,
+        steps: int,
+        row_age: int,
+        policy_sees: str | None = None,
     ) -> None:
         self.rows = Rows(observation_space, steps, policy.blank_inputs)
         self.ended: list[tuple[float, int]] = []
         self.counts: Counter[str] = Counter()
-        self._policy = policy
+        self._policy, self._policy_sees = policy, policy_sees
         self._steps = steps
         self._row_age = row_age
         self._places = Places(_FIRST_PLACES)
@@ -176,7 +182,10 @@ class PacedSlots:
         begun = places[first]
         of["episode"][begun] = np.arange(self._next_episode, self._next_episode + len(begun))
         self._next_episode += len(begun)
-        sent, actions, inputs = self._policy.act(observations, places, first)
+        seen: Any = observations
+        if self._policy_sees is not None:
+            seen = seen[self._policy_sees]
+        sent, actions, inputs = self._policy.act(seen, places, first)
         of["first"][places] = False
         new = recording & (of["row"][places] < 0)  # [B]
         if new.any():

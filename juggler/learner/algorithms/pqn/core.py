@@ -53,6 +53,12 @@ class Pqn(GradientCore):
         super().__init__(factories, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
         for module_id, module in self.modules.items():
+            if module.critic_space is not None:
+                raise ValueError(
+                    "critic_sees with algorithm = 'pqn': its values choose actions, so that they "
+                    "can see only what acting sees; leave critic_sees out, or choose ppo, appo or "
+                    "impala"
+                )
             if EPSILON not in dict(module.named_buffers()):
                 raise ValueError(
                     f"pqn needs modules with a buffer {EPSILON!r}, such as QNetwork; "
