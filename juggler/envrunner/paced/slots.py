@@ -74,8 +74,10 @@ class PacedSlots:
 
     def seat(self, count: int) -> list[int]:
         """Places for new agents."""
+        before = self._places.capacity
         if self._places.grow(count):
             self.of = grown(self.of, self._places.capacity)
+            self.of["row"][before:] = -1
             self._policy.grow(self._places.capacity)
         places = [self._places.take() for _ in range(count)]
         self.of["row"][places], self.of["acted"][places] = -1, False
