@@ -12,6 +12,7 @@ import torch
 from juggler.envrunner.multi_agent.casting import cast
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import Recorded
 from juggler.runtime.connectors.building import build_runner_pipelines
@@ -19,7 +20,6 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import RLModule
-from support.scripted_agents import ScriptedAgents
 
 
 class Remembering(RLModule):
@@ -76,13 +76,14 @@ class Halves(Scaled):
 
 
 def sampler_of(
-    envs: ScriptedAgents,
+    envs: MultiAgentEnvs,
     played_by: Mapping[str, str],
     steps: int,
     row_age: int = 1000,
     module: type[RLModule] = Forgetful,
     connectors: dict[str, Any] | None = None,
     seed: int = 3,
+    critic_sees: str = "observation",
 ) -> MultiAgentSampler:
     ids = list(dict.fromkeys(played_by.values()))
     modules = {}
@@ -94,7 +95,15 @@ def sampler_of(
         built = module(env_to_module.module_observation_space, module_to_env.action_space)
         policy = GatheredPolicy(built, env_to_module, module_to_env, 0)
         modules[module_id] = ModuleSlots(
-            role, envs.num_envs, envs.agents, policy, env_to_module, steps, row_age
+            role,
+            envs.num_envs,
+            envs.agents,
+            policy,
+            env_to_module,
+            steps,
+            row_age,
+            critic_sees,
+            envs.critic_spaces.get(critic_sees),
         )
     return MultiAgentSampler(envs, modules, steps, seed)
 
