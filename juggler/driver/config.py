@@ -301,7 +301,7 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
 def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
-    own_keys = [each.name for each in fields(ModelConfig) if each.name != "distribution"]
+    own_keys = {each.name for each in fields(ModelConfig)} - {"distribution", "critic_space"}
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
     return called_here(key)

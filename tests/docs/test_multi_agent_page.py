@@ -42,11 +42,13 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "chase:Chase",
         "juggler:CartPoles",
         "pettingzoo:mpe2/simple_tag_v3",
+        "pettingzoo:mpe2/simple_spread_v3",
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
     for config in configs[::2]:
         config.agents.validate()
+    assert configs[3].critics_see == ("state",)
 
 
 @pytest.mark.slow

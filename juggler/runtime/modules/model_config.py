@@ -60,7 +60,7 @@ class ModelConfig:
     distribution: str | Callable[..., Any] | None = None
     """Filled from the run's key `distribution`, which applies to every module."""
 
-    critic_space: Any = None
+    critic_space: Space[Any] | None = None
     """Filled where a run's key `critic_sees` gives the value function more to see than its agent
     has: the space of "critic_observations"."""
 

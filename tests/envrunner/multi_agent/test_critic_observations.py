@@ -1,4 +1,4 @@
-"""What critics see of games with several agents, step by step, beside a script worked out by hand."""
+"""What critics see of games with several agents, step by step, beside what a script says."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def sampled(sees: str, recurrent: str = "none", steps: int = 4) -> EpisodeBatch:
     for _ in range(3):
         recorded = sampler.sample({"all"}, {"all": Version(0, 0)}).modules["all"]
     batch = recorded.batch  # type: ignore[union-attr]
-    assert batch is not None and batch.truncated.any() and not batch.terminated.any()
+    assert batch is not None
+    assert batch.truncated.any()
+    assert not batch.terminated.any()
     return batch
 
 
@@ -163,8 +165,8 @@ def test_columns_of_a_script_may_have_what_the_critic_saw() -> None:
     one.update_from_batch({"default": columns})
     other.update_from_episodes([sampled("state")])
     torch.testing.assert_close(one.state["default"], other.state["default"], rtol=0, atol=0)
+    less = {name: x for name, x in columns.items() if "critic" not in name}
     with pytest.raises(ValueError, match="critic_observations lack an array"):
-        less = {name: x for name, x in columns.items() if "critic" not in name}
         one.update_from_batch({"default": less})
     uncut = {name: x for name, x in columns.items() if not name.startswith("final_")}
     uncut["truncated"] = torch.zeros_like(columns["truncated"])
@@ -228,9 +230,7 @@ def test_a_module_of_ones_own_says_whether_its_critic_can_see_more() -> None:
     metrics = fetch_metrics(trained.update_from_episodes([sampled("state")]))
     assert np.isfinite(metrics["default"]["value_loss"])
     assert not any("critic" in name for name in trained.get_params()["default"])
-    with pytest.raises(
-        ValueError, match="the values of ByObservationsAlone come from observations"
-    ):
+    with pytest.raises(ValueError, match="the values of ByObservationsAlone come from"):
         build_learner(
             {"algorithm": "ppo"}, ByObservationsAlone, OBSERVATION, ACTIONS, {}, critic_space=space
         )
