@@ -55,6 +55,7 @@ class Catalog:
     def build_critic_encoder(self) -> nn.Module:
         """Maps what a value function sees that sees more than its agent to features [B, size]: a
         map of "observations" [B, ...] and "critic_observations" [B, ...], or trees of them."""
+        assert self.config.critic_space is not None
         seen = {
             OBSERVATIONS: without_mask(self.observation_space),
             CRITIC_OBSERVATIONS: self.config.critic_space,
