@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
+from gymnasium import Space
 
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import DriverConfig
@@ -152,6 +153,8 @@ def _type(hint: Any) -> str:
         return "table"
     if get_origin(hint) is not None and get_origin(hint) is not type and _is_sequence(hint):
         return f"list of {_type(get_args(hint)[0]).replace(' or ', 's or ')}s"
+    if get_origin(hint) is Space:
+        return "space"
     if get_args(hint):
         return " or ".join(map(_type, get_args(hint)))
     names = {str: "string", int: "integer", float: "number", bool: "true or false"}

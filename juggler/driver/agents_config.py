@@ -78,12 +78,12 @@ class AgentsConfig:
 
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By module id, a table of keys in place of the run's: algorithm and the keys of that
-    algorithm, module, model, distribution, check_specs and connectors. It may also have from, the
-    run or checkpoint with whose weights it begins, with `:MODULE` behind it if that has several;
-    train = false, where it keeps them; digest, the SHA-256 that these must have, which a run
-    writes; and waited_for. true, the default: sampling waits until this module has room for its
-    share. false: steps that it has no room for are not recorded, so that it never slows the others
-    down."""
+    algorithm, module, model, distribution, critic_sees, check_specs and connectors. It may also
+    have from, the run or checkpoint with whose weights it begins, with `:MODULE` behind it if that
+    has several; train = false, where it keeps them; digest, the SHA-256 that these must have, which
+    a run writes; and waited_for. true, the default: sampling waits until this module has room for
+    its share. false: steps that it has no room for are not recorded, so that it never slows the
+    others down."""
 
     shared: dict[str, list[str]] = field(default_factory=dict)
     """By pattern of names of parameters, such as encoder.*, the ids of modules that share what it

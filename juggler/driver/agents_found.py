@@ -103,6 +103,11 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
 
 def _with_one_agent(config: RunConfig) -> RunConfig:
     tables, env = config.agents, config.env_runner.env
+    if seen := config.critics_see:
+        raise ConfigError(
+            f"critic_sees = {seen[0]!r}: the environment {env} has one agent, whose value function "
+            "sees its observation; leave it out"
+        )
     if tables.agents:
         raise ConfigError(
             f"agents: the environment {env} has one agent, and not several to be mapped: leave "

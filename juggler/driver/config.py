@@ -71,6 +71,14 @@ class RunConfig:
         the environments have one agent."""
         return {agent: may_play(said) for agent, said in self.agents.agents.items()}
 
+    @property
+    def critics_see(self) -> tuple[str, ...]:
+        """What value functions see beside the observations of their own agents: values of
+        `critic_sees`, without "observation"."""
+        tables = self.agents.modules.values()
+        seen = [self.module.critic_sees, *(table.get("critic_sees") for table in tables)]
+        return tuple(sorted({str(each) for each in seen if each not in (None, "observation")}))
+
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""
         return bool(self.agents.modules.get(module_id, {}).get(WAITED_FOR, True))
@@ -126,6 +134,11 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
+        if (runner.gateway or runner.is_elsewhere) and self.module.critic_sees != "observation":
+            raise ConfigError(
+                f"critic_sees = {self.module.critic_sees!r}: simulators send what an agent "
+                "observes, and no more that a value function could see; leave it out"
+            )
         if (runner.gateway or runner.is_elsewhere) and (key := tables.first_given):
             where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
             raise ConfigError(
@@ -302,7 +315,7 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
 def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
-    own_keys = [each.name for each in fields(ModelConfig) if each.name != "distribution"]
+    own_keys = {each.name for each in fields(ModelConfig)} - {"distribution", "critic_space"}
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
     return called_here(key)

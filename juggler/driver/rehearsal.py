@@ -95,7 +95,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         return []  # its environments are on other hosts
     does(f"making the environment {runner.env}")
     try:
-        groups, close, env = _made(config, env_factory)
+        groups, close, env, critic_spaces = _made(config, env_factory)
     except EnvironmentFailed as error:
         if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
@@ -107,7 +107,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     config = with_agents(config, said)
     frozen = frozen_modules(config, rehearsal.run_dir)
     must_fit(config, frozen, said)
-    _build(config, groups, env, module_factory, own_classes, does)
+    _build(config, groups, critic_spaces, env, module_factory, own_classes, does)
     _build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     does(f"closing the environment {runner.env}")
@@ -117,20 +117,25 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
 
 def _made(
     config: RunConfig, env_factory: Any
-) -> tuple[list[AgentGroup], Callable[[], None], VectorEnvironment | None]:
-    """The agents of an environment, what closes it, and itself where it has one agent."""
+) -> tuple[
+    list[AgentGroup], Callable[[], None], VectorEnvironment | None, Mapping[str, Space[Any]]
+]:
+    """The agents of an environment, what closes it, itself where it has one agent, and the spaces
+    of what critics see, by values of `critic_sees`."""
     runner = config.env_runner
     if has_several_agents(runner, env_factory):
-        envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True)
-        return list(envs.groups), envs.close, None
+        seen = config.critics_see
+        envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True, critics_see=seen)
+        return list(envs.groups), envs.close, None, envs.critic_spaces
     env = make_vector_env(runner, env_factory, just_one=True)
     alone = AgentGroup((), env.single_observation_space, env.single_action_space)
-    return [alone], env.close, env
+    return [alone], env.close, env, {}
 
 
 def _build(
     config: RunConfig,
     groups: list[AgentGroup],
+    critic_spaces: Mapping[str, Space[Any]],
     env: VectorEnvironment | None,
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
@@ -150,7 +155,9 @@ def _build(
         of_module = config.of(module_id)
         factory = given_or_named(of_module.module.module, module_factory, own_classes)
         try:
-            built = _build_one(of_module, spaces_of.get(module_id, groups[0]), factory, own_classes)
+            group = spaces_of.get(module_id, groups[0])
+            critic_space = critic_spaces.get(of_module.module.critic_sees)
+            built = _build_one(of_module, group, critic_space, factory, own_classes)
         except Exception as error:
             if several:
                 raise _ModuleFailed(module_id) from error
@@ -199,7 +206,11 @@ def _try_line_ups(
 
 
 def _build_one(
-    config: RunConfig, group: AgentGroup, module: Any, own_classes: Mapping[str, type[Any]]
+    config: RunConfig,
+    group: AgentGroup,
+    critic_space: Space[Any] | None,
+    module: Any,
+    own_classes: Mapping[str, type[Any]],
 ) -> tuple[EnvToModule, ModuleToEnv, Learner]:
     """What stands between the environment and the weights of a module."""
     connectors = config.connectors.parsed()
@@ -208,6 +219,8 @@ def _build_one(
     )
     for space in (env_to_module.observation_space, module_to_env.action_space):
         space_to_message(space)  # EnvRunners will send them to learners
+    if critic_space is not None:
+        space_to_message(critic_space)
     learner = build_learner(
         # Compiling takes a minute, and finds no error of the algorithm.
         replace(config.learner, compile=False),
@@ -216,6 +229,7 @@ def _build_one(
         module_to_env.action_space,
         config.module.model,
         distribution=config.module.distribution,
+        critic_space=critic_space,
         connectors=connectors,
         own_connectors=own_classes,
     )

@@ -317,7 +317,12 @@ class EnvRunner:
                 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
                 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 
-                envs = make_multi_agent_envs(told.env_runner, self._env_factory, self._index)
+                envs = make_multi_agent_envs(
+                    told.env_runner,
+                    self._env_factory,
+                    self._index,
+                    critics_see=told.critics_see,
+                )
                 undo.callback(envs.close)
                 stage = MultiAgentStage(told, envs, seed, self._own_code, self._frozen)
                 step_back()

@@ -75,25 +75,31 @@ def check_finite(batch: EpisodeBatch) -> None:
         batch.rewards,
         batch.final_observations,
         batch.last_observations,
+        batch.critic_observations,
+        batch.final_critic_observations,
+        batch.last_critic_observations,
     )
     if all(np.isfinite(array).all() for column in columns for _, array in _floats("", column)):
         return
     _clear_after_ends(batch)
     found: list[tuple[int, int, int, str]] = []  # step, order within it, row, column
-    for order, column in enumerate(("observations", "action_logp", "rewards")):
+    columns_of_steps = ("observations", "critic_observations", "action_logp", "rewards")
+    for order, column in enumerate(columns_of_steps):
         for name, array in _floats(column, getattr(batch, column)):
             rows, steps = np.nonzero(_not_finite(array, 2))
             if len(rows):
                 first = steps.argmin()
                 found.append((int(steps[first]), order, int(rows[first]), name))
-    for name, array in _floats("final_observations", batch.final_observations):
-        found += [
-            (int(batch.final_steps[k]), 3, int(batch.final_rows[k]), name)
-            for k in np.flatnonzero(_not_finite(array, 1))
-        ]
-    for name, array in _floats("last_observations", batch.last_observations):
-        if (rows := np.flatnonzero(_not_finite(array, 1))).size:
-            found.append((batch.steps - 1, 4, int(rows[0]), name))
+    for column in ("final_observations", "final_critic_observations"):
+        for name, array in _floats(column, getattr(batch, column)):
+            found += [
+                (int(batch.final_steps[k]), 4, int(batch.final_rows[k]), name)
+                for k in np.flatnonzero(_not_finite(array, 1))
+            ]
+    for column in ("last_observations", "last_critic_observations"):
+        for name, array in _floats(column, getattr(batch, column)):
+            if (rows := np.flatnonzero(_not_finite(array, 1))).size:
+                found.append((batch.steps - 1, 5, int(rows[0]), name))
     if found:
         step, _, row, name = min(found)
         raise NonFinite(row, step, name, batch.live_steps)
@@ -101,12 +107,14 @@ def check_finite(batch: EpisodeBatch) -> None:
 
 def _clear_after_ends(batch: EpisodeBatch) -> None:
     dead = ~batch.live  # [N, T]
-    for column in (batch.observations, batch.actions, batch.action_logp):
+    stepwise = batch.observations, batch.critic_observations, batch.actions, batch.action_logp
+    for column in stepwise:
         for _, array in _floats("", column):
             array[dead & _not_finite(array, 2)] = 0
     over = batch.terminated[:, -1] | batch.truncated[:, -1]  # [N]
-    for _, array in _floats("", batch.last_observations):
-        array[over & _not_finite(array, 1)] = 0
+    for column in (batch.last_observations, batch.last_critic_observations):
+        for _, array in _floats("", column):
+            array[over & _not_finite(array, 1)] = 0
 
 
 def _floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:

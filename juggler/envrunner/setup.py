@@ -54,6 +54,14 @@ class EnvRunnerSetup:
     agents: dict[str, str | list[str]] = field(default_factory=dict)
     mapping: str = ""
 
+    @property
+    def critics_see(self) -> tuple[str, ...]:
+        """What value functions of the modules that are trained see beside the observations of their
+        own agents: values of `critic_sees`, without "observation"."""
+        trained = (acting for acting in self.modules.values() if not acting.digest)
+        seen = {acting.module.critic_sees for acting in trained}
+        return tuple(sorted(seen - {"observation"}))
+
 
 def may_play(said: str | Sequence[str]) -> tuple[str, ...]:
     """The modules that may play an agent, from what a table `agents` says of it."""

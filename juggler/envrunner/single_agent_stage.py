@@ -39,6 +39,11 @@ class SingleAgentStage:
         own_code: OwnCode,
     ) -> None:
         ((self._module_id, acting),) = setup.modules.items()
+        if seen := setup.critics_see:
+            raise ValueError(
+                f"critic_sees = {seen[0]!r}: the environment has one agent, whose value function "
+                "sees its observation; leave it out"
+            )
         self._env, self._steps = env, setup.env_runner.fragment_steps
         observation_space, action_space = env.single_observation_space, env.single_action_space
         self._parts = ActingParts.build(acting, observation_space, action_space, own_code)

@@ -140,14 +140,24 @@ class ActingParts:
         strip_to_acting(module)  # the rest is not sent here
         return cls(connectors, module_to_env, module, observation_space, action_space)
 
-    def ready(self, module_id: str, rows: int, steps: int) -> training_pb2.Ready.Module:
-        """What the driver is told of the module, whose batches have N rows of T steps."""
+    def ready(
+        self, module_id: str, rows: int, steps: int, critic_space: Space[Any] | None = None
+    ) -> training_pb2.Ready.Module:
+        """What the driver is told of the module, whose batches have N rows of T steps.
+
+        Args:
+            module_id: of the module.
+            rows: N.
+            steps: T.
+            critic_space: of "critic_observations" in its batches; None: they have none.
+        """
         ready = training_pb2.Ready.Module(
             module_id=module_id,
             observation_space=space_to_message(self.connectors.observation_space),
             action_space=space_to_message(self.module_to_env.action_space),
             rows=rows,
             steps=steps,
+            critic_space=None if critic_space is None else space_to_message(critic_space),
         )
         with suppress(WireError):  # a connector replaces a space that has no encoding
             sides = space_to_message(self.observation_space), space_to_message(self.action_space)

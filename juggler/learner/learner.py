@@ -159,7 +159,7 @@ class Learner(GroupMember):
         if spaces := self.core.batch_spaces():
             stored = {key: each.stored_space for key, each in self.pipelines.items()}
             spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
-            batch = checked_batch(batch, spaces, self.example_states())
+            batch = checked_batch(batch, spaces, self.example_states(), self.core.critic_spaces())
         return self.step(self.prepared(batch), **passes)
 
     @overload

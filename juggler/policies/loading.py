@@ -20,6 +20,7 @@ from juggler.runtime.connectors.mergeable_state import connector_state
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
+from juggler.runtime.modules.acting import acting_names, strip_to_acting
 from juggler.runtime.modules.building import ModuleFactory, build_module
 from juggler.runtime.modules.by_name import must_be_given_again
 from juggler.runtime.modules.config import ModuleConfig
@@ -152,7 +153,12 @@ def restore_parts(
     )
     try:
         state: Any = saved.tree[module_id]
-        load_weights(weights_of(module), {**state["parameters"], **state["buffers"]})
+        weights = {**state["parameters"], **state["buffers"]}
+        if config.critic_sees != "observation":
+            # Its value function was built for what acting does not see.
+            strip_to_acting(module)
+            weights = {name: weights[name] for name in acting_names(module)}
+        load_weights(weights_of(module), weights)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(where, f"is another module's: {error}") from error
     try:

@@ -44,12 +44,15 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "pettingzoo:mpe2/simple_tag_v3",
         "chase:Chase",
         "chase:Chase",
+        "chase:Chase",
+        "pettingzoo:mpe2/simple_spread_v3",
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
     for config in (configs[0], *configs[2:]):
         config.agents.validate()
     assert (configs[4].module_ids, configs[4].others) == (("hunter",), ("old_prey", "random"))
+    assert configs[6].critics_see == ("state",)
 
 
 @pytest.mark.slow
@@ -64,7 +67,7 @@ def test_the_guide_leads_to_two_policies(
     Path("chase.py").write_text(game)
     Path("sides.py").write_text(who_plays)
     files = blocks("toml", PAGE)
-    for name, file in zip(("chase", "against", "sides"), (files[0], *files[4:]), strict=True):
+    for name, file in zip(("chase", "against", "sides"), (files[0], *files[4:6]), strict=True):
         Path(f"{name}.toml").write_text(file)
     typed = "".join(blocks("sh", PAGE)).splitlines()
     assert len(typed) == 8

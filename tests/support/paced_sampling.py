@@ -13,6 +13,7 @@ from juggler.envrunner.multi_agent.casting import cast
 from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import Recorded
 from juggler.envrunner.setup import may_play
@@ -21,7 +22,6 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import RLModule
-from support.scripted_agents import ScriptedAgents
 
 
 class Remembering(RLModule):
@@ -78,7 +78,7 @@ class Halves(Scaled):
 
 
 def sampler_of(
-    envs: ScriptedAgents,
+    envs: MultiAgentEnvs,
     played_by: Mapping[str, str | Sequence[str]],
     steps: int,
     row_age: int = 1000,
@@ -86,6 +86,7 @@ def sampler_of(
     connectors: dict[str, Any] | None = None,
     seed: int = 3,
     line_ups: LineUps | None = None,
+    critic_sees: str = "observation",
 ) -> MultiAgentSampler:
     ids = list(dict.fromkeys(each for said in played_by.values() for each in may_play(said)))
     modules = {}
@@ -97,7 +98,15 @@ def sampler_of(
         built = module(env_to_module.module_observation_space, module_to_env.action_space)
         policy = GatheredPolicy(built, env_to_module, module_to_env, 0)
         modules[module_id] = ModuleSlots(
-            role, envs.num_envs, envs.agents, policy, env_to_module, steps, row_age
+            role,
+            envs.num_envs,
+            envs.agents,
+            policy,
+            env_to_module,
+            steps,
+            row_age,
+            critic_sees,
+            envs.critic_spaces.get(critic_sees),
         )
     return MultiAgentSampler(envs, modules, steps, seed, line_ups)
 

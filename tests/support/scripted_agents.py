@@ -85,6 +85,7 @@ class ScriptedAgents:
             AgentGroup(tuple(names), agents[names[0]], spaces.Discrete(3))
             for names in by_space.values()
         )
+        self.critic_spaces: dict[str, spaces.Space[Any]] = {}
         self._spaces = agents
         self.closed = False
         self.reset(0)

@@ -1,5 +1,5 @@
-"""Do PPO, APPO, PQN and DQN learn, as IMPALA does in test_learning.py? The shipped settings, seed by
-seed, against thresholds; and stretches of training with memories, masks and maps."""
+"""Do PPO, APPO, PQN and DQN learn, as IMPALA does in test_learning.py? The shipped settings, seed
+by seed, against thresholds; and stretches of training with memories, masks and maps."""
 
 from __future__ import annotations
 

@@ -35,12 +35,14 @@ class Spaces:
         action: of the actions in batches.
         environment_observation: the environment's; an empty message if it has no encoding.
         environment_action: the same.
+        critic: of what the value function sees beside observations; an empty message if nothing.
     """
 
     observation: spaces_pb2.Space
     action: spaces_pb2.Space
     environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
     environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
+    critic: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
 
     @classmethod
     def of(cls, ready: training_pb2.Ready.Module) -> Spaces:
@@ -49,14 +51,20 @@ class Spaces:
             ready.action_space,
             ready.environment_observation_space,
             ready.environment_action_space,
+            ready.critic_space,
         )
 
+    @property
+    def in_batches(self) -> dict[str, spaces_pb2.Space]:
+        """Those of what batches hold, by name."""
+        spaces = {"observation": self.observation, "action": self.action, "critic": self.critic}
+        return {name: space for name, space in spaces.items() if space.ByteSize()}
+
     def __str__(self) -> str:
-        sides = self.observation, self.action
-        size = sum(side.ByteSize() for side in sides)
+        size = sum(space.ByteSize() for space in self.in_batches.values())
         if size >= _LONGEST_TEXT:
             return f"spaces of {size} bytes"
-        return str({"observation": MessageToDict(sides[0]), "action": MessageToDict(sides[1])})
+        return str({name: MessageToDict(space) for name, space in self.in_batches.items()})
 
     def to_json(self) -> dict[str, object]:
         """The environment's spaces, for a checkpoint; {}: they have no encoding."""
@@ -272,7 +280,7 @@ class WorkerRegistry:
         """
         spaces = Spaces.of(module)
         before = self.spaces.get(module.module_id, spaces)
-        if (spaces.observation, spaces.action) == (before.observation, before.action):
+        if spaces.in_batches == before.in_batches:
             return
         several = len(self.config.module_ids) > 1
         of_module = f" for module {module.module_id!r}" if several else ""
@@ -352,5 +360,6 @@ def add_module(
         config=to_json(setup),
         observation_space=spaces.observation,
         action_space=spaces.action,
+        critic_space=spaces.critic if spaces.critic.ByteSize() else None,
         seed=seed,
     )

@@ -92,6 +92,7 @@ def read_runner_ready(body: any_pb2.Any) -> training_pb2.Ready:
         check_limits(module.action_space)
         check_limits(module.environment_observation_space)
         check_limits(module.environment_action_space)
+        check_limits(module.critic_space)
     return ready
 
 

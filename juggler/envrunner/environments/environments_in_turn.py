@@ -139,18 +139,19 @@ def _kept(info: dict[str, Any]) -> dict[str, Any]:
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 
-def misfit(space: gymnasium.Space[Any], observation: Any) -> str:
-    """Explain why an observation is not of the space; "" if no reason is found."""
+def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
+    """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
+    is found."""
     try:
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
-        return f"its observation has other parts than {space}: {type(error).__name__}: {error}"
+        return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
     for path, leaf in space_leaves(space):
         array, dtype = arrays[path], np.dtype(leaf.dtype)
         if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             part = f" at {path_name(path)}" if path else ""
             return (
-                f"its observation{part} is {array.dtype} of shape {list(array.shape)}, where its "
-                f"observation_space says {leaf}"
+                f"its {what}{part} is {array.dtype} of shape {list(array.shape)}, where its "
+                f"{what}_space says {leaf}"
             )
     return ""

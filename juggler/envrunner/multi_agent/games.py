@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gymnasium import Space
 
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
+from juggler.envrunner.multi_agent.turns import STATE
 from juggler.runtime.modules.columns import ACTION_MASK
 
 
@@ -37,9 +39,14 @@ class Reports:
         ended: by group, the agents whose episode ended.
         acting: by group, the agents that act next.
         over: environments whose agents are all done.
+        critics_now: by what critics see, and by environment, what that is with the agents that act
+            next.
+        critics_at_end: the same with the agents that ended, where any did; copies.
     """
 
     def __init__(self, groups: int) -> None:
+        self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
         self.rewards: dict[int, float] = {}
         self.ended: list[list[Told]] = [[] for _ in range(groups)]
         self.acting: list[list[Told]] = [[] for _ in range(groups)]
@@ -55,6 +62,7 @@ class Game(ABC):
 
     Attributes:
         ids: its agents as it names them; their places count the slots.
+        critics_see: what it reports for critics, values of `critic_sees`.
 
     Raises:
         ValueError: the environment does not say which agents it may have.
@@ -63,6 +71,7 @@ class Game(ABC):
     def __init__(self, env: Any, index: int) -> None:
         self.env = env
         self.index = index
+        self.critics_see: Collection[str] = ()
         ids = getattr(env, "possible_agents", None)
         if not ids:
             raise ValueError(
@@ -110,6 +119,19 @@ class Game(ABC):
         if callable(close := getattr(self.env, "close", None)):
             close()
 
+    def _seen_by_critics(
+        self, observations: Callable[[], Mapping[Hashable, Any]]
+    ) -> dict[str, Any]:
+        """What critics see now, of whom some see all observations by agent."""
+        return {
+            kind: (
+                self.env.state()
+                if kind == STATE
+                else {str(agent): each for agent, each in observations().items()}
+            )
+            for kind in self.critics_see
+        }
+
     def _require_agents(self) -> None:
         if not self.env.agents:
             raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
@@ -153,6 +175,7 @@ class ParallelGame(Game):
         observations, infos = told
         self._require_agents()
         self._all_act(self.env.agents, observations, infos, reports)
+        self._show_critics(observations, self.env.agents, (), reports)
         by_agent: Mapping[Hashable, Any] = infos
         return by_agent
 
@@ -166,11 +189,13 @@ class ParallelGame(Game):
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = told
         there = dict.fromkeys(self.env.agents)
+        ended: list[Hashable] = []
         for agent in actions:
             terminated = self._of(agent, terminations, "terminations")
             if terminated or self._of(agent, truncations, "truncations"):
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
+                ended.append(agent)
             elif agent not in there:
                 reason = (
                     f"agent {agent!r} is gone from `agents`, and was neither terminated nor "
@@ -185,6 +210,27 @@ class ParallelGame(Game):
             self._all_act(there, observations, infos, reports)
         else:
             reports.over.append(self.index)
+        self._show_critics(observations, there, ended, reports)
+
+    def _show_critics(
+        self,
+        observations: Mapping[Hashable, Any],
+        there: Iterable[Hashable],
+        ended: Collection[Hashable],
+        reports: Reports,
+    ) -> None:
+        """Report what critics see, with the agents that are there and those that just ended."""
+        if not self.critics_see:
+            return
+        there = list(there)
+        if ended:
+            everyone = {agent: observations[agent] for agent in (*there, *ended)}
+            for kind, seen in self._seen_by_critics(lambda: everyone).items():
+                reports.critics_at_end[kind][self.index] = copy.deepcopy(seen)
+        if there:
+            acting = {agent: observations[agent] for agent in there}
+            for kind, seen in self._seen_by_critics(lambda: acting).items():
+                reports.critics_now[kind][self.index] = seen
 
     def _all_act(
         self,
@@ -240,11 +286,19 @@ class TurnBasedGame(Game):
             self._rewarded(agent, reward, ends)
             if not (terminated or truncated):
                 self._acts(agent, observation, info, reports)
+                for kind, seen in self._seen_by_critics(self._observations).items():
+                    reports.critics_now[kind][self.index] = seen
                 return True
             self._ends(agent, observation, info, terminated, ends)
+            if not served:  # those who are done go one after the other, and all ended by now
+                for kind, seen in self._seen_by_critics(self._observations).items():
+                    ends.critics_at_end[kind][self.index] = copy.deepcopy(seen)
             served.add(agent)
             self.env.step(None)
         return False
+
+    def _observations(self) -> dict[Hashable, Any]:
+        return {agent: self.env.observe(agent) for agent in self.env.agents}
 
 
 def mask_in(info: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,19 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.critics import AllObservations, States, no_state
 from juggler.envrunner.multi_agent.games import Game, Reports, Told, mask_in
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
 from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks
-from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
+from juggler.envrunner.multi_agent.turns import (
+    STATE,
+    AgentGroup,
+    CriticObservations,
+    GroupTurn,
+    Turn,
+)
+from juggler.envrunner.paced.places import put
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
 
@@ -30,14 +39,16 @@ class GamesInTurn:
     Args:
         games: N environments, which have the same agents with the same spaces.
         name: of the environments, in errors.
+        critics_see: values of `critic_sees` that turns are to have.
 
     Raises:
         EnvironmentFailed: an environment raised, or broke PettingZoo's rules.
-        ValueError: an action mask does not fit the actions.
+        ValueError: an action mask does not fit the actions, or a critic is to see the state of
+            environments that have none.
         UnsupportedSpace: there is no encoding for a space.
     """
 
-    def __init__(self, games: Sequence[Game], name: str) -> None:
+    def __init__(self, games: Sequence[Game], name: str, critics_see: Collection[str] = ()) -> None:
         self._games = games
         self._name = name
         self.num_envs = len(games)
@@ -56,6 +67,14 @@ class GamesInTurn:
             for group in plain
         ]
         self.groups = tuple(each.group for each in self._observations)
+        self._critics: dict[str, States | AllObservations] = {}
+        for kind in critics_see:
+            self._critics[kind] = self._states() if kind == STATE else AllObservations(plain)
+        self.critic_spaces: Mapping[str, Space[Any]] = {
+            kind: each.space for kind, each in self._critics.items()
+        }
+        for game in games:
+            game.critics_see = tuple(self._critics)
         self._action_spaces = [batch_space(group.action_space, 1) for group in plain]
 
     def reset(self, seed: int) -> Turn:
@@ -145,6 +164,27 @@ class GamesInTurn:
         masks = {str(agent): mask_in(info) for agent, info in infos.items()}
         return {agent: mask for agent, mask in masks.items() if mask is not None}
 
+    def _states(self) -> States:
+        """How states become batches; the first environment has been reset.
+
+        Raises:
+            ValueError: it has none.
+        """
+        env = self._games[0].env
+        if not callable(getattr(env, "state", None)):
+            raise ValueError(no_state(self._name))
+        try:
+            first = env.state()
+        except NotImplementedError:  # PettingZoo's own classes have the method in any case
+            raise ValueError(no_state(self._name)) from None
+        except Exception as error:
+            raise self._failure(0, "state", error) from None
+        space = getattr(env, "state_space", None)
+        states = States(space if isinstance(space, Space) else None, first)
+        with self._broken_rules_in("state"):
+            self._critic_batch(states, {0: first})
+        return states
+
     def _by_env(self, actions: Sequence[Any]) -> list[dict[Hashable, Any]]:
         """Give each environment the actions of its agents."""
         ids = self._games[0].ids
@@ -185,7 +225,23 @@ class GamesInTurn:
                 )
             )
         over = np.array(reports.over, np.intp)
-        return Turn(tuple(groups), began, over, booked.env_returns, booked.env_lengths)
+        critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
+        return Turn(tuple(groups), began, over, booked.env_returns, booked.env_lengths, critics)
+
+    def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
+        now = self._critic_batch(self._critics[kind], reports.critics_now[kind])  # [N, ...]
+        if not (ends := reports.critics_at_end[kind]):
+            return CriticObservations(now, now)
+        at_end = tree_map(np.copy, now)  # [N, ...]
+        put(at_end, list(ends), self._critic_batch(self._critics[kind], ends))
+        return CriticObservations(now, at_end)
+
+    def _critic_batch(self, critic: States | AllObservations, seen: Mapping[int, Any]) -> Tree:
+        """What a critic sees of B environments, given by their indices -> [B, ...]."""
+        try:
+            return critic.batch(list(seen.values()))
+        except Misfit as error:
+            raise BrokenRule(list(seen)[error.row], error.reason) from None
 
     def _batch(self, group: int, told: Sequence[Told], last: bool = False) -> Tree:
         """Put the observations of a group's agents together: [B, ...]."""

@@ -16,7 +16,7 @@ from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import Tree, unflatten
+from juggler.runtime.wire.trees import Path, Tree, unflatten
 
 
 class Misfit(Exception):
@@ -95,11 +95,7 @@ class GroupObservations:
         if not observations:
             return self._none
         try:
-            trees = [to_tree(self._plain, each) for each in observations]
-            plain = unflatten(
-                (path, _stacked([at(tree, path) for tree in trees], leaf))
-                for path, leaf in self._leaves
-            )
+            plain = stacked(self._plain, self._leaves, observations)
         except Exception:
             for row, observation in enumerate(observations):
                 if why := misfit(self._plain, observation):
@@ -135,6 +131,24 @@ class GroupObservations:
             (row, *_), what = found
             raise Misfit(row, what)
         return masks
+
+
+def stacked(
+    space: spaces.Space[Any],
+    leaves: Sequence[tuple[Path, spaces.Space[Any]]],
+    values: Sequence[Any],
+) -> Tree:
+    """B values of a space as a new tree [B, ...].
+
+    Args:
+        space: of the values.
+        leaves: as from `space_leaves`.
+        values: as an environment gave them.
+    """
+    trees = [to_tree(space, each) for each in values]
+    return unflatten(
+        (path, _stacked([at(tree, path) for tree in trees], leaf)) for path, leaf in leaves
+    )
 
 
 def _everything(space: spaces.Space[Any]) -> Any:

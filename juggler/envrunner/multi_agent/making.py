@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
@@ -30,6 +30,7 @@ def make_multi_agent_envs(
     index: int = 0,
     *,
     just_one: bool = False,
+    critics_see: Collection[str] = (),
 ) -> MultiAgentEnvs:
     """Build an EnvRunner's environments with several agents.
 
@@ -38,10 +39,12 @@ def make_multi_agent_envs(
         env_factory: makes the environments instead of `config.env`.
         index: of the EnvRunner, as `make_vector_env` takes it. No environment needs it so far.
         just_one: make only one environment, which is enough to see its agents and spaces.
+        critics_see: values of `critic_sees` that turns are to have.
 
     Raises:
         ValueError: `config` names an environment that does not exist, or options that environments
-            with several agents do not have.
+            with several agents do not have; or a critic is to see the state of environments that
+            have none.
         EnvironmentFailed: the constructor of an environment failed, or what it says of its agents
             breaks PettingZoo's rules.
     """
@@ -65,7 +68,7 @@ def make_multi_agent_envs(
             vector = make(num_envs=num_envs, **config.env_kwargs)
         try:
             _check_vector(vector, num_envs, name)
-            return VectorTurns(vector, name)
+            return VectorTurns(vector, name, critics_see)
         except BaseException:
             vector.close()
             raise
@@ -76,7 +79,7 @@ def make_multi_agent_envs(
             with failures_of(f"environment {i} ({name})", "constructor"):
                 env = _wrapped(make(**config.env_kwargs), wrappers)
             games.append(_game(env, i, name))
-        return GamesInTurn(games, name)
+        return GamesInTurn(games, name, critics_see)
     except BaseException:
         for game in games:
             game.close()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.multi_agent.casting import Role
+from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp
-from juggler.envrunner.multi_agent.turns import GroupTurn
+from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
 from juggler.envrunner.paced.place_policy import PlacePolicy
 from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.rows import oldest_version
@@ -22,7 +24,7 @@ from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
 from juggler.runtime.wire.structures import from_tree, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -42,11 +44,16 @@ class ModuleSlots:
         connectors: between the environments and the module.
         steps: T, of a row.
         row_age: see `PacedSlots`. 0: a row ends with its round.
+        critic_sees: what its value function sees, one of the keys of `Turn.critics`; or
+            "observation": what the agents see.
+        critic_space: of that; None: of "observation".
 
     Attributes:
         role: as given.
         policy: as given.
         connectors: as given.
+        critic_sees: as given.
+        critic_space: as given.
         most_rows: the most that a batch may have: one for each slot.
         acting: [B] places of the agents that act next.
         where: [B] their indices among the agents of their group that act next; a slice, if they are
@@ -62,8 +69,11 @@ class ModuleSlots:
         connectors: EnvToModule,
         steps: int,
         row_age: int,
+        critic_sees: str = "observation",
+        critic_space: Space[Any] | None = None,
     ) -> None:
         self.role, self.policy, self.connectors = role, policy, connectors
+        self.critic_sees, self.critic_space = critic_sees, critic_space
         self._agents = agents
         within = np.array([agents.index(agent) for agent in role.agents], np.intp)  # [agents]
         slots = np.arange(num_envs)[:, None] * len(agents) + within  # [N, agents]
@@ -73,7 +83,13 @@ class ModuleSlots:
         self._place_of[self._slots] = np.arange(self.most_rows)
         self._places = self._place_of.copy()  # [N A] whoever plays now
         self._plays_whole_group = role.is_whole_group
-        self._paced = PacedSlots(connectors.observation_space, policy, steps, row_age)
+        self._paced = PacedSlots(
+            space_with_critic(connectors.observation_space, critic_space),
+            policy,
+            steps,
+            row_age,
+            None if critic_space is None else OBSERVATIONS,
+        )
         self._paced.seat(self.most_rows)
         self._row_age = row_age
         spaces = role.spaces
@@ -81,6 +97,7 @@ class ModuleSlots:
             connectors.observation_space, spaces.action_space, "an episode"
         )
         self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
+        self._kept: Any = None  # [B, ...] the same, with what the critic sees, as rows hold it
         self._delta: State = {}
         self._not_finite: NonFinite | None = None
         self.acting = np.zeros(0, np.intp)
@@ -104,19 +121,28 @@ class ModuleSlots:
         mine = line_up.players == self.role.module_id  # [K * A]
         self._place_of[line_up.slots] = np.where(mine, self._places[line_up.slots], -1)
 
-    def take(self, turn: GroupTurn, recorded: bool, line_up: LineUp | None = None) -> None:
+    def take(
+        self,
+        turn: GroupTurn,
+        recorded: bool,
+        line_up: LineUp | None = None,
+        critic: CriticObservations | None = None,
+    ) -> None:
         """Take what the last step led to, and who acts next.
 
         Args:
             turn: of the module's group.
             recorded: connectors learn from what the agents see.
             line_up: of the episodes that begin with this turn, where line-ups are drawn.
+            critic: what the module's critic sees of the environments; None: no more than agents.
         """
         paced = self._paced
         if len(turn.ended):
             places, mine = self._mine(turn.ended)
             if len(places):
                 lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
+                if critic is not None:
+                    lasts = with_critic(lasts, take(critic.at_end, self._environments(places)))
                 self._take_rewards(places, turn.last_rewards[mine])
                 truncated = ~turn.terminated[mine]  # [E]
                 paced.end(places, truncated, take(lasts, truncated))
@@ -127,12 +153,16 @@ class ModuleSlots:
         if not len(self.acting):
             return
         self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
+        self._kept = self._seen
+        if critic is not None:
+            now = take(critic.now, self._environments(self.acting))  # [B, ...]
+            self._kept = with_critic(self._seen, now)
         first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
         if not np.count_nonzero(first):
             self._take_rewards(self.acting, rewards)
         elif not first.all():
             self._take_rewards(self.acting[~first], rewards[~first])
-        paced.observe(self.acting, self._seen)
+        paced.observe(self.acting, self._kept)
 
     def act(self, recorded: bool) -> Any:
         """Let the module act -> actions for the environments, in the order of `acting`."""
@@ -141,7 +171,7 @@ class ModuleSlots:
         if not recorded:
             self._paced.pause(self.acting)  # a row has no gaps
         recording = np.full(len(self.acting), recorded)  # [B]
-        return self._paced.act(self.acting, recording, self._seen)
+        return self._paced.act(self.acting, recording, self._kept)
 
     def act_deterministically(self, turn: GroupTurn) -> Any:
         """Let the module act without exploration -> actions in the order of `acting`.
@@ -173,6 +203,8 @@ class ModuleSlots:
         if not taken:
             return Recorded(None, self._version, returns, lengths, stale_steps=stale)
         batch = rows.batch(len(taken), self.policy.log_probabilities)
+        if self.critic_space is not None:
+            batch = apart_from_critic(batch)
         try:
             check_finite(batch)
         except NonFinite as error:
@@ -200,6 +232,11 @@ class ModuleSlots:
     def skip(self) -> None:
         """Forget the returns of a round that was not recorded."""
         self._paced.ended.clear()
+
+    def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The environments [B] of places [B]."""
+        environments: NDArray[np.intp] = self._slots[places] // len(self._agents)
+        return environments
 
     def _mine(self, slots: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | slice]:
         """The places of those of the slots that are of this module, and their indices."""

@@ -63,7 +63,10 @@ class MultiAgentStage:
                 frozen.load(module_id, acting.digest, policy, parts.connectors)
             else:
                 self._parts[module_id], self._policies[module_id] = parts, policy
-            self._modules[module_id] = self._slots(role, policy, parts.connectors, acting.row_age)
+            # What is not trained has no use for what its critic saw.
+            sees = "observation" if acting.digest else acting.module.critic_sees
+            slots = self._slots(role, policy, parts.connectors, acting.row_age, sees)
+            self._modules[module_id] = slots
         for role in random_roles(envs, setup.agents):
             self._modules[f"{RANDOM}:{role.group}"] = self._at_random(role, seed)
         self._line_ups = line_ups_of(envs.agents, setup.agents, setup.mapping, own_code.classes)
@@ -76,10 +79,19 @@ class MultiAgentStage:
         policy: GatheredPolicy | RandomPolicy,
         connectors: EnvToModule,
         row_age: int,
+        critic_sees: str = "observation",
     ) -> ModuleSlots:
         envs = self._envs
         return ModuleSlots(
-            role, envs.num_envs, envs.agents, policy, connectors, self._steps, row_age
+            role,
+            envs.num_envs,
+            envs.agents,
+            policy,
+            connectors,
+            self._steps,
+            row_age,
+            critic_sees,
+            envs.critic_spaces.get(critic_sees),
         )
 
     def _at_random(self, role: Role, seed: int) -> ModuleSlots:
@@ -88,7 +100,12 @@ class MultiAgentStage:
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         return [
-            parts.ready(module_id, self._modules[module_id].most_rows, self._steps)
+            parts.ready(
+                module_id,
+                self._modules[module_id].most_rows,
+                self._steps,
+                self._modules[module_id].critic_space,
+            )
             for module_id, parts in self._parts.items()
         ]
 

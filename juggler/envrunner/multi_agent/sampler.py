@@ -123,7 +123,9 @@ class MultiAgentSampler:
         if self._line_ups is not None and len(turn.began):
             line_up = self._line_ups.begin(turn.began)
         for module_id, slots in self._modules.items():
-            slots.take(turn.groups[slots.role.group], module_id in recorded, line_up)
+            critic = turn.critics.get(slots.critic_sees)
+            group = turn.groups[slots.role.group]
+            slots.take(group, module_id in recorded, line_up, critic)
 
     def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
         """The actions of all agents that act next, by group."""

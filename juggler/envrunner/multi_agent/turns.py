@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.trees import Tree
+
+#: Values of a module's key `critic_sees`, beside "observation".
+STATE: Final = "state"
+ALL_OBSERVATIONS: Final = "all_observations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,21 @@ class GroupTurn:
     terminated: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class CriticObservations:
+    """What critics see of N environments that see more than their own agents.
+
+    Attributes:
+        now: [N, ...] with the observations of the agents that act next; may be the environments'
+            memory, valid until they are stepped.
+        at_end: [N, ...] with the last observations of the agents whose episode ended with this
+            step, before another one begins. Elsewhere it means nothing.
+    """
+
+    now: Tree
+    at_end: Tree
+
+
 @dataclass(slots=True)
 class Turn:
     """What one step of all environments led to.
@@ -73,6 +92,7 @@ class Turn:
         over: [L] the environments whose episode is over with this turn, in ascending order.
         env_returns: [L] float64, the sum over all agents of their rewards in that episode.
         env_lengths: [L] its number of environment steps.
+        critics: by the keys of `MultiAgentEnvs.critic_spaces`.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -80,6 +100,7 @@ class Turn:
     over: NDArray[np.intp]
     env_returns: NDArray[np.float64]
     env_lengths: NDArray[np.intp]
+    critics: Mapping[str, CriticObservations] = field(default_factory=dict)
 
 
 class MultiAgentEnvs(Protocol):
@@ -89,11 +110,14 @@ class MultiAgentEnvs(Protocol):
         num_envs: N.
         agents: every agent that an environment may ever have, A of them.
         groups: the agents by their spaces; each agent is in one group.
+        critic_spaces: by the values of `critic_sees` that were asked for, of what such critics see
+            of one environment.
     """
 
     num_envs: int
     agents: tuple[str, ...]
     groups: tuple[AgentGroup, ...]
+    critic_spaces: Mapping[str, Space[Any]]
 
     def reset(self, seed: int) -> Turn:
         """Begin an episode in every environment; those that were running are dropped.

@@ -45,12 +45,14 @@ class MultiAgentVectorEnv(ABC):
         observation_space: of one agent; all agents have the same. A Dict may have the key
             "action_mask".
         action_space: of one agent.
+        state_space: of what `state` returns; None: critics can see nothing of it.
     """
 
     num_envs: int
     agents: tuple[str, ...]
     observation_space: Space[Any]
     action_space: Space[Any]
+    state_space: Space[Any] | None = None
 
     @abstractmethod
     def reset(self, seed: int | None, which: NDArray[np.bool_]) -> tuple[Tree, NDArray[np.bool_]]:
@@ -73,6 +75,16 @@ class MultiAgentVectorEnv(ABC):
             actions: [N, A, ...], as Gymnasium has batches of the action space. Those of agents that
                 were not acting are zeros, and mean nothing.
         """
+
+    def state(self) -> Tree:
+        """What value functions may see of each environment in training, and acting does not.
+
+        It is called after `reset` and `step`, where a run asks for it (`critic_sees = "state"`).
+
+        Returns:
+            An array [N, ...], or a tree of them, as `state_space` has it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a state_space, and no state()")
 
     def close(self) -> None:  # noqa: B027  # most games have nothing to close
         """Release what the environments hold."""

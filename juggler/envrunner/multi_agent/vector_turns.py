@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
+from juggler.envrunner.multi_agent.critics import (
+    joined,
+    joint_space,
+    no_state,
+)
 from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
-from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
+from juggler.envrunner.multi_agent.turns import (
+    ALL_OBSERVATIONS,
+    STATE,
+    AgentGroup,
+    CriticObservations,
+    GroupTurn,
+    Turn,
+)
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
-from juggler.envrunner.paced.places import take
-from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map
+from juggler.envrunner.paced.places import put, take
+from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
 Bools = NDArray[np.bool_]
@@ -27,13 +41,17 @@ class VectorTurns:
     Args:
         env: the game.
         name: of the game, in errors.
+        critics_see: values of `critic_sees` that turns are to have.
 
     Raises:
-        ValueError: the action mask in its observations does not fit the actions.
+        ValueError: the action mask in its observations does not fit the actions, or a critic is to
+            see the state of a game that has none.
         UnsupportedSpace: there is no encoding for a space.
     """
 
-    def __init__(self, env: MultiAgentVectorEnv, name: str) -> None:
+    def __init__(
+        self, env: MultiAgentVectorEnv, name: str, critics_see: Collection[str] = ()
+    ) -> None:
         self._env = env
         self._name = name
         self._all_of_them = f"one of {env.num_envs} environments ({name})"
@@ -52,6 +70,17 @@ class VectorTurns:
             for path, leaf in self._leaves
             if not path
         ]
+        spaces: dict[str, Space[Any]] = {}
+        if ALL_OBSERVATIONS in critics_see:
+            self._observed = without_mask(env.observation_space)
+            joint = joint_space(self._observed, len(self.agents))
+            spaces[ALL_OBSERVATIONS] = joint
+        if STATE in critics_see:
+            if env.state_space is None:
+                raise ValueError(no_state(name))
+            space_leaves(env.state_space)  # there is an encoding
+            spaces[STATE] = env.state_space
+        self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
 
@@ -74,7 +103,9 @@ class VectorTurns:
             terminated=booked.last,
         )
         everywhere = np.arange(self.num_envs)
-        return Turn((group,), everywhere, none, booked.env_returns, booked.env_lengths)
+        seen = self._seen_by_critics(observations, np.ravel(acting), "reset")
+        critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
+        return Turn((group,), everywhere, none, booked.env_returns, booked.env_lengths, critics)
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
@@ -91,8 +122,16 @@ class VectorTurns:
         ended_terminated = terminated.ravel()[ended]  # [E]
         goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
         gone = (~goes_on).nonzero()[0]  # [L]
+        critics: dict[str, CriticObservations] = {}
+        if self.critic_spaces:
+            there = np.array(acting).ravel()  # [N A]
+            there[ended] = True
+            at_end = self._seen_by_critics(observations, there, "step")
         if len(gone):
             observations, acting = self._begin(None, ~goes_on)
+        if self.critic_spaces:
+            now = self._seen_by_critics(observations, np.ravel(acting), "step")
+            critics = {kind: CriticObservations(now[kind], at_end[kind]) for kind in now}
         self._acting = acting.ravel().nonzero()[0]  # [B]
         try:
             booked = self._books.step(rewards, ended, gone, self._acting)
@@ -112,7 +151,7 @@ class VectorTurns:
             last_rewards=booked.last_rewards[last],
             terminated=ended_terminated,
         )
-        return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths)
+        return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths, critics)
 
     def close(self) -> None:
         self._env.close()
@@ -126,6 +165,22 @@ class VectorTurns:
         if len(idle):
             raise self._failure(int(idle[0]), "reset", "no agent is acting after the reset")
         return observations, acting
+
+    def _seen_by_critics(self, observations: Tree, there: Bools, call: str) -> dict[str, Tree]:
+        """Copies of what critics see now [N, ...], with the observations of the slots that are
+        there [N A]."""
+        seen: dict[str, Tree] = {}
+        if STATE in self.critic_spaces:
+            with failures_of(self._all_of_them, "state"):
+                state = self._env.state()
+            space = self.critic_spaces[STATE]
+            states = self._fitting(state, space, (self.num_envs,), "state", "states")
+            seen[STATE] = tree_map(np.copy, states)
+        if ALL_OBSERVATIONS in self.critic_spaces:
+            blank = zeros(self._observed, (self._slots,))  # [N A, ...]
+            put(blank, slots := np.flatnonzero(there), _kept(observations, slots))
+            seen[ALL_OBSERVATIONS] = joined(self._observed, blank, len(self.agents))
+        return seen
 
     def _spread(self, batch: Any) -> Any:
         """Put the actions [B, ...] of the acting agents into actions of all agents [N, A, ...]."""
@@ -148,25 +203,32 @@ class VectorTurns:
             and (observations.dtype, observations.shape) in self._plain
         ):
             return observations
+        space = self.groups[0].observation_space
+        return self._fitting(observations, space, self._shape, call, "observations")
+
+    def _fitting(
+        self, values: Any, space: Space[Any], leading: tuple[int, ...], call: str, what: str
+    ) -> Tree:
+        """Check values of a space [*leading, ...]."""
+        of_space = space_leaves(space)
         try:
-            given = dict(flatten(tree_map(np.asarray, observations)))
-            arrays = [(path, given[path]) for path, _ in self._leaves]
+            given = dict(flatten(tree_map(np.asarray, values)))
+            arrays = [(path, given[path]) for path, _ in of_space]
         except (KeyError, TypeError) as error:
-            space = self.groups[0].observation_space
-            reason = f"its observations have other parts than {space}: {error!r}"
+            reason = f"its {what} have other parts than {space}: {error!r}"
             raise EnvironmentFailed(self._all_of_them, call, reason) from None
-        for (path, leaf), (_, array) in zip(self._leaves, arrays, strict=True):
-            shape = (self.num_envs, len(self.agents), *(leaf.shape or ()))
+        for (path, leaf), (_, array) in zip(of_space, arrays, strict=True):
+            shape = (*leading, *(leaf.shape or ()))
             if array.shape != shape or not np.can_cast(
                 array.dtype, np.dtype(leaf.dtype), "same_kind"
             ):
                 part = f" at {path_name(path)}" if path else ""
                 reason = (
-                    f"its observations{part} are {array.dtype} of shape {list(array.shape)}, and "
+                    f"its {what}{part} are {array.dtype} of shape {list(array.shape)}, and "
                     f"must be {leaf.dtype} of shape {list(shape)}"
                 )
                 raise EnvironmentFailed(self._all_of_them, call, reason)
-        leaves = zip(arrays, self._leaves, strict=True)
+        leaves = zip(arrays, of_space, strict=True)
         return unflatten(
             (path, np.asarray(array, leaf.dtype)) for (path, array), (_, leaf) in leaves
         )

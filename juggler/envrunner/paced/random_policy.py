@@ -107,7 +107,7 @@ class RandomPolicy:
         """Draw here too: no action is better than another."""
         return self.act(observations, places, first)[0]
 
-    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.float32]) -> None:
+    def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Nothing depends on rewards."""
 
     def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:

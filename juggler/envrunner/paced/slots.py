@@ -31,6 +31,7 @@ class PacedSlots:
         steps: T, of a row.
         row_age: the most updates by which the weights of a row's first step may be behind the
             newest ones.
+        policy_sees: the part of observations that the policy sees; None: all of them.
 
     Attributes:
         rows: filling and complete.
@@ -40,12 +41,17 @@ class PacedSlots:
     """
 
     def __init__(
-        self, observation_space: Space[Any], policy: PlacePolicy, steps: int, row_age: int
+        self,
+        observation_space: Space[Any],
+        policy: PlacePolicy,
+        steps: int,
+        row_age: int,
+        policy_sees: str | None = None,
     ) -> None:
         self.rows = Rows(observation_space, steps, policy.blank_inputs)
         self.ended: list[tuple[float, int]] = []
         self.counts: Counter[str] = Counter()
-        self._policy = policy
+        self._policy, self._policy_sees = policy, policy_sees
         self._steps = steps
         self._row_age = row_age
         self._places = Places(_FIRST_PLACES)
@@ -71,8 +77,10 @@ class PacedSlots:
 
     def seat(self, count: int) -> list[int]:
         """Places for new agents."""
+        before = self._places.capacity
         if self._places.grow(count):
             self.of = grown(self.of, self._places.capacity)
+            self.of["row"][before:] = -1
             self._policy.grow(self._places.capacity)
         places = self._places.take(count)
         self.of["row"][places], self.of["acted"][places] = -1, False
@@ -185,7 +193,10 @@ class PacedSlots:
         first = of["first"][places]  # [B]
         if np.count_nonzero(first):
             self._begin_episodes(places[first])
-        sent, actions, inputs = self._policy.act(observations, places, first)
+        seen: Any = observations
+        if self._policy_sees is not None:
+            seen = seen[self._policy_sees]
+        sent, actions, inputs = self._policy.act(seen, places, first)
         of["acted"][places] = True
         of["version"][places] = self._newest
         if np.count_nonzero(recording) < len(recording):

@@ -90,6 +90,7 @@ def build_learner(
     model_config: Mapping[str, Any],
     *,
     distribution: str | Callable[..., Any] | None = None,
+    critic_space: gymnasium.Space[Any] | None = None,
     check_specs: bool = False,
     connectors: ConnectorsConfig | None = None,
     own_connectors: Mapping[str, type[Any]] | None = None,
@@ -105,6 +106,7 @@ def build_learner(
         action_space: of the actions in episodes.
         model_config: what the module is built with.
         distribution: as `build_module` takes it.
+        critic_space: the same.
         check_specs: the same.
         connectors: of the run; none: rows go to the module as they come.
         own_connectors: classes of a script by their names: connectors, and the algorithm.
@@ -137,6 +139,7 @@ def build_learner(
         action_space,
         model_config,
         distribution=distribution,
+        critic_space=critic_space,
         check_specs=check_specs,
     )
     return Learner(

@@ -291,6 +291,10 @@ class GradientCore(LearnerCore[State], ABC):
             )
         return grads, aux
 
+    def critic_spaces(self) -> dict[str, Space]:
+        spaces = {key: module.critic_space for key, module in self.modules.items()}
+        return {key: space for key, space in spaces.items() if space is not None}
+
     def initial_states(self) -> dict[str, Any]:
         states = {key: module.get_initial_state() for key, module in self.modules.items()}
         return {key: state for key, state in states.items() if state}

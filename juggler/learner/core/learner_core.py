@@ -157,6 +157,10 @@ class LearnerCore(Protocol[S]):
         then checked like batches of episodes; {}: any columns are accepted."""
         return {}
 
+    def critic_spaces(self) -> Mapping[str, Space]:
+        """By module id, the space of "critic_observations" of those modules that have them."""
+        return {}
+
     def nothing(self, state: S) -> tuple[Grads, Aux]:
         """The result of `grads` for a sample without a single live step. A learner of a group
         contributes it for modules that its own sample lacks.

@@ -42,7 +42,7 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         for rows in _INDEXED.keys() & columns.keys():
             within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
             index = within.nonzero().squeeze(1)  # [k] or [s]
-            for name in _INDEXED[rows]:
+            for name in columns.keys() & set(_INDEXED[rows]):
                 part[name] = tree_map(lambda x, i=index: x[i], columns[name])
             part[rows] = part[rows] - start
         if c.SEGMENT_ROWS not in part or len(part[c.SEGMENT_ROWS]):

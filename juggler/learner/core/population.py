@@ -176,6 +176,9 @@ class Population(LearnerCore[PopulationState]):
     def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
         return {} if self._sample_dim == 0 else self._core.batch_spaces()
 
+    def critic_spaces(self) -> Mapping[str, Space]:
+        return self._core.critic_spaces()
+
     def get_params(self, state: PopulationState) -> Params:
         members = [tree_map(lambda x, i=i: x[i], state["members"]) for i in range(self.size)]
         return {
@@ -254,20 +257,24 @@ def stacked(samples: Sequence[Sample]) -> Sample:
 def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
     """A module's columns without segments, padded to a number of truncated episodes."""
     kept = {name: x for name, x in columns.items() if name not in c.SEGMENTS}
+    finals = [name for name in c.FINALS if name in kept]
     missing = truncated - len(kept[c.FINAL_ROWS])
     if not missing:
         return kept
+    last: dict[str, Any]
     if len(kept[c.FINAL_ROWS]):
-        last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in c.FINALS}  # [1, ...]
+        last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in finals}  # [1, ...]
     else:
         # The same observation follows a row's last step anyway, unless that is truncated.
         steps = kept[c.LIVE].shape[1]
         last = {
             c.FINAL_ROWS: torch.zeros_like(kept[c.LIVE][:1, 0], dtype=torch.int64),  # [1]
             c.FINAL_STEPS: torch.full_like(kept[c.LIVE][:1, 0], steps - 1, dtype=torch.int64),
-            c.FINAL_OBSERVATIONS: tree_map(lambda x: x[:1], kept[c.LAST_OBSERVATIONS]),
         }
-    for name in c.FINALS:
+        for _, after, final in (c.OBSERVED, c.OBSERVED_BY_CRITIC):
+            if final in kept:
+                last[final] = tree_map(lambda x: x[:1], kept[after])
+    for name in finals:
         kept[name] = tree_map(
             lambda x, y: torch.cat([x, *[y] * missing]), kept[name], last[name]
         )  # [truncated, ...]

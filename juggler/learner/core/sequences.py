@@ -7,6 +7,7 @@ observation's value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,22 @@ def all_observations(columns: Columns) -> Any:
 
     First come those before each step, row by row, then those after each row, then the final ones.
     """
+    return _joined(columns, c.OBSERVED)
+
+
+def all_seen(columns: Columns) -> dict[str, Any]:
+    """`all_observations` as "observations", and those of a critic that sees more than its agent as
+    "critic_observations", in the same order."""
+    seen = {c.OBSERVATIONS: all_observations(columns)}
+    if c.CRITIC_OBSERVATIONS in columns:
+        seen[c.CRITIC_OBSERVATIONS] = _joined(columns, c.OBSERVED_BY_CRITIC)
+    return seen
+
+
+def _joined(columns: Columns, names: Iterable[str]) -> Any:
     return tree_map(
         lambda before, last, final: torch.cat([before.flatten(0, 1), last, final]),
-        columns[c.OBSERVATIONS],
-        columns[c.LAST_OBSERVATIONS],
-        columns[c.FINAL_OBSERVATIONS],
+        *(columns[name] for name in names),
     )
 
 

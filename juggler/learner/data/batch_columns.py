@@ -20,6 +20,7 @@ def checked_batch(
     batch: Sample,
     spaces: Mapping[str, tuple[Space, Space]],
     states: Mapping[str, Mapping[str, Tree]],
+    critic_spaces: Mapping[str, Space],
 ) -> Sample:
     """Check a batch of columns on the host, and return it as `collate` would make it.
 
@@ -29,6 +30,8 @@ def checked_batch(
         batch: by module id, columns as tensors or arrays.
         spaces: by module id, the spaces of observations and of actions.
         states: by module id, the expected `states` of one row, as from `Learner.example_states`.
+        critic_spaces: by module id, of what its value function sees beside observations, if it
+            does.
 
     Raises:
         ValueError: a column is missing, or its shape, dtype or content does not fit; names the
@@ -40,7 +43,17 @@ def checked_batch(
         if not isinstance(columns, Mapping):
             raise ValueError(f"{module_id}: columns must be by name, by module id")
     return {
-        module_id: _checked(module_id, columns, *spaces[module_id], states.get(module_id, {}))
+        module_id: _checked(
+            columns,
+            BatchValidator(
+                module_id,
+                *spaces[module_id],
+                states.get(module_id, {}),
+                critic_spaces.get(module_id),
+            ),
+            module_id,
+            remembers=MODULE_STATE in states.get(module_id, {}),
+        )
         if module_id in spaces
         else columns
         for module_id, columns in batch.items()
@@ -65,15 +78,10 @@ def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:
 
 
 def _checked(
-    module_id: str,
-    columns: Columns,
-    observation_space: Space,
-    action_space: Space,
-    states: Mapping[str, Tree],
+    columns: Columns, validator: BatchValidator, module_id: str, *, remembers: bool
 ) -> Columns:
     arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
-    episodes = batch_of_columns(arrays, module_id, remembers=MODULE_STATE in states)
-    episodes = BatchValidator(module_id, observation_space, action_space, states).checked(episodes)
+    episodes = validator.checked(batch_of_columns(arrays, module_id, remembers=remembers))
     own = {name: columns[name] for name in columns if name not in COLUMNS}
     return {**own, **collate([episodes])}
 

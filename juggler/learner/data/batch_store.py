@@ -48,6 +48,8 @@ class BatchStore:
         arrived: called for each batch that was taken, in the server's thread.
         capacity: the largest number of batches. Admission keeps a healthy run far below it.
         capacity_bytes: the most memory that batches may take.
+        critic_spaces: by module id, of what its value function sees beside observations; batches
+            of modules without an entry have none of it.
         states: by module id, the expected `states` of one row, as trees of arrays; batches of
             modules without an entry must have none.
 
@@ -62,9 +64,11 @@ class BatchStore:
         capacity: int = 65536,
         states: Mapping[str, Tree] | None = None,
         capacity_bytes: int = _HALF_OF_MEMORY,
+        critic_spaces: Mapping[str, Space] | None = None,
     ) -> None:
+        critics = critic_spaces or {}
         self._validators = {
-            name: BatchValidator(name, *of_module, (states or {}).get(name, {}))
+            name: BatchValidator(name, *of_module, (states or {}).get(name, {}), critics.get(name))
             for name, of_module in spaces.items()
         }
         self._arrived = arrived

@@ -39,7 +39,9 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     Returns:
         By the names in `columns`: step columns [N, T, ...]; last_observations and states [N, ...];
         final_observations [K, ...], final_rows and final_steps [K]; segment_rows, segment_starts,
-        segment_lengths and segment_offsets [S]. Indices are int64. Observations, actions and
+        segment_lengths and segment_offsets [S]; with a critic that sees more than its agent,
+        critic_observations, last_critic_observations and final_critic_observations, shaped like
+        those without "critic". Indices are int64. Observations, actions and
         states are trees of tensors if they are trees of arrays in the batches.
 
     Raises:
@@ -48,12 +50,15 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     """
     if not batches:
         raise ValueError("no batches: there is nothing to train on")
-    for name, dimensions in ((c.OBSERVATIONS, 2), (c.ACTIONS, 2), (c.STATES, 1)):
+    for name, dimensions in (
+        (c.OBSERVATIONS, 2),
+        (c.CRITIC_OBSERVATIONS, 2),
+        (c.ACTIONS, 2),
+        (c.STATES, 1),
+    ):
         _check_alike(name, [getattr(batch, name) for batch in batches], dimensions)
     copies = _Copies(batches, pin_memory)
-    after: list[Tree] = [tree_map(_as_step, b.last_observations) for b in batches]
     sample: dict[str, Any] = {
-        c.OBSERVATIONS: tree_map(copies.steps, *(b.observations for b in batches), *after),
         # Padding needs any valid action: the row's last one.
         c.ACTIONS: tree_map(
             copies.steps,
@@ -61,11 +66,16 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
             *(tree_map(_last_step, b.actions) for b in batches),
         ),
     }
+    for names in (c.OBSERVED, c.OBSERVED_BY_CRITIC)[: 1 + batches[0].has_critic]:
+        before, last, final = ([getattr(batch, name) for batch in batches] for name in names)
+        after = [tree_map(_as_step, each) for each in last]
+        sample[names[0]] = tree_map(copies.steps, *before, *after)
+        sample[names[1]] = tree_map(copies.joined, *last)
+        sample[names[2]] = tree_map(copies.joined, *final)
     for name in _ZERO_FILLED:
         arrays = [getattr(batch, name) for batch in batches]
         sample[name] = copies.steps(*arrays, *(np.zeros((), array.dtype) for array in arrays))
-    for name in (c.LAST_OBSERVATIONS, c.FINAL_OBSERVATIONS, c.STATES):
-        sample[name] = tree_map(copies.joined, *(getattr(batch, name) for batch in batches))
+    sample[c.STATES] = tree_map(copies.joined, *(batch.states for batch in batches))
     for name in (*_ROW_INDICES, *_INDICES):
         indices = [getattr(batch, name).astype(np.int64) for batch in batches]
         if name in _ROW_INDICES:

@@ -13,7 +13,7 @@ from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.episodes.columns import batch_of_columns
 from juggler.runtime.wire.structures import tree_map
 
-_FINALS = ("final_observations", "final_steps")
+_FINALS = ("final_observations", "final_critic_observations", "final_steps")
 _SEGMENTS = (
     "segment_episodes",
     "segment_starts",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
@@ -27,16 +28,24 @@ class BatchValidator:
         observation_space: of the observations in its batches.
         action_space: of the actions in its batches.
         states: the expected `EpisodeBatch.states` of one row, a tree of arrays [...]; {}: none.
+        critic_space: of the observations of its critic; None: its batches have none.
 
     Raises:
         UnsupportedSpace: Juggler cannot encode one of the spaces.
     """
 
     def __init__(
-        self, module: str, observation_space: Space, action_space: Space, states: Tree
+        self,
+        module: str,
+        observation_space: Space,
+        action_space: Space,
+        states: Tree,
+        critic_space: Space | None = None,
     ) -> None:
         self._module = module
-        self._observations = dict(space_leaves(observation_space))
+        observed = dict(space_leaves(observation_space))
+        seen = {} if critic_space is None else dict(space_leaves(critic_space))
+        self._observed = dict.fromkeys(OBSERVED, observed) | dict.fromkeys(OBSERVED_BY_CRITIC, seen)
         self._actions = dict(space_leaves(action_space))
         self._states = dict(flatten(states))
 
@@ -47,14 +56,13 @@ class BatchValidator:
         Raises:
             WireError: the batch does not fit; names the array.
         """
-        for column, leading in (
-            ("observations", "N, T"),
-            ("last_observations", "N"),
-            ("final_observations", "K"),
+        leading_dimensions = 2 * ("N, T", "N", "K")
+        for (column, expected), leading in zip(
+            self._observed.items(), leading_dimensions, strict=True
         ):
-            arrays = self._arrays(column, getattr(batch, column), self._observations)
+            arrays = self._arrays(column, getattr(batch, column), expected)
             for path, array in arrays.items():
-                space = self._observations[path]
+                space = expected[path]
                 self._check(column, path, array, space, leading, array.dtype == space.dtype)
         actions = self._arrays("actions", batch.actions, self._actions)
         for path, array in actions.items():

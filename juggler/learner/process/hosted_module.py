@@ -13,6 +13,7 @@ from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
+from juggler.learner.process.setup import critic_space_of
 from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -71,7 +72,13 @@ class HostedModule:
             space_from_message(command.action_space),
         )
         states = {self.module_id: learner.example_states().get(_OWN, {})}
-        self.store = BatchStore({self.module_id: spaces}, arrived, states=states)
+        critic = critic_space_of(command)
+        self.store = BatchStore(
+            {self.module_id: spaces},
+            arrived,
+            states=states,
+            critic_spaces={} if critic is None else {self.module_id: critic},
+        )
         learner.check_serves("episodes")
         self.updating: Updating
         if works_by_itself(learner.device):

@@ -21,7 +21,7 @@ from juggler.learner.process.devices import device_for, devices_here, reserved_b
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_space_of
 from juggler.learner.process.shared_parts import SharedParts
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
@@ -266,6 +266,7 @@ class LearnerWorker:
             space_from_message(command.action_space),
             setup.module.model,
             distribution=setup.module.distribution,
+            critic_space=critic_space_of(command),
             check_specs=setup.module.check_specs,
             connectors=ConnectorsConfig.parse(setup.connectors),
             own_connectors=self._own_connectors,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymnasium import Space
+
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.v1 import training_pb2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,3 +48,8 @@ class ModuleSetup:
     learner: dict[str, Any]
     module: ModuleConfig
     connectors: dict[str, Any]
+
+
+def critic_space_of(command: training_pb2.AddModule) -> Space[Any] | None:
+    """The space of what a module's value function sees beside observations; None: nothing."""
+    return space_from_message(command.critic_space) if command.HasField("critic_space") else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,11 @@ from juggler.runtime.wire.trees import Path, Tree, leaves, path_name
 
 #: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
 _TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
+
+#: Trees that only batches of modules have whose value function sees more than its agent.
+_CRITIC = frozenset(
+    {"critic_observations", "last_critic_observations", "final_critic_observations"}
+)
 
 #: The other columns over [N, T], with the dtype they must have.
 _STEP_COLUMNS: dict[str, type] = {
@@ -73,10 +78,21 @@ class EpisodeBatch:
     segment_offsets: NDArray[np.int32]  # [S] earlier steps of the same episode
     segment_generations: NDArray[np.uint64]  # [S] weights version that acted
     segment_updates: NDArray[np.uint64]  # [S]
+    # What the value function sees beside the observations above; without it, empty branches.
+    critic_observations: Tree = field(default_factory=dict)  # [N, T, ...]
+    last_critic_observations: Tree = field(default_factory=dict)  # [N, ...]
+    final_critic_observations: Tree = field(default_factory=dict)  # [K, ...]
 
     @property
     def rows(self) -> int:
         return int(self.rewards.shape[0])
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether any column says what a value function sees beside its agent's observations."""
+        return any(
+            not isinstance(tree := getattr(self, name), Mapping) or bool(tree) for name in _CRITIC
+        )
 
     @property
     def steps(self) -> int:
@@ -95,8 +111,9 @@ class EpisodeBatch:
         )
 
     def to_tree(self) -> dict[str, Tree]:
-        """The columns by name; no copies."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """The columns by name, without those of a critic that there is not; no copies."""
+        names = [each.name for each in fields(self) if self.has_critic or each.name not in _CRITIC]
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_tree(cls, tree: Tree) -> EpisodeBatch:
@@ -107,13 +124,13 @@ class EpisodeBatch:
         """
         if not isinstance(tree, dict):
             raise WireError("a batch must be a branch of columns, not an array")
-        known = {field.name for field in fields(cls)}
-        if missing := known - tree.keys():
+        known = {each.name for each in fields(cls)}
+        if missing := known - tree.keys() - _CRITIC:
             raise WireError(f"batch lacks the columns {sorted(missing)}")
         if unknown := tree.keys() - known:
             raise WireError(f"batch has unknown columns {sorted(unknown)}")
         for name, value in tree.items():
-            if not isinstance(value, np.ndarray) and name not in _TREES:
+            if not isinstance(value, np.ndarray) and name not in _TREES | _CRITIC:
                 raise WireError(f"column {name!r} must be an array, not a branch")
         batch = cls(**tree)
         batch._check()
@@ -140,6 +157,10 @@ class EpisodeBatch:
             _expect((name,), getattr(self, name), dtype, s)
         _expect_like("last_observations", self.last_observations, observations, (n,))
         _expect_like("final_observations", self.final_observations, observations, k)
+        if self.has_critic:
+            seen = _arrays("critic_observations", self.critic_observations, (n, t))
+            _expect_like("last_critic_observations", self.last_critic_observations, seen, (n,))
+            _expect_like("final_critic_observations", self.final_critic_observations, seen, k)
         if not isinstance(self.states, Mapping):
             raise WireError("column 'states' must be a branch, not an array")
         for path, array in leaves(self.states):
@@ -249,7 +270,8 @@ def _expect_like(
     arrays = _arrays(name, tree, leading)
     if odd := arrays.keys() ^ observations.keys():
         where = path_name(min(odd))
-        raise WireError(f"only one of 'observations' and {name!r} has an array at {where}")
+        of_steps = name.partition("_")[2]
+        raise WireError(f"only one of {of_steps!r} and {name!r} has an array at {where}")
     for path, array in arrays.items():
         like = observations[path]
         _expect((name, *path), array, like.dtype, (*leading, *like.shape[2:]))

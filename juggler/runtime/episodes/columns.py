@@ -24,11 +24,12 @@ _REQUIRED = {
     "last_observations": "[N, ...], after the last step of each row",
 }
 _FINALS = ("final_observations", "final_rows", "final_steps")  # needed if an episode is truncated
+_CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
 _SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")
 _LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
 
 #: All columns of a batch of episodes; scripts may add others of their own.
-COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_SEGMENTS, *_LABELS})
+COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_CRITIC, *_SEGMENTS, *_LABELS})
 
 
 def batch_of_columns(
@@ -37,7 +38,8 @@ def batch_of_columns(
     """Make a batch of episodes from columns, such as those of `collate`.
 
     Some columns may be missing: `states` if there are none; final_observations, final_rows and
-    final_steps if no episode is truncated; and segments, which are then found from the ends of
+    final_steps if no episode is truncated; those of a value function that sees more than its agent,
+    if it does not; and segments, which are then found from the ends of
     episodes.
 
     Args:
@@ -78,6 +80,10 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
         given["final_observations"] = tree_map(
             lambda x: x[:0], given["last_observations"]
         )  # [K = 0, ...]
+        if _CRITIC[1] in given:
+            given.setdefault(
+                _CRITIC[2], tree_map(lambda x: x[:0], given[_CRITIC[1]])
+            )  # [K = 0, ...]
         given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
     if _SEGMENTS[0] not in given:
         given = {name: x for name, x in given.items() if name not in _LABELS}  # of other segments

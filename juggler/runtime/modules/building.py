@@ -27,6 +27,7 @@ def build_module(
     model_config: Mapping[str, Any],
     *,
     distribution: str | Callable[..., Any] | None = None,
+    critic_space: gymnasium.Space[Any] | None = None,
     check_specs: bool = False,
 ) -> RLModule:
     """A new module with randomly initialized parameters.
@@ -41,20 +42,33 @@ def build_module(
         distribution: "package.module:function" or a callable of (action_space, **options) that
             makes a DistributionSpec; it is passed to the module in model_config. None: the one in
             model_config, if any.
+        critic_space: of "critic_observations", which a value function sees in training beside
+            observations; it is passed to the module in model_config. None: it sees observations
+            alone, or the module only acts.
         check_specs: check inputs and outputs against the module's specs in every call.
 
     Raises:
         UnsupportedSpace: one of the spaces is not supported.
-        ValueError: a name cannot be imported, or model_config has a wrong key or value.
+        ValueError: a name cannot be imported, model_config has a wrong key or value, or the module
+            has no value function that could see more than observations.
         TypeError: the callable did not return an RLModule.
     """
     factory = found(module, "module") if isinstance(module, str) else module or ActorCritic
     if distribution is not None:
         model_config = {**model_config, "distribution": distribution}
+    if critic_space is not None:
+        model_config = {**model_config, "critic_space": critic_space}
     built: object = factory(observation_space, action_space, model_config)
     if isinstance(built, Catalog):
         built = ActorCritic(observation_space, action_space, model_config, built)
     if not isinstance(built, RLModule):
         raise TypeError(f"{module!r} made a {type(built).__name__}: it must make an RLModule")
+    if critic_space is not None and not (built.takes_critic_observations and built.critic_space):
+        raise ValueError(
+            f"critic_sees: the values of {type(built).__name__} come from observations alone; "
+            "leave critic_sees out, or compute them from batch['critic_observations'] in "
+            "_forward_train, set takes_critic_observations = True in the class, and pass it the "
+            "model_config"
+        )
     built.check_specs = check_specs
     return built

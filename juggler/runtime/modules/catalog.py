@@ -8,9 +8,10 @@ from typing import Any
 import gymnasium
 from torch import nn
 
+from juggler.runtime.modules.columns import CRITIC_OBSERVATIONS, OBSERVATIONS
 from juggler.runtime.modules.cores import RecurrentCore
 from juggler.runtime.modules.distributions import DistributionSpec
-from juggler.runtime.modules.encoders import TreeEncoder, build_encoder
+from juggler.runtime.modules.encoders import TreeEncoder, build_encoder, without_mask
 from juggler.runtime.modules.heads import policy_head
 from juggler.runtime.modules.layers import MLP, initialized
 from juggler.runtime.modules.model_config import ModelConfig
@@ -50,6 +51,16 @@ class Catalog:
     def build_encoder(self) -> nn.Module:
         """Maps observations [B, ...], or a tree of them, to features [B, size]."""
         return build_encoder(self.observation_space, self.config)
+
+    def build_critic_encoder(self) -> nn.Module:
+        """Maps what a value function sees that sees more than its agent to features [B, size]: a
+        map of "observations" [B, ...] and "critic_observations" [B, ...], or trees of them."""
+        assert self.config.critic_space is not None
+        seen = {
+            OBSERVATIONS: without_mask(self.observation_space),
+            CRITIC_OBSERVATIONS: self.config.critic_space,
+        }
+        return build_encoder(gymnasium.spaces.Dict(seen), self.config)
 
     def build_core(self, features: int) -> nn.Module | None:
         """Maps features [B, T, F] and states to features [B, T, size] and states, like

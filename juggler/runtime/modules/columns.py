@@ -17,14 +17,27 @@ FINAL_OBSERVATIONS: Final = "final_observations"
 FINAL_ROWS: Final = "final_rows"
 FINAL_STEPS: Final = "final_steps"
 STATES: Final = "states"
+CRITIC_OBSERVATIONS: Final = "critic_observations"
+LAST_CRITIC_OBSERVATIONS: Final = "last_critic_observations"
+FINAL_CRITIC_OBSERVATIONS: Final = "final_critic_observations"
 SEGMENT_ROWS: Final = "segment_rows"
 SEGMENT_STARTS: Final = "segment_starts"
 SEGMENT_LENGTHS: Final = "segment_lengths"
 SEGMENT_OFFSETS: Final = "segment_offsets"
 
 # Columns with one entry for each truncated episode, and for each segment of an episode.
-FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS)
+FINALS: Final = (FINAL_ROWS, FINAL_STEPS, FINAL_OBSERVATIONS, FINAL_CRITIC_OBSERVATIONS)
 SEGMENTS: Final = (SEGMENT_ROWS, SEGMENT_STARTS, SEGMENT_LENGTHS, SEGMENT_OFFSETS)
+
+# What is observed before each step, after each row, and at the end of each truncated episode: by
+# the policy, and by a value function that sees more. Only batches of modules with such a value
+# function have the latter, and the last of `FINALS`.
+OBSERVED: Final = (OBSERVATIONS, LAST_OBSERVATIONS, FINAL_OBSERVATIONS)
+OBSERVED_BY_CRITIC: Final = (
+    CRITIC_OBSERVATIONS,
+    LAST_CRITIC_OBSERVATIONS,
+    FINAL_CRITIC_OBSERVATIONS,
+)
 
 # Keys of "states": what is known at the start of each row besides its first observation.
 MODULE_STATE: Final = "module"  # of a recurrent module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from juggler.runtime.modules.model_config import ModelConfig
 
@@ -22,6 +22,11 @@ class ModuleConfig:
     distribution: str | None = None
     """The function that makes the distribution of actions, as package.module:function. none: the
     action space decides."""
+
+    critic_sees: Literal["observation", "state", "all_observations"] = "observation"
+    """What the value function sees, which only training needs: the observation of its own agent; or
+    beside it, where environments have several agents, their state() or the observations of all
+    agents."""
 
     check_specs: bool = False
     """Check the module's inputs and outputs against its specs in every call, not only in the first

@@ -10,6 +10,7 @@ import gymnasium
 from juggler.runtime.modules.columns import (
     ACTION_DIST_INPUTS,
     ACTIONS,
+    CRITIC_OBSERVATIONS,
     OBSERVATIONS,
     STATES,
     VALUES,
@@ -21,16 +22,27 @@ from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wire.trees import Path
 
 
-def input_spec(observation_space: gymnasium.Space[Any], state: Mapping[str, Any]) -> Spec:
-    """Observations of the space, and the state if there is one."""
+def input_spec(
+    observation_space: gymnasium.Space[Any],
+    state: Mapping[str, Any],
+    critic_space: gymnasium.Space[Any] | None = None,
+) -> Spec:
+    """Observations of the space, those of the critic if it has its own, and the state if there is
+    one."""
     leading = "b, t" if state else "b"
-    observations = _tree(
-        [
-            (path, _spec(leading, leaf.shape or (), leaf.dtype))
-            for path, leaf in space_leaves(observation_space)
-        ]
-    )
-    return {OBSERVATIONS: observations, **_states(state)}
+    observed = {OBSERVATIONS: observation_space}
+    if critic_space is not None:
+        observed[CRITIC_OBSERVATIONS] = critic_space
+    specs = {
+        name: _tree(
+            [
+                (path, _spec(leading, leaf.shape or (), leaf.dtype))
+                for path, leaf in space_leaves(space)
+            ]
+        )
+        for name, space in observed.items()
+    }
+    return {**specs, **_states(state)}
 
 
 def output_spec(

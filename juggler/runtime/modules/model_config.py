@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
+from gymnasium import Space
+
 from juggler.runtime.elsewhere import MODEL_KEYS, called_here
 from juggler.runtime.nearest import nearest
 
@@ -58,6 +60,10 @@ class ModelConfig:
     distribution: str | Callable[..., Any] | None = None
     """Filled from the run's key `distribution`, which applies to every module."""
 
+    critic_space: Space[Any] | None = None
+    """Filled where a run's key `critic_sees` gives the value function more to see than its agent
+    has: the space of "critic_observations"."""
+
     @classmethod
     def parse(cls, model_config: Mapping[str, Any]) -> ModelConfig:
         """Make a config of a mapping.
@@ -86,6 +92,13 @@ class ModelConfig:
                 raise _wrong(key, f"one of {', '.join(allowed)}", value)
         if not isinstance(config.shared_value_layers, bool | None):
             raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
+        if not isinstance(config.critic_space, Space | None):
+            raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
+        if config.critic_space is not None and config.shared_value_layers:
+            raise ValueError(
+                "model.shared_value_layers = true does not go with critic_sees: policy and value "
+                "function see different things, so that they cannot share an encoder"
+            )
         if config.recurrent != "none" and config.shared_value_layers is False:
             raise ValueError(
                 "model.shared_value_layers = false does not go with recurrent = "

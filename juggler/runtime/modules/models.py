@@ -9,7 +9,13 @@ import gymnasium
 from torch import Tensor
 
 from juggler.runtime.modules.catalog import Catalog
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, OBSERVATIONS, STATES, VALUES
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    CRITIC_OBSERVATIONS,
+    OBSERVATIONS,
+    STATES,
+    VALUES,
+)
 from juggler.runtime.modules.encoders import feature_size
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
@@ -19,7 +25,8 @@ class ActorCritic(RLModule):
     """Policy and value function for every space that can be encoded and acted in.
 
     It has an encoder, then a recurrent core if it has a state, then a head each for the policy and
-    the value function, which may have its own encoder. The catalog builds these parts from the
+    the value function, which may have its own encoder. It has one, without a recurrent core, where
+    it sees more than observations (`critic_space`). The catalog builds these parts from the
     spaces and the keys of `ModelConfig`.
 
     Attributes:
@@ -27,6 +34,7 @@ class ActorCritic(RLModule):
     """
 
     catalog_class: type[Catalog] = Catalog
+    takes_critic_observations = True
 
     def __init__(
         self,
@@ -44,8 +52,11 @@ class ActorCritic(RLModule):
         self.policy_head = catalog.build_policy_head(memory, self.action_distribution())
         self.value_encoder = None
         self.training_only = ("value_head",)
-        if not catalog.shares_encoder(self.encoder, self.core):
+        if self.critic_space is not None:
+            self.value_encoder = catalog.build_critic_encoder()
+        elif not catalog.shares_encoder(self.encoder, self.core):
             self.value_encoder = catalog.build_encoder()
+        if self.value_encoder is not None:
             memory = feature_size(self.value_encoder)
             self.training_only = ("value_encoder", "value_head")
         self.value_head = catalog.build_value_head(memory)
@@ -61,7 +72,13 @@ class ActorCritic(RLModule):
     def _forward_train(self, batch: Batch) -> dict[str, Any]:
         features, outputs = remember(self.encoder, self.core, batch)  # [B, H] or [B, T, H]
         outputs[ACTION_DIST_INPUTS] = self.policy_head(features)  # [B, D] or [B, T, D]
-        if self.value_encoder is not None:
+        if self.value_encoder is not None and self.critic_space is not None:
+            seen = {name: batch[name] for name in (OBSERVATIONS, CRITIC_OBSERVATIONS)}
+            if self.core is None:
+                features = self.value_encoder(seen)  # [B, H]
+            else:
+                features = each_step(self.value_encoder, seen)  # [B, T, H]
+        elif self.value_encoder is not None:
             features = self.value_encoder(batch[OBSERVATIONS])  # [B, H]
         outputs[VALUES] = self.value_head(features).squeeze(-1)  # [B] or [B, T]
         return outputs
@@ -72,10 +89,16 @@ def remember(encoder: Any, core: Any, batch: Batch) -> tuple[Tensor, dict[str, A
     before, and under "states" the state [B, ...] behind the last."""
     if core is None:
         return encoder(batch[OBSERVATIONS]), {}
-    observations = leaf = batch[OBSERVATIONS]  # [B, T, ...]
+    features = each_step(encoder, batch[OBSERVATIONS])  # [B, T, F]
+    remembered, states = core(features, batch[STATES])  # [B, T, H]
+    return remembered, {STATES: states}
+
+
+def each_step(encoder: Any, observations: Any) -> Tensor:
+    """Features [B, T, F] of observations [B, T, ...], or a tree of them."""
+    leaf = observations
     while isinstance(leaf, Mapping):
         leaf = next(iter(leaf.values()))
     flat = tree_map(lambda each: each.flatten(0, 1), observations)  # [B T, ...]
-    features = encoder(flat).unflatten(0, leaf.shape[:2])  # [B, T, F]
-    remembered, states = core(features, batch[STATES])  # [B, T, H]
-    return remembered, {STATES: states}
+    features: Tensor = encoder(flat).unflatten(0, leaf.shape[:2])  # [B, T, F]
+    return features

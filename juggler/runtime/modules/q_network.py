@@ -85,8 +85,14 @@ class QNetwork(RLModule):
 
 def must_explore(algorithm: str, module_id: str, module: RLModule) -> None:
     """Raises:
-    ValueError: the algorithm cannot say how much the module explores.
+    ValueError: the algorithm cannot say how much the module explores, or the module's values see
+        what acting does not.
     """
+    if module.critic_space is not None:
+        raise ValueError(
+            f"critic_sees with algorithm = {algorithm!r}: its values choose actions, so that they "
+            "can see only what acting sees; leave critic_sees out, or choose ppo, appo or impala"
+        )
     if EPSILON not in dict(module.named_buffers()):
         raise ValueError(
             f"{algorithm} needs modules with a buffer {EPSILON!r}, such as QNetwork; "

@@ -55,12 +55,22 @@ class RLModule(torch.nn.Module):
     Two keys of `model_config` apply to every module: "distribution", which makes the
     `DistributionSpec` for the action space, and "squash", which is passed to it if true.
 
+    Where a run's key `critic_sees` gives the value function more to see, `model_config` has the key
+    "critic_space", and the batches of `forward_train` have "critic_observations" [B, ...] of that
+    space beside "observations". A module that computes "values" from them sets
+    `takes_critic_observations`, and names what computes them in `training_only`: where it acts, it
+    has neither the key nor the column.
+
     Attributes:
+        takes_critic_observations: whether `forward_train` can compute values from
+            "critic_observations".
+        critic_space: of "critic_observations"; None: there are none.
         training_only: names of submodules and parameters that only `forward_train` needs. They are
             not sent to EnvRunners.
     """
 
     training_only: tuple[str, ...] = ()
+    takes_critic_observations: bool = False
 
     def __init__(
         self,
@@ -72,6 +82,7 @@ class RLModule(torch.nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.model_config = dict(model_config)
+        self.critic_space: gymnasium.Space[Any] | None = model_config.get("critic_space")
         spaces = getattr(observation_space, "spaces", {})
         self._masked = isinstance(spaces, Mapping) and ACTION_MASK in spaces
         self._check_specs = False
@@ -138,7 +149,7 @@ class RLModule(torch.nn.Module):
 
     def input_specs_train(self) -> Spec:
         """What `forward_train` takes."""
-        return input_spec(self.observation_space, self.get_initial_state())
+        return input_spec(self.observation_space, self.get_initial_state(), self.critic_space)
 
     def output_specs_train(self) -> Spec:
         """What `forward_train` returns. An algorithm that needs more checks that itself."""

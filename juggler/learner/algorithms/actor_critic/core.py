@@ -12,7 +12,7 @@ from juggler.learner.core.forward import Forward
 from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import next_values
-from juggler.learner.core.sequences import Sequences, all_observations
+from juggler.learner.core.sequences import Sequences, all_seen
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
@@ -74,11 +74,11 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
             lack.
     """
     initial = forward.initial_state()
-    observations = all_observations(columns)  # [N T + N + K, ...]
+    observations = all_seen(columns)  # [N T + N + K, ...] each
     if initial:
         return _recurrent(forward, columns, observations, initial, burn_in)
     n, t = columns[c.LIVE].shape
-    inputs, all_values = policy_and_values(forward, {c.OBSERVATIONS: observations})
+    inputs, all_values = policy_and_values(forward, observations)
     values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
     values = values.view(n, t)  # [N, T]
     with torch.no_grad():
@@ -89,7 +89,11 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
 
 
 def _recurrent(
-    forward: Forward, columns: Columns, observations: Any, initial: dict[str, Any], burn_in: int
+    forward: Forward,
+    columns: Columns,
+    observations: dict[str, Any],
+    initial: dict[str, Any],
+    burn_in: int,
 ) -> ActorCritic:
     if c.MODULE_STATE not in columns[c.STATES]:
         raise ValueError(
@@ -125,9 +129,9 @@ def _where(condition: Tensor, one: Any, other: Any) -> Any:
     )
 
 
-def _batch(observations: Any, index: Tensor, states: Any) -> Batch:
+def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:
     """The batch for a module with a state: observations as sequences [S, L, ...], and states."""
-    return {c.OBSERVATIONS: tree_map(lambda x: x[index], observations), c.STATES: states}
+    return {**tree_map(lambda x: x[index], observations), c.STATES: states}
 
 
 def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:

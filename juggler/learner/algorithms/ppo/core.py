@@ -65,8 +65,9 @@ ADVANTAGES: Final = "advantages"
 TARGETS: Final = "targets"
 OLD_VALUES: Final = "old_values"
 
-# Columns that modules without a state learn from.
-_OF_STEPS = (c.OBSERVATIONS, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
+# Columns that modules without a state see, and learn from. Few have the second.
+_SEEN = (c.OBSERVATIONS, c.CRITIC_OBSERVATIONS)
+_OF_STEPS = (*_SEEN, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_VALUES)
 
 
 class Ppo(ActorCriticCore):
@@ -125,7 +126,8 @@ class Ppo(ActorCriticCore):
         if c.SEGMENT_ROWS in columns:
             inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
         else:
-            inputs, values = policy_and_values(forward, {c.OBSERVATIONS: columns[c.OBSERVATIONS]})
+            seen = {name: columns[name] for name in _SEEN if name in columns}
+            inputs, values = policy_and_values(forward, seen)
             live = columns[c.LIVE]
         # All tensors below are [B], or [N, T] for modules with a state.
         policy = forward.module.action_distribution()(inputs)
@@ -179,7 +181,8 @@ class Ppo(ActorCriticCore):
             if self.modules[module_id].get_initial_state():
                 tables[module_id] = Table.of_segments(columns)
             else:
-                tables[module_id] = Table.of_steps({name: columns[name] for name in _OF_STEPS})
+                of_steps = {name: columns[name] for name in _OF_STEPS if name in columns}
+                tables[module_id] = Table.of_steps(of_steps)
         return tables, live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:

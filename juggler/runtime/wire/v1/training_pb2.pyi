@@ -29,7 +29,7 @@ class Setup(_message.Message):
 class Ready(_message.Message):
     __slots__ = ("modules",)
     class Module(_message.Message):
-        __slots__ = ("module_id", "observation_space", "action_space", "rows", "steps", "environment_observation_space", "environment_action_space")
+        __slots__ = ("module_id", "observation_space", "action_space", "rows", "steps", "environment_observation_space", "environment_action_space", "critic_space")
         MODULE_ID_FIELD_NUMBER: _ClassVar[int]
         OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
         ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Ready(_message.Message):
         STEPS_FIELD_NUMBER: _ClassVar[int]
         ENVIRONMENT_OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
         ENVIRONMENT_ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
+        CRITIC_SPACE_FIELD_NUMBER: _ClassVar[int]
         module_id: str
         observation_space: _spaces_pb2.Space
         action_space: _spaces_pb2.Space
@@ -44,26 +45,29 @@ class Ready(_message.Message):
         steps: int
         environment_observation_space: _spaces_pb2.Space
         environment_action_space: _spaces_pb2.Space
-        def __init__(self, module_id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., environment_observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., environment_action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ...) -> None: ...
+        critic_space: _spaces_pb2.Space
+        def __init__(self, module_id: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., rows: _Optional[int] = ..., steps: _Optional[int] = ..., environment_observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., environment_action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., critic_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ...) -> None: ...
     MODULES_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedCompositeFieldContainer[Ready.Module]
     def __init__(self, modules: _Optional[_Iterable[_Union[Ready.Module, _Mapping]]] = ...) -> None: ...
 
 class AddModule(_message.Message):
-    __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "oldest_handover")
+    __slots__ = ("module_id", "config", "observation_space", "action_space", "seed", "oldest_handover", "critic_space")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_SPACE_FIELD_NUMBER: _ClassVar[int]
     ACTION_SPACE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OLDEST_HANDOVER_FIELD_NUMBER: _ClassVar[int]
+    CRITIC_SPACE_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     config: str
     observation_space: _spaces_pb2.Space
     action_space: _spaces_pb2.Space
     seed: int
     oldest_handover: WeightsVersion
-    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., oldest_handover: _Optional[_Union[WeightsVersion, _Mapping]] = ...) -> None: ...
+    critic_space: _spaces_pb2.Space
+    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., oldest_handover: _Optional[_Union[WeightsVersion, _Mapping]] = ..., critic_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ...) -> None: ...
 
 class ModuleReady(_message.Message):
     __slots__ = ("module_id", "description", "meeting_point", "handed_over", "last_updates")

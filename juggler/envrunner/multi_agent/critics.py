@@ -1,0 +1,184 @@
+"""What value functions may see beside the observations of their own agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.environments_in_turn import misfit
+from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit, stacked
+from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
+from juggler.envrunner.paced.places import put
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
+from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.wire.structures import space_leaves, zeros
+from juggler.runtime.wire.trees import Tree, flatten, unflatten
+
+_BY_POLICY, _BY_CRITIC = OBSERVED[0], OBSERVED_BY_CRITIC[0]
+
+
+class States:
+    """States of environments as batches.
+
+    Args:
+        space: of a state; None: numbers like those of `first`, without bounds.
+        first: a state.
+
+    Attributes:
+        space: of a state.
+
+    Raises:
+        UnsupportedSpace: there is no encoding for the space.
+    """
+
+    def __init__(self, space: Space[Any] | None, first: Any) -> None:
+        if space is None:
+            like = np.asarray(first)
+            space = spaces.Box(-np.inf, np.inf, like.shape, _dtype_of(like))
+        self.space = space
+        self._leaves = space_leaves(space)
+
+    def batch(self, states: Sequence[Any]) -> Tree:
+        """A new tree [B, ...] of B states, as the environments gave them.
+
+        Raises:
+            Misfit: a state does not fit the space.
+        """
+        try:
+            return stacked(self.space, self._leaves, states)
+        except Exception:
+            for row, state in enumerate(states):
+                if why := misfit(self.space, state, "state"):
+                    raise Misfit(row, why) from None
+            raise
+
+
+class AllObservations:
+    """The observations of all agents of environments as batches, without action masks.
+
+    Args:
+        groups: the agents, with the spaces that their environment has for them.
+
+    Attributes:
+        space: of the observations of all agents.
+
+    Raises:
+        UnsupportedSpace: there is no encoding for a space.
+    """
+
+    def __init__(self, groups: Sequence[AgentGroup]) -> None:
+        self._groups = [
+            AgentGroup(group.agents, without_mask(group.observation_space), group.action_space)
+            for group in groups
+        ]
+        self._observations = [GroupObservations(group, None) for group in self._groups]
+        joint = [joint_space(each.observation_space, len(each.agents)) for each in self._groups]
+        self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
+
+    def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
+        """A new tree [B, ...] of B times the observations by agent; those of others are zeros.
+
+        Raises:
+            Misfit: an observation does not fit its space.
+        """
+        parts = [
+            self._of_group(group, observations, seen)
+            for group, observations in zip(self._groups, self._observations, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else {str(i): part for i, part in enumerate(parts)}
+
+    def _of_group(
+        self, group: AgentGroup, observations: GroupObservations, seen: Sequence[Mapping[str, Any]]
+    ) -> Tree:
+        space, count = group.observation_space, len(group.agents)
+        there = [
+            (row * count + at, by_agent[agent])
+            for row, by_agent in enumerate(seen)
+            for at, agent in enumerate(group.agents)
+            if agent in by_agent
+        ]
+        places = np.array([place for place, _ in there], np.intp)  # [P]
+        try:
+            given = observations.batch([each for _, each in there], [None] * len(there))  # [P, ...]
+        except Misfit as error:
+            row, at = divmod(int(places[error.row]), count)
+            raise Misfit(row, f"agent {group.agents[at]!r}: {error.reason}") from None
+        every = zeros(space, (len(seen) * count,))  # [B A, ...]
+        put(every, places, given)
+        return joined(space, every, count)
+
+
+def joint_space(space: Space[Any], count: int) -> Space[Any]:
+    """The space of what `count` agents with this space observe, each array of which is one: vectors
+    one after the other, and everything else with a dimension for the agents in front."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: joint_space(each, count) for key, each in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([joint_space(each, count) for each in space.spaces])
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary(_joint_shape(space, count))
+    if isinstance(space, spaces.Box):
+        low, high = (
+            np.broadcast_to(each, (count, *space.shape)) for each in (space.low, space.high)
+        )
+        shape = _joint_shape(space, count)
+        return spaces.Box(low.reshape(shape), high.reshape(shape), dtype=space.dtype)
+    joint: Space[Any] = batch_space(space, count)
+    return joint
+
+
+def joined(space: Space[Any], observations: Tree, count: int) -> Tree:
+    """Observations [B A, ...] of A agents with this space as those of their `joint_space`."""
+    arrays = dict(flatten(observations))
+    return unflatten(
+        (path, arrays[path].reshape(-1, *_joint_shape(leaf, count)))
+        for path, leaf in space_leaves(space)
+    )
+
+
+def _joint_shape(leaf: Space[Any], count: int) -> tuple[int, ...]:
+    shape = leaf.shape or ()
+    is_vector = len(shape) == 1 and isinstance(leaf, spaces.Box | spaces.MultiBinary)
+    return (count * shape[0],) if is_vector else (count, *shape)
+
+
+def _dtype_of(state: NDArray[Any]) -> Any:
+    """The dtype of states without a space: floats that learners compute with."""
+    return np.float32 if state.dtype.kind == "f" else state.dtype
+
+
+def space_with_critic(space: Space[Any], critic_space: Space[Any] | None) -> Space[Any]:
+    """The space of what rows hold: observations, or these and what a critic sees."""
+    if critic_space is None:
+        return space
+    return spaces.Dict({_BY_POLICY: space, _BY_CRITIC: critic_space})
+
+
+def with_critic(observations: Tree, seen: Tree) -> Tree:
+    """Observations [B, ...] and what a critic sees [B, ...], as rows hold them."""
+    return {_BY_POLICY: observations, _BY_CRITIC: seen}
+
+
+def apart_from_critic(batch: EpisodeBatch) -> EpisodeBatch:
+    """A batch of rows that hold both, with columns for each."""
+    held = [getattr(batch, name) for name in OBSERVED]
+    columns = {name: tree[_BY_POLICY] for name, tree in zip(OBSERVED, held, strict=True)}
+    for name, tree in zip(OBSERVED_BY_CRITIC, held, strict=True):
+        columns[name] = tree[_BY_CRITIC]
+    return replace(batch, **columns)
+
+
+def no_state(name: str) -> str:
+    """The message for an environment that has no state."""
+    return (
+        f"critic_sees = {STATE!r}: the environment {name} has no state(), PettingZoo's method that "
+        f"returns what a value function may see; write one, or set critic_sees = "
+        f"{ALL_OBSERVATIONS!r}"
+    )

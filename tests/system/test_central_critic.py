@@ -1,0 +1,102 @@
+"""Runs whose value functions see the state of the game, or what all agents see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import juggler
+from juggler.driver.config import ConfigError
+from juggler.runtime.checkpoints.checkpoint import read
+
+RUN: dict[str, Any] = {
+    "env": "support.hidden_bits:HiddenBits",
+    "algorithm": "ppo",
+    "batch_size": 192,
+    "minibatches": 1,
+    "envs_per_runner": 4,
+    "fragment_steps": 8,
+    "num_env_runners": 1,
+    "progress": "off",
+    "synchronous": True,
+    "checkpoint_updates": 2,
+    "stop_steps": 800,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
+    run_dir = tmp_path_factory.mktemp("runs") / "bits"
+    return juggler.train(**RUN, critic_sees="state", run_dir=str(run_dir))
+
+
+def critics_inputs(state: Any) -> int:
+    """The numbers that the value function of a saved module takes."""
+    name, weights = next(
+        (name, each) for name, each in state["parameters"].items() if "value_encoder" in name
+    )
+    assert name.endswith("weight"), name
+    return int(weights.shape[1])
+
+
+def test_a_run_with_a_central_critic_gives_the_same_numbers_every_time(
+    trained: juggler.Result, tmp_path: Path
+) -> None:
+    again = juggler.train(**RUN, critic_sees="state", run_dir=str(tmp_path / "again"))
+    one, two = read(trained.run_dir), read(again.run_dir)
+    assert one.version == two.version
+    assert one.counters["trained"] >= 800
+    np.testing.assert_equal(one.tree["default"], two.tree["default"])
+    # Its own bit, and both.
+    assert critics_inputs(one.tree["default"]) == 3
+
+
+def test_its_policy_acts_with_what_its_agent_sees(trained: juggler.Result, tmp_path: Path) -> None:
+    policy = juggler.load_policy(trained.run_dir)
+    action, _ = policy.act(np.ones(1, np.float32))
+    assert policy.action_space.contains(action)
+    played = juggler.evaluate(trained.run_dir, 4)
+    assert played.lengths == [3] * 4
+
+
+def test_it_is_resumed_and_begun_with(trained: juggler.Result, tmp_path: Path) -> None:
+    before = read(trained.run_dir)
+    later = juggler.resume(trained.run_dir, stop_steps=1200)
+    assert later.summary["env_steps_trained"] >= 1200
+    assert read(later.run_dir).version[1] > before.version[1]
+
+
+def test_modules_of_a_run_have_critics_of_their_own(tmp_path: Path) -> None:
+    result = juggler.train(
+        **{**RUN, "batch_size": 96},
+        agents={"left": "one", "right": "other"},
+        modules={"other": {"critic_sees": "all_observations", "algorithm": "impala"}},
+        run_dir=str(tmp_path / "run"),
+    )
+    tree = read(result.run_dir).tree
+    assert critics_inputs(tree["one"]) == 1
+    assert critics_inputs(tree["other"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"env": "CartPole-v1"}, "has one agent, whose value function sees its observation"),
+        ({"env": "support.tag_game:Tag"}, r"the environment Tag has no state\(\)"),
+        ({"algorithm": "pqn"}, "the values of QNetwork come from observations alone"),
+        ({"gateway": "127.0.0.1:0"}, "simulators send what an agent observes"),
+        ({"critic_sees": "stat"}, "'stat' is not known: did you mean 'state'"),
+    ],
+)
+def test_where_there_is_no_more_to_see_is_told_before_the_run_begins(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    run = {**RUN, "critic_sees": "state", "run_dir": str(tmp_path / "run"), **keys}
+    if keys.get("algorithm") == "pqn":
+        del run["minibatches"]
+    with pytest.raises(ConfigError, match=said):
+        juggler.train(**run)
+    assert not (tmp_path / "run").exists()
