@@ -175,8 +175,8 @@ class RunConfig:
                 )
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, without the tables of agents and modules where they are empty:
-        a run with one agent has none."""
+        """Every key with its value, without the tables of `AgentsConfig` where they are empty: a
+        run with one agent has none."""
         merged: dict[str, Any] = {}
         for part in _parts(self).values():
             merged.update(asdict(part))

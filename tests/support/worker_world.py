@@ -110,9 +110,10 @@ class World:
         make_batch: MakeBatch,
         outlives_failures: bool = False,
         shared: Mapping[str, list[str]] | None = None,
+        synchronous: bool = False,
         **config: Any,
     ) -> None:
-        """`shared` is a table of the run, and `config` has keys of the learner's."""
+        """`shared` and `synchronous` are the run's, and `config` has keys of the learner's."""
         self.driver = Driver()
         self._make_batch = make_batch
         attachment: Any = self.driver
@@ -122,7 +123,7 @@ class World:
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
-        self.driver.ask(_setup(outlives_failures, shared or {}), attach_pb2.Done())
+        self.driver.ask(_setup(outlives_failures, shared or {}, synchronous), attach_pb2.Done())
         self._weights: dict[str, WeightsSubscription] = {}
         self.module = self.add("default", **config)
         self.module.learner.updates = BEGIN.update  # as if it had restored them
@@ -211,12 +212,15 @@ class World:
         self.worker.close()
 
 
-def _setup(outlives_failures: bool, shared: Mapping[str, list[str]]) -> training_pb2.Setup:
+def _setup(
+    outlives_failures: bool, shared: Mapping[str, list[str]], synchronous: bool
+) -> training_pb2.Setup:
     setup = LearnerSetup(
         device="cpu",
         updates_in_flight=2,
         may_meet=False,
         shared=dict(shared),
+        synchronous=synchronous,
         outlives_failures=outlives_failures,
     )
     return training_pb2.Setup(config=to_json(setup), permits_key=PERMITS.key)

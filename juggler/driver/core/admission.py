@@ -223,9 +223,9 @@ class _Share:
 
 
 def _has_enough(module: State) -> bool:
-    """Whether each of the module's learners holds something to update with."""
-    members = module.group.members.values()
-    return bool(members) and all(learner.held_steps for learner in members)
+    """Whether each of the module's learners holds something to update with, and none waits."""
+    members, joiners = module.group.members.values(), module.group.joiners
+    return bool(members) and not joiners and all(learner.held_steps for learner in members)
 
 
 def _open_steps(learner: Learner) -> int:

@@ -122,9 +122,14 @@ class SharedParts:
             other.links.pop(module_id, None)
 
     def partners(self, module_id: str) -> set[str]:
-        """Those that a module shares parts with."""
-        member = self._members.get(module_id)
-        return set() if member is None else set(member.links)
+        """Those that a module shares parts with, directly or through others."""
+        found, coming = {module_id}, [module_id]
+        while coming:
+            member = self._members.get(coming.pop())
+            new = set() if member is None else member.links.keys() - found
+            found |= new
+            coming += new
+        return found - {module_id}
 
     def give(self, module_id: str) -> None:
         """Have the others take over what they share with a module whose state has changed."""

@@ -116,3 +116,13 @@ def test_in_a_turn_all_who_share_parts_make_an_update_or_none_does() -> None:
     updates = only(IssueUpdate, step(core, receipt(requests[0])))
     assert [each.module_id for each in updates] == list(NAMES)
     assert [len(each.shares[0].batch_ids) for each in updates] == [1, 2, 1]
+
+
+def test_in_a_turn_nobody_makes_an_update_while_a_learner_waits_for_one_of_them() -> None:
+    core = make(synchronous=True)
+    requests = join(core)
+    step(core, LearnerJoined("learner-1", "L", "blue"))
+    commands = [each for request in requests for each in step(core, receipt(request))]
+    assert [each.module_id for each in only(IssueUpdate, commands)] == ["third"]
+    formed = step(core, LearnerJoined("learner-1", "L", "red"))
+    assert [each.module_id for each in only(FormGroup, formed)] == ["blue", "red"]

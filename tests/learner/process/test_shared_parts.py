@@ -173,6 +173,14 @@ def test_weights_that_are_set_become_those_of_all_who_share_them() -> None:
         assert same == equal, name
 
 
+def test_partners_are_those_with_whom_parts_are_shared_directly_or_through_others() -> None:
+    table = {"encoder.0.*": ["one", "two"], "encoder.1.*": ["two", "three"]}
+    shared = together(table, one=learner(), two=learner(), three=learner(), four=learner())
+    assert shared.partners("one") == {"two", "three"}
+    assert shared.partners("two") == {"one", "three"}
+    assert shared.partners("four") == shared.partners("five") == set()
+
+
 @pytest.mark.parametrize(
     ("shared", "right", "error"),
     [
@@ -281,6 +289,32 @@ def test_an_update_of_one_module_is_one_of_the_parts_of_both(world: World) -> No
     heads = [tree["moments"]["updates"]["policy_head.bias"].max() for tree in trees(world)]
     assert heads == [1.0, 1.0]
     world.weights_of(Version(9, 1), "rival")
+
+
+def test_in_a_synchronous_run_who_share_parts_are_published_behind_the_updates_of_all(
+    tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    three = {"encoder.*": ["default", "rival"], "value_*": ["rival", "third"]}
+    world = World(tmp_path, make_batch, shared=three, synchronous=True)
+    try:
+        for module_id in ("rival", "third"):
+            world.add(module_id)
+            world.join(9, module_id)
+        for turn in (1, 2):
+            for number, module_id in enumerate(("default", "rival", "third")):
+                mine = (10, 5) if module_id == "default" else (0, 9)
+                batch_id = 10 * turn + number
+                world.send(batch_id, mine[0] + turn - 1, mine[1], module_id)
+                world.update(batch_id, module_id=module_id)
+            encoder = world.worker.modules["default"].learner.get_weights()["default"]
+            published = world.weights_of(Version(5, 10 + turn))
+            np.testing.assert_array_equal(
+                published, np.concatenate([array.ravel() for array in encoder.values()])
+            )
+            for module_id in ("rival", "third"):
+                world.weights_of(Version(9, turn), module_id)
+    finally:
+        world.close()
 
 
 def test_a_state_of_one_module_is_restored_for_all_who_share_parts_with_it(world: World) -> None:
