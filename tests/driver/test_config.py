@@ -41,7 +41,9 @@ def test_every_key_belongs_to_one_room() -> None:
         key.name for part in fields(config) for key in fields(getattr(config, part.name))
     )
     assert set(owners.values()) == {1}
-    assert config.flat().keys() == owners.keys() - {"agents", "modules"}, "where they are empty"
+    assert config.flat().keys() == owners.keys() - {"agents", "mapping", "modules"}, (
+        "where they are empty"
+    )
 
 
 def test_no_values_are_the_defaults() -> None:
