@@ -115,16 +115,15 @@ class VectorTurns:
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
         over: Bools = ~np.any(acting, axis=1)  # [N]
-        critics: dict[str, CriticObservations] = {}
-        if self.critic_spaces:
+        at_end: dict[str, Tree] = {}
+        if self.critic_spaces and len(ended):
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
             at_end = self._seen_by_critics(observations, there, "step")
         if over.any():
             observations, acting = self._begin(None, over)
-        if self.critic_spaces:
-            now = self._seen_by_critics(observations, np.ravel(acting), "step")
-            critics = {kind: CriticObservations(now[kind], at_end[kind]) for kind in now}
+        now = self._seen_by_critics(observations, np.ravel(acting), "step")
+        critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
         self._acting = np.flatnonzero(acting)  # [B]
         gone = np.flatnonzero(over)  # [L]
         try:
