@@ -178,7 +178,7 @@ def apart_from_critic(batch: EpisodeBatch) -> EpisodeBatch:
 def no_state(name: str) -> str:
     """The message for an environment that has no state."""
     return (
-        f"critic_sees = {STATE!r}: the environment {name} has no state(), PettingZoo's method that "
-        f"returns what a value function may see; write one, or set critic_sees = "
-        f"{ALL_OBSERVATIONS!r}"
+        f"critic_sees = {STATE!r}: the environment {name} has no state() that tells what a value "
+        "function may see, as in PettingZoo (nor a state_space, which a MultiAgentVectorEnv has "
+        f"beside it); write it, or set critic_sees = {ALL_OBSERVATIONS!r}"
     )

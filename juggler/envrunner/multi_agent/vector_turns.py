@@ -122,16 +122,15 @@ class VectorTurns:
         ended_terminated = terminated.ravel()[ended]  # [E]
         goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
         gone = (~goes_on).nonzero()[0]  # [L]
-        critics: dict[str, CriticObservations] = {}
-        if self.critic_spaces:
+        at_end: dict[str, Tree] = {}
+        if self.critic_spaces and len(ended):
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
             at_end = self._seen_by_critics(observations, there, "step")
         if len(gone):
             observations, acting = self._begin(None, ~goes_on)
-        if self.critic_spaces:
-            now = self._seen_by_critics(observations, np.ravel(acting), "step")
-            critics = {kind: CriticObservations(now[kind], at_end[kind]) for kind in now}
+        now = self._seen_by_critics(observations, np.ravel(acting), "step")
+        critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
         self._acting = acting.ravel().nonzero()[0]  # [B]
         try:
             booked = self._books.step(rewards, ended, gone, self._acting)
