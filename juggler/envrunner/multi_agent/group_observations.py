@@ -157,6 +157,13 @@ def _everything(space: spaces.Space[Any]) -> Any:
 
 
 def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Stack values of a space without Dict or Tuple in it: [B, ...]."""
-    batch = np.empty((len(values), *(space.shape or ())), space.dtype)
-    return np.stack([np.asarray(value) for value in values], out=batch, casting="same_kind")
+    """Stack values of a space without Dict or Tuple in it: [B, ...].
+
+    Raises:
+        ValueError: they are not of the space.
+    """
+    batch = np.array(values)  # [B, ...]
+    shape = (len(values), *(space.shape or ()))
+    if batch.shape != shape or not np.can_cast(batch.dtype, np.dtype(space.dtype), "same_kind"):
+        raise ValueError(f"values of {space} must not be {batch.dtype} of shape {batch.shape}")
+    return batch.astype(space.dtype, copy=False)
