@@ -1,0 +1,131 @@
+"""Whole leagues of rock, paper, scissors, in which nothing but the players is made up."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+
+import numpy as np
+import pytest
+from support.league_world import (
+    AGENTS,
+    ROCK_PAPER_SCISSORS,
+    RockPaperScissors,
+    exploitability,
+)
+
+from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import Add, Freeze, Reset
+from juggler.driver.league.league import League
+from juggler.driver.league.ratings import nash_averaging
+from juggler.driver.league.self_play import SelfPlay
+
+UPDATES = 3000
+SNAPSHOT = 50  # updates
+SEEDS = range(12)
+
+
+def half_pfsp() -> LeagueBuilder:
+    """A main plays half of its matches against its past and half against itself."""
+    steps = SNAPSHOT * 96  # in a match against itself, both sides are trained on
+    return AlphaStar(
+        mains=1,
+        main_exploiters=0,
+        league_exploiters=0,
+        verification_probability=0,
+        min_phase_steps=steps,
+        max_phase_steps=steps,
+    )
+
+
+def trained(builder: LeagueBuilder, seed: int) -> tuple[float, float]:
+    """Of the latest policy, over the second half: the mean exploitability, and the mean of the
+    least win rate against its past."""
+    # Policies change within tens of updates, so payoffs must forget as fast.
+    config = LeagueConfig(decay=0.8, min_games=2, max_historical=100)
+    world = RockPaperScissors(League(config, AGENTS, seed, builder), seed)
+    past: list[np.ndarray] = []
+    exploitabilities: list[float] = []
+    least: list[float] = []
+
+    def watch() -> None:
+        policy = world.policy("main-0")  # [A]
+        exploitabilities.append(exploitability(policy))
+        if len(exploitabilities) % SNAPSHOT == 0:
+            won = [policy @ ROCK_PAPER_SCISSORS @ before for before in past]
+            least.append(0.5 + 0.5 * min(won, default=0.0))
+            past.append(policy)
+
+    world.train(UPDATES, watch)
+    return mean(exploitabilities[UPDATES // 2 :]), mean(least[len(least) // 2 :])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_half_against_the_past_is_hard_to_exploit_where_self_play_is_not() -> None:
+    league = [trained(half_pfsp(), seed) for seed in SEEDS]
+    self_play = [trained(SelfPlay(), seed) for seed in SEEDS]
+
+    assert median(exploitable for exploitable, _ in league) <= 0.2
+    assert median(least for _, least in league) >= 0.35
+    assert median(exploitable for exploitable, _ in self_play) >= 0.3
+
+
+class FlawedMain(AlphaStar):
+    """A league whose main is scripted, and learns nothing."""
+
+    def initial(self) -> list[Add | Freeze]:
+        scripted = Add("main-0", "main", learning=False, source="mostly_rock")
+        return [scripted, Add("main_exploiter-0", "main_exploiter")]
+
+
+def test_an_exploiter_finds_the_flaw_is_copied_and_begins_anew() -> None:
+    exploiter = "main_exploiter-0"
+    builder = FlawedMain(min_phase_steps=640, max_phase_steps=1_000_000)
+    league = League(LeagueConfig(decay=0.98), AGENTS, 0, builder)
+    mostly_rock = np.array([0.8, 0.1, 0.1])  # [A]
+    world = RockPaperScissors(league, 0, {"mostly_rock": mostly_rock}, lr=1.0)
+    rates = []
+    while league.roster[exploiter].life < 2:
+        assert len(rates) < 400
+        rates.append(league.results().win_rate(exploiter, "main-0"))
+        world.train(1)
+
+    changes = [command for command in world.commands if not isinstance(command, Add)]
+    assert changes == [
+        Freeze(exploiter, f"{exploiter}-v0"),
+        Reset(exploiter),
+        Freeze(exploiter, f"{exploiter}-v1"),
+        Reset(exploiter),
+    ]
+    for version in (0, 1):
+        copy = world.policy(f"{exploiter}-v{version}")
+        won = copy @ ROCK_PAPER_SCISSORS @ mostly_rock
+        assert 0.5 + 0.5 * won > 0.7
+        assert copy.argmax() == 1  # paper
+    assert abs(world.policy(exploiter) - 1 / 3).max() < 0.4  # the initial policy again
+    assert max(rates) > 0.6
+    assert league.payoffs.means["main-0"].return_mean < 0
+    assert league.payoffs.kinds["main", "main_exploiter"].losses > 100
+
+
+def test_a_whole_alphastar_league_of_rock_paper_scissors_goes_on() -> None:
+    builder = AlphaStar(
+        mains=1,
+        main_exploiters=1,
+        league_exploiters=1,
+        min_phase_steps=300,
+        max_phase_steps=900,
+    )
+    league = League(LeagueConfig(max_historical=8, decay=0.95), AGENTS, 3, builder)
+    world = RockPaperScissors(league, 3, lr=1.0)
+    world.train(200)
+
+    assert all(player.copies >= 3 for player in league.roster.learners())
+    assert all(league.roster[f"{role}-0"].life > 0 for role in ("main_exploiter",))
+    players = league.results().players()
+    assert len(players) == 3 + 8 == len(world.logits)
+    weights, ratings = nash_averaging(league.payoffs, players)
+    assert sum(weights.values()) == pytest.approx(1)
+    assert max(ratings.values()) == pytest.approx(0, abs=1e-9)
