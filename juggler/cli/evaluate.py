@@ -13,6 +13,8 @@ import tyro
 
 from juggler.cli.arguments import parse, report_errors
 from juggler.driver.config import ConfigError
+from juggler.driver.record.candidates import Played
+from juggler.envrunner.agent_returns import MOST_AGENTS
 
 PROGRESS_SECONDS = 5.0
 
@@ -74,6 +76,9 @@ def _evaluate(given: Arguments) -> int:
         f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
         f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
     )
+    for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_AGENTS]:
+        each = Played.of(returns)
+        print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
     if played.videos:
         print(f"videos: {given.video}, {len(played.videos)} of them")
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from juggler.runtime.modules.by_name import given_or_named
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from juggler.envrunner.evaluation import PlayedEpisodes
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
@@ -29,12 +31,15 @@ class Evaluated:
             sums over them.
         lengths: numbers of environment steps, in the same order.
         videos: paths of the videos, in the same order; empty if none were recorded.
+        agent_returns: by agent and the module that played it, what it got in the episodes in which
+            it acted; empty if there is one agent.
     """
 
     checkpoint: Path
     returns: list[float]
     lengths: list[int]
     videos: list[Path]
+    agent_returns: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -112,7 +117,7 @@ def evaluate(
         if video is not None:
             raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
         played = _play_together(config, factory, parts, episodes, seed, watch)
-        return Evaluated(where, *played, [])
+        return Evaluated(where, played.returns, played.lengths, [], played.agent_returns)
     videos: list[Path] = []
     if video is not None:
         factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
@@ -123,10 +128,10 @@ def evaluate(
             DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
         policy = BehaviourPolicy(built, environments.num_envs, 1, seed, module_to_env)
-        returns, lengths = play(environments, policy, episodes, seed, env_to_module, watch)
+        played = play(environments, policy, episodes, seed, env_to_module, watch)
     finally:
         environments.close()
-    return Evaluated(where, returns, lengths, videos)
+    return Evaluated(where, played.returns, played.lengths, videos)
 
 
 def _play_together(
@@ -136,9 +141,8 @@ def _play_together(
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] | None,
-) -> tuple[list[float], list[int]]:
-    """Episodes of several agents, each played by its module -> returns, summed over the agents, and
-    numbers of environment steps."""
+) -> PlayedEpisodes:
+    """Episodes of several agents, each played by its module."""
     from juggler.envrunner.multi_agent.casting import cast
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots

@@ -14,6 +14,7 @@ import cloudpickle
 import torch
 from gymnasium.vector import VectorEnv
 
+from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
 from juggler.envrunner.deliveries import Deliveries, receipt_for
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
@@ -108,6 +109,7 @@ class EnvRunner:
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
         self._stage: Stage | None = None
+        self._tells_agents = False  # what each of them got
         self._modules: dict[str, LearnerStreams] = {}
         self._deliveries = Deliveries(attachment)
         self._round = RequestedRound()
@@ -136,6 +138,7 @@ class EnvRunner:
         told = from_json(setup.config, EnvRunnerSetup)
         seed_process(setup.seed)
         self._stage = self._build_stage(told, setup.seed)
+        self._tells_agents = has_metrics_by_agent(told.agents)
         for module_id in told.modules:
             self._modules[module_id] = LearnerStreams(
                 module_id, self._index, self._attachment, self._contact, self._deliveries.settled
@@ -230,6 +233,7 @@ class EnvRunner:
         """
         broken: NonFinite | None = None
         env_ended = played.env_returns, played.env_lengths
+        by_agent = to_messages(played.agent_returns) if self._tells_agents else []
         for command_id, request in requests.items():
             result = played.modules[request.module_id]
             receipt = receipt_for(request)
@@ -240,7 +244,8 @@ class EnvRunner:
                 continue
             receipt.env_returns.extend(env_ended[0])
             receipt.env_lengths.extend(env_ended[1])
-            env_ended = [], []  # they are in one receipt of a round
+            receipt.agent_returns.extend(by_agent)
+            env_ended, by_agent = ([], []), []  # they are in one receipt of a round
             self._send(command_id, request, receipt, result)
         if broken is not None:
             raise broken
@@ -276,7 +281,7 @@ class EnvRunner:
             version = self._use_newest(command.connector_state)
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
-        returns, lengths = self._stage.evaluate(
+        played = self._stage.evaluate(
             command.episodes,
             command.seed,
             lambda *_: self._attachment.progresses(),
@@ -284,7 +289,10 @@ class EnvRunner:
             goal=goal,
         )
         return training_pb2.Evaluation(
-            version=version.message(), episode_returns=returns, episode_lengths=lengths
+            version=version.message(),
+            episode_returns=played.returns,
+            episode_lengths=played.lengths,
+            agent_returns=to_messages(played.agent_returns),
         )
 
     # -- parts ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.finiteness import NonFinite
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -75,9 +76,11 @@ class PlayedRound:
         env_returns: with several agents, of the environments' episodes that ended, the sum of all
             agents' returns.
         env_lengths: their numbers of environment steps.
+        agent_returns: what each agent got in them.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
     seconds: Mapping[str, float]
     env_returns: list[float] = field(default_factory=list)
     env_lengths: list[int] = field(default_factory=list)
+    agent_returns: AgentReturns = field(default_factory=dict)

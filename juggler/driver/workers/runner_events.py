@@ -92,6 +92,8 @@ class RunnerEvents:
             return metrics.episodes_ended(*ended)
         metrics.agents_ended(receipt.module_id, *ended)
         metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
+        for of_agent in receipt.agent_returns:
+            metrics.agent_ended(of_agent.agent, of_agent.returns)
 
     def left(self, event: Left, not_begun: frozenset[int]) -> None:
         """

@@ -34,6 +34,7 @@ class WorkerEvents:
         self._parts = parts
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
+        self._agents = parts.config.played_by
         self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
         # Of those who are attached:
         self._failed_once: set[Worker] = set()
@@ -95,7 +96,7 @@ class WorkerEvents:
             raise ValueError("a reply before the last where there is one alone")
         match request:
             case training_pb2.SampleRequest():
-                self._runners.sampled(worker, replies.read_receipt(request, body))
+                self._runners.sampled(worker, replies.read_receipt(request, body, self._agents))
             case training_pb2.Update():
                 newest = self._newest(request.module_id)
                 self._learners.updated(worker, replies.read_update_done(request, body, newest))
@@ -109,7 +110,7 @@ class WorkerEvents:
                 self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
-                evaluation = replies.read_evaluation(request, body)
+                evaluation = replies.read_evaluation(request, body, self._agents)
                 if not request.checkpoint:
                     parts.evaluations.answered(request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):

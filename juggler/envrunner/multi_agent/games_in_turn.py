@@ -185,7 +185,8 @@ class GamesInTurn:
                 )
             )
         over = np.array(reports.over, np.intp)
-        return Turn(tuple(groups), began, over, booked.env_returns, booked.env_lengths)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn(tuple(groups), began, over, *ended_with)
 
     def _batch(self, group: int, told: Sequence[Told], last: bool = False) -> Tree:
         """Put the observations of a group's agents together: [B, ...]."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_checkpoint
 from juggler.envrunner.multi_agent.casting import cast
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
@@ -94,7 +94,7 @@ class MultiAgentStage:
         *,
         most_steps: int,
         goal: Goal | None,
-    ) -> tuple[list[float], list[int]]:
+    ) -> PlayedEpisodes:
         modules = list(self._modules.values())
         return play_whole_episodes(
             self._envs, modules, episodes, seed, watch, most_steps=most_steps, goal=goal

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.seeding import module_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
@@ -37,6 +38,7 @@ class MultiAgentSampler:
         self, envs: MultiAgentEnvs, modules: Mapping[str, ModuleSlots], steps: int, seed: int
     ) -> None:
         self._envs, self._modules, self._steps = envs, dict(modules), steps
+        self._played_by = {a: id for id, slots in modules.items() for a in slots.role.agents}
         self._turn: Turn | None = None
         self._taken = False  # the last turn is known to the modules
         self.reset(seed)
@@ -69,6 +71,7 @@ class MultiAgentSampler:
         env_returns: list[float] = []
         env_lengths: list[int] = []
         environments: list[int] = []  # whose episodes these are
+        agent_returns: AgentReturns = {}
         for module_id, slots in self._modules.items():
             slots.begin(versions[module_id])
         if not self._taken:
@@ -85,6 +88,8 @@ class MultiAgentSampler:
             environments += turn.over.tolist()
             env_returns += turn.env_returns.tolist()
             env_lengths += turn.env_lengths.tolist()
+            if len(turn.over):
+                add_returns(agent_returns, self._envs.agents, self._played_by, turn.agent_returns)
         finishing = time.perf_counter()
         results: dict[str, Recorded | NonFinite] = {}
         for module_id, slots in self._modules.items():
@@ -93,13 +98,13 @@ class MultiAgentSampler:
             else:
                 slots.skip()
         if any(isinstance(result, NonFinite) for result in results.values()):
-            env_returns, env_lengths = [], []
+            env_returns, env_lengths, agent_returns = [], [], {}
         else:
             _require_finite(environments, env_returns)
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        return PlayedRound(results, seconds, env_returns, env_lengths)
+        return PlayedRound(results, seconds, env_returns, env_lengths, agent_returns)
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
         for module_id, slots in self._modules.items():

@@ -37,6 +37,8 @@ class Booked:
         rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
         env_returns: [L] float64 of the episodes that are over.
         env_lengths: [L] their environment steps.
+        agent_returns: [L, A] float64 in them, from each agent's first action on; NaN where it has
+            not acted.
     """
 
     last: NDArray[np.bool_]
@@ -45,6 +47,7 @@ class Booked:
     rewards: Floats
     env_returns: Floats
     env_lengths: Slots
+    agent_returns: Floats
 
 
 class SlotBooks:
@@ -69,6 +72,7 @@ class SlotBooks:
         self._rewards = np.zeros(slots)
         self._acting: Slots = np.zeros(0, np.intp)
         self._returns = np.zeros(num_envs)
+        self._agent_returns = np.zeros(slots)
         self._lengths = np.zeros(num_envs, np.intp)
 
     def reset(self, acting: Slots) -> Booked:
@@ -77,10 +81,15 @@ class SlotBooks:
         Args:
             acting: [B] the slots that act first.
         """
-        for books in (self._acted, self.ended, self._rewards, self._returns, self._lengths):
+        for books in (self._acted, self.ended, self._rewards, self._lengths):
             books.fill(0)
+        self._returns.fill(0)
+        self._agent_returns.fill(0)
         self._acting = acting
-        return self._booked(np.zeros(0, np.bool_), np.zeros(0), np.zeros(0), np.zeros(0, np.intp))
+        nothing = np.zeros(0)
+        agent_returns = np.zeros((0, len(self._agents)))
+        over = nothing, np.zeros(0, np.intp), agent_returns
+        return self._booked(np.zeros(0, np.bool_), nothing, *over)
 
     def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
@@ -103,6 +112,7 @@ class SlotBooks:
             self._forbid(late, "got a reward after its episode ended")
         self._rewards += rewards
         self._returns += rewards.reshape(-1, len(self._agents)).sum(1)
+        self._agent_returns += np.where(self._acted, rewards, 0.0)
         if len(ended):
             already = ended[self.ended[ended]]
             self._forbid(already, "ended, and it had ended already in this episode")
@@ -110,31 +120,40 @@ class SlotBooks:
         last = self._acted[ended]  # [E]
         last_rewards = self._rewards[ended]  # [E]
         env_returns, env_lengths = self._returns[over], self._lengths[over]  # [L]
+        agent_returns = np.zeros((0, len(self._agents)))
         if len(over):
             of_env = (
                 over[:, None] * len(self._agents) + np.arange(len(self._agents))
             ).ravel()  # [L * A]
+            acted_in = np.where(self._acted[of_env], self._agent_returns[of_env], np.nan)
+            agent_returns = acted_in.reshape(-1, len(self._agents))  # [L, A]
             vanished = self._acted[of_env] & ~self.ended[of_env]
             self._forbid(
                 of_env[vanished],
                 "is gone, and was neither terminated nor truncated: an agent must be told its end",
             )
             self._acted[of_env] = self.ended[of_env] = False
-            self._rewards[of_env] = 0
+            self._rewards[of_env] = self._agent_returns[of_env] = 0
             self._returns[over] = self._lengths[over] = 0
         self._forbid(
             acting[self.ended[acting]],
             "came back after its episode ended: it must not act again in the episode",
         )
         self._acting = acting
-        return self._booked(last, last_rewards, env_returns, env_lengths)
+        return self._booked(last, last_rewards, env_returns, env_lengths, agent_returns)
 
     def _booked(
-        self, last: NDArray[np.bool_], last_rewards: Floats, returns: Floats, lengths: Slots
+        self,
+        last: NDArray[np.bool_],
+        last_rewards: Floats,
+        env_returns: Floats,
+        env_lengths: Slots,
+        agent_returns: Floats,
     ) -> Booked:
         first = ~self._acted[self._acting]  # [B]
         rewards = np.where(first, 0.0, self._rewards[self._acting])  # [B]
-        return Booked(last, last_rewards, first, rewards, returns, lengths)
+        of_episodes = env_returns, env_lengths, agent_returns
+        return Booked(last, last_rewards, first, rewards, *of_episodes)
 
     def _forbid(self, slots: Slots, reason: str) -> None:
         if len(slots):

@@ -73,6 +73,8 @@ class Turn:
         over: [L] the environments whose episode is over with this turn, in ascending order.
         env_returns: [L] float64, the sum over all agents of their rewards in that episode.
         env_lengths: [L] its number of environment steps.
+        agent_returns: [L, A] float64, the sum of each agent's rewards in that episode from its
+            first action on; NaN for an agent that did not act in it.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -80,6 +82,7 @@ class Turn:
     over: NDArray[np.intp]
     env_returns: NDArray[np.float64]
     env_lengths: NDArray[np.intp]
+    agent_returns: NDArray[np.float64]
 
 
 class MultiAgentEnvs(Protocol):

@@ -67,7 +67,8 @@ class VectorTurns:
             terminated=booked.last,
         )
         everywhere = np.arange(self.num_envs)
-        return Turn((group,), everywhere, none, booked.env_returns, booked.env_lengths)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn((group,), everywhere, none, *ended_with)
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
@@ -102,7 +103,8 @@ class VectorTurns:
             last_rewards=booked.last_rewards[last],
             terminated=ended_terminated[last],
         )
-        return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn((group,), gone, gone, *ended_with)
 
     def close(self) -> None:
         self._env.close()
