@@ -205,6 +205,8 @@ class EnvRunner:
             raise
         encoding = time.perf_counter()
         self._deliveries.spent({"waiting": sampling - started, **played.seconds})
+        if played.warning and self._index == 0:  # all EnvRunners have the same environments
+            self._attachment.report(training_pb2.Note(text=played.warning, warning=True))
         self._hand_over(recorded, played)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 

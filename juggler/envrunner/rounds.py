@@ -77,6 +77,7 @@ class PlayedRound:
             agents' returns.
         env_lengths: their numbers of environment steps.
         agent_returns: what each agent got in them.
+        warning: for people, of an agent that does not end; "": there is none.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
@@ -84,3 +85,4 @@ class PlayedRound:
     env_returns: list[float] = field(default_factory=list)
     env_lengths: list[int] = field(default_factory=list)
     agent_returns: AgentReturns = field(default_factory=dict)
+    warning: str = ""

@@ -140,6 +140,9 @@ class ScriptedAgents:
             self._show(env, books)
         return self._turn(books, began, over, returns, lengths, agent_returns)
 
+    def overdue(self, steps: int) -> str:
+        return ""
+
     def close(self) -> None:
         self.closed = True
 

@@ -96,6 +96,6 @@ class Evaluations:
             self._progress.message(
                 f"{cut} of {len(done.episode_lengths)} episodes of an evaluation had no end: each "
                 f"counts as it was after {command.most_steps} steps. An environment needs a limit, "
-                "such as max_episode_steps in env_kwargs",
+                "such as max_episode_steps = 1000",
                 "warning",
             )

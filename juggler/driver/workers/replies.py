@@ -138,9 +138,11 @@ def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
     return unpack(body, training_pb2.Arrivals(), 1 << 16, _MOST_ARRIVALS)
 
 
-def read_note(body: any_pb2.Any) -> str:
+def read_note(body: any_pb2.Any) -> training_pb2.Note:
     """What an EnvRunner has to say to people, in one line."""
-    return one_line(unpack(body, training_pb2.Note()).text, _LONGEST_NOTE)
+    note = unpack(body, training_pb2.Note())
+    note.text = one_line(note.text, _LONGEST_NOTE)
+    return note
 
 
 def read_not_begun(left: Left, unanswered: Iterable[Completed]) -> frozenset[int]:

@@ -9,6 +9,7 @@ from google.protobuf import any_pb2
 
 from juggler.driver.core import events
 from juggler.driver.parts import RunParts
+from juggler.driver.record.wording import Level
 from juggler.driver.workers import replies
 from juggler.driver.workers.learner_events import LearnerEvents
 from juggler.driver.workers.runner_events import RunnerEvents
@@ -82,7 +83,9 @@ class WorkerEvents:
         if worker.role != ENVRUNNER:
             raise ValueError(f"a report, where {worker.role}s have none")
         self._rates[worker].count(_NOTE_COUNTS)
-        self._parts.progress.message(f"{worker.worker_id} {replies.read_note(body)}", "info")
+        note = replies.read_note(body)
+        level: Level = "warning" if note.warning else "info"
+        self._parts.progress.message(f"{worker.worker_id} {note.text}", level)
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request

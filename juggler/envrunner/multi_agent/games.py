@@ -52,6 +52,7 @@ class Game(ABC):
     Args:
         env: an environment of PettingZoo's interface.
         index: of the environment among N.
+        limit: truncate all agents after so many steps of the environment; None: never.
 
     Attributes:
         ids: its agents as it names them; their places count the slots.
@@ -60,9 +61,11 @@ class Game(ABC):
         ValueError: the environment does not say which agents it may have.
     """
 
-    def __init__(self, env: Any, index: int) -> None:
+    def __init__(self, env: Any, index: int, limit: int | None = None) -> None:
         self.env = env
         self.index = index
+        self._limit = limit
+        self._steps = 0  # of the running episode, which subclasses count
         ids = getattr(env, "possible_agents", None)
         if not ids:
             raise ValueError(
@@ -110,6 +113,15 @@ class Game(ABC):
         if callable(close := getattr(self.env, "close", None)):
             close()
 
+    def _begins(self) -> None:
+        self._steps = 0
+        self._require_agents()
+
+    def _is_late(self) -> bool:
+        """Count a step, and tell whether it is the last one of its episode."""
+        self._steps += 1
+        return self._steps == self._limit
+
     def _require_agents(self) -> None:
         if not self.env.agents:
             raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
@@ -151,7 +163,7 @@ class ParallelGame(Game):
         if not (isinstance(told, tuple) and len(told) == 2):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
         observations, infos = told
-        self._require_agents()
+        self._begins()
         self._all_act(self.env.agents, observations, infos, reports)
         by_agent: Mapping[Hashable, Any] = infos
         return by_agent
@@ -165,10 +177,11 @@ class ParallelGame(Game):
             )
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = told
-        there = dict.fromkeys(self.env.agents)
+        there, late = dict.fromkeys(self.env.agents), self._is_late()
         for agent in actions:
             terminated = self._of(agent, terminations, "terminations")
-            if terminated or self._of(agent, truncations, "truncations"):
+            truncated = self._of(agent, truncations, "truncations") or (late and agent in there)
+            if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
             elif agent not in there:
@@ -181,7 +194,7 @@ class ParallelGame(Game):
         for agent in rewards.keys() - actions.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
-        if there:
+        if there and not late:
             self._all_act(there, observations, infos, reports)
         else:
             reports.over.append(self.index)
@@ -211,7 +224,7 @@ class TurnBasedGame(Game):
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
-        self._require_agents()
+        self._begins()
         # What becomes of agents that end at once goes to nobody, since they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
             self._require_agents()
@@ -220,13 +233,14 @@ class TurnBasedGame(Game):
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
         (action,) = actions.values()
         self.env.step(action)
-        if not self._serve(reports, reports):
+        if not self._serve(reports, reports, self._is_late()):
             reports.over.append(self.index)
 
-    def _serve(self, ends: Reports, reports: Reports) -> bool:
+    def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report who acts next -> whether anybody does.
 
-        Agents that are done come first and are stepped with None.
+        Agents that are done come first and are stepped with None. Then, if it is late, all others
+        are truncated.
         """
         served: set[Hashable] = set()
         while self.env.agents:
@@ -238,6 +252,9 @@ class TurnBasedGame(Game):
                 raise BrokenRule(self.index, reason)
             observation, reward, terminated, truncated, info = self.env.last()
             self._rewarded(agent, reward, ends)
+            if late and not (terminated or truncated):
+                self._truncate(ends)
+                return False
             if not (terminated or truncated):
                 self._acts(agent, observation, info, reports)
                 return True
@@ -245,6 +262,19 @@ class TurnBasedGame(Game):
             served.add(agent)
             self.env.step(None)
         return False
+
+    def _truncate(self, ends: Reports) -> None:
+        """Report the end of every agent that is there, with what `last` would tell it."""
+        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
+        if rewards is None:
+            reason = (
+                "max_episode_steps needs the rewards of agents that are not on turn, in its "
+                "_cumulative_rewards, as PettingZoo's AECEnv has them"
+            )
+            raise BrokenRule(self.index, reason)
+        for agent in self.env.agents:
+            self._rewarded(agent, rewards[agent], ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)
 
 
 def mask_in(info: Any) -> Any:

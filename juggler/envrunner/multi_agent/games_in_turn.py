@@ -15,7 +15,7 @@ from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.games import Game, Reports, Told, mask_in
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
-from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks
+from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, told_overdue
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.runtime.wire.trees import Tree
 
@@ -98,6 +98,11 @@ class GamesInTurn:
                 self._now_acting(reports),
             )
             return self._turn(reports, booked, over)
+
+    def overdue(self, steps: int) -> str:
+        found = self._books.overdue(steps)
+        remedy = "max_episode_steps = 1000 truncates all agents after so many steps"
+        return told_overdue(found, self._name, remedy)
 
     def close(self) -> None:
         for game in self._games:

@@ -75,7 +75,7 @@ def make_multi_agent_envs(
         for i in range(num_envs):
             with failures_of(f"environment {i} ({name})", "constructor"):
                 env = _wrapped(make(**config.env_kwargs), wrappers)
-            games.append(_game(env, i, name))
+            games.append(_game(env, i, name, config.max_episode_steps))
         return GamesInTurn(games, name)
     except BaseException:
         for game in games:
@@ -100,6 +100,11 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
         raise ValueError(
             f"env_wrappers wrap single environments, and {name} steps all of its own: leave them "
             "out"
+        )
+    if is_vector and config.max_episode_steps is not None:
+        raise ValueError(
+            f"max_episode_steps: {name} steps all of its environments at once and has to truncate "
+            "their episodes itself; leave it out, or see whether env_kwargs has such a limit"
         )
     for piece in wrapper_specs(config.env_wrappers):
         if piece.entry_point.startswith("gymnasium.wrappers:"):
@@ -128,12 +133,12 @@ def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
     return env
 
 
-def _game(env: Any, index: int, name: str) -> Game:
+def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
     env = native(env)
     if callable(getattr(env, "last", None)):
-        return TurnBasedGame(env, index)
+        return TurnBasedGame(env, index, limit)
     if all(callable(getattr(env, each, None)) for each in METHODS):
-        return ParallelGame(env, index)
+        return ParallelGame(env, index, limit)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "
         f"MultiAgentVectorEnv; it made a {type(env).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from juggler.envrunner.environments.seeding import seed_process
@@ -20,6 +21,8 @@ from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
+
+_VERY_LONG = 5000  # steps of an environment
 
 
 class MultiAgentStage:
@@ -39,6 +42,7 @@ class MultiAgentStage:
         self, setup: EnvRunnerSetup, envs: MultiAgentEnvs, seed: int, own_code: OwnCode
     ) -> None:
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
+        self._warned = False
         self._parts: dict[str, ActingParts] = {}
         self._modules: dict[str, ModuleSlots] = {}
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
@@ -84,7 +88,14 @@ class MultiAgentStage:
         self._sampler.reset(seed)
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        return self._sampler.sample(recorded, versions)
+        played = self._sampler.sample(recorded, versions)
+        return played if self._warned else self._looked_over(played)
+
+    def _looked_over(self, played: PlayedRound) -> PlayedRound:
+        """A round, perhaps with a warning. There is one at most: what it says stays true."""
+        warning = self._envs.overdue(_VERY_LONG)
+        self._warned = bool(warning)
+        return replace(played, warning=warning)
 
     def evaluate(
         self,

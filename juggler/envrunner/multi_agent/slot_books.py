@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,22 @@ class Booked:
     agent_returns: Floats
 
 
+class Overdue(NamedTuple):
+    """An agent whose episode has gone on for very long.
+
+    Attributes:
+        env: the index of its environment.
+        agent: its name.
+        steps: that were very long.
+        idle: it has not acted for as long; else it has, and may for ever.
+    """
+
+    env: int
+    agent: str
+    steps: int
+    idle: bool
+
+
 class SlotBooks:
     """The state of N * A slots: who has acted, who has ended, and which rewards are open.
 
@@ -74,6 +91,9 @@ class SlotBooks:
         self._returns = np.zeros(num_envs)
         self._agent_returns = np.zeros(slots)
         self._lengths = np.zeros(num_envs, np.intp)
+        self._longest = 0  # of the episodes that are over
+        self._now = 0  # steps since the reset
+        self._acted_at = np.zeros(slots, np.intp)
 
     def reset(self, acting: Slots) -> Booked:
         """Begin an episode in every environment.
@@ -105,6 +125,8 @@ class SlotBooks:
                 or was left without an end when the episode of its environment was over.
         """
         self._acted[self._acting] = True
+        self._now += 1
+        self._acted_at[self._acting] = self._now
         self._rewards[self._acting] = 0
         self._lengths += 1
         if self.ended.any():
@@ -122,6 +144,7 @@ class SlotBooks:
         env_returns, env_lengths = self._returns[over], self._lengths[over]  # [L]
         agent_returns = np.zeros((0, len(self._agents)))
         if len(over):
+            self._longest = max(self._longest, int(env_lengths.max()))
             of_env = (
                 over[:, None] * len(self._agents) + np.arange(len(self._agents))
             ).ravel()  # [L * A]
@@ -142,6 +165,24 @@ class SlotBooks:
         self._acting = acting
         return self._booked(last, last_rewards, env_returns, env_lengths, agent_returns)
 
+    def overdue(self, steps: int) -> Overdue | None:
+        """Find an agent that has neither acted nor ended for so many steps of its environment, or
+        else one that has not ended in an episode of so many; None where episodes have been about
+        as long before.
+
+        Args:
+            steps: at least as many are very long.
+        """
+        steps = max(steps, 2 * self._longest)
+        waiting = self._acted & ~self.ended  # [N * A]
+        idle = np.flatnonzero(waiting & (self._now - self._acted_at >= steps))
+        endless = np.flatnonzero(waiting & np.repeat(self._lengths >= steps, len(self._agents)))
+        for slots in (idle, endless):
+            if len(slots):
+                env, agent = divmod(int(slots[0]), len(self._agents))
+                return Overdue(env, self._agents[agent], steps, slots is idle)
+        return None
+
     def _booked(
         self,
         last: NDArray[np.bool_],
@@ -159,3 +200,20 @@ class SlotBooks:
         if len(slots):
             env, agent = divmod(int(slots[0]), len(self._agents))
             raise BrokenRule(env, f"agent {self._agents[agent]!r} {reason}")
+
+
+def told_overdue(found: Overdue | None, name: str, remedy: str) -> str:
+    """For people: what `SlotBooks.overdue` found; "": nothing.
+
+    Args:
+        found: as it was found.
+        name: of the environments.
+        remedy: how episodes are ended.
+    """
+    if found is None:
+        return ""
+    did = "has neither acted nor ended in the last" if found.idle else "has not ended within"
+    return (
+        f"waits for agent {found.agent!r} of environment {found.env} ({name}), which {did} "
+        f"{found.steps:,} steps of one episode: {remedy}"
+    )

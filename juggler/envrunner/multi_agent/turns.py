@@ -115,5 +115,10 @@ class MultiAgentEnvs(Protocol):
             EnvironmentFailed: an environment raised, or said what no environment may say.
         """
 
+    def overdue(self, steps: int) -> str:
+        """For people: an agent that has not ended, or not even acted, for at least so many steps of
+        its environment, and how episodes are ended; "": there is none.
+        """
+
     def close(self) -> None:
         """Close every environment."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
-from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
+from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, told_overdue
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map
@@ -105,6 +105,11 @@ class VectorTurns:
         )
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         return Turn((group,), gone, gone, *ended_with)
+
+    def overdue(self, steps: int) -> str:
+        found = self._books.overdue(steps)
+        remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
+        return told_overdue(found, self._name, remedy)
 
     def close(self) -> None:
         self._env.close()

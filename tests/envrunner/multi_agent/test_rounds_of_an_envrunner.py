@@ -112,6 +112,21 @@ def test_every_round_brings_each_learner_its_own_steps(
         assert returns[module_id] == ended
 
 
+def test_people_are_told_once_of_an_agent_that_does_not_end(
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = make_world()
+    world.begin()
+    world.play(reds=0, blues=0)
+    monkeypatch.setattr(envs, "overdue", lambda steps: f"waits for agent 'red', {steps} steps")
+    for _ in range(3):
+        world.play(reds=0, blues=0)
+    (note,) = [note for note in world.driver.notes if note.warning]
+    assert note.text == "waits for agent 'red', 5000 steps"
+
+
 def test_each_module_acts_with_the_weights_of_its_own_learners(
     make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
 ) -> None:

@@ -205,10 +205,12 @@ class Arrival(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ...) -> None: ...
 
 class Note(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "warning")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    warning: bool
+    def __init__(self, text: _Optional[str] = ..., warning: bool = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact")
