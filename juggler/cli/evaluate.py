@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 import tyro
@@ -79,16 +80,13 @@ def _evaluate(given: Arguments) -> int:
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_AGENTS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
-    if played.videos:
-        print(f"videos: {given.video}, {len(played.videos)} of them")
+    _tell_videos(given, played.videos)
     return 0
 
 
 def _play(given: Arguments) -> int:
     from juggler.driver.line_ups import play_matches
 
-    if given.video is not None:
-        raise ConfigError("--video: matches cannot be recorded; leave it out")
     players: dict[str, str] = {}
     for pair in given.play:
         agent, equals, player = pair.partition("=")
@@ -104,6 +102,7 @@ def _play(given: Arguments) -> int:
             given.seed,
             explore=given.explore,
             env=given.env,
+            video=given.video,
             watch=_Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
@@ -114,7 +113,13 @@ def _play(given: Arguments) -> int:
             f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
             f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
         )
+    _tell_videos(given, played.videos)
     return 0
+
+
+def _tell_videos(given: Arguments, videos: Sequence[Path]) -> None:
+    if videos:
+        print(f"videos: {given.video}, {len(videos)} of them")
 
 
 class _Progress:

@@ -88,7 +88,7 @@ def evaluate(
     # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments.vector import make_vector_env
-    from juggler.envrunner.environments.video import record_videos
+    from juggler.envrunner.environments.video import record_videos, shares_of
     from juggler.envrunner.evaluation import evaluate as play
     from juggler.policies.loading import PolicyConfig, restore_parts
 
@@ -96,6 +96,7 @@ def evaluate(
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
+    videos: list[Path] = []
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
@@ -115,10 +116,13 @@ def evaluate(
 
     if config.played_by:
         if video is not None:
-            raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
+            from juggler.envrunner.multi_agent.game_videos import record_games
+
+            shares = shares_of(Path(video), config.env_runner.envs_per_runner, episodes)
+            videos = [path for share in shares for path in share]
+            factory = record_games(config.env_runner, factory, shares)
         played = _play_together(config, factory, parts, episodes, seed, watch)
-        return Evaluated(where, played.returns, played.lengths, [], played.agent_returns)
-    videos: list[Path] = []
+        return Evaluated(where, played.returns, played.lengths, videos, played.agent_returns)
     if video is not None:
         factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
         config.env_runner.vectorize = "sync"

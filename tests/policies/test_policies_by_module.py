@@ -11,7 +11,7 @@ import pytest
 from support import worlds
 
 import juggler
-from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config import RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 
@@ -67,10 +67,3 @@ def test_which_module_is_asked_where_there_are_several(
     with pytest.raises(ValueError, match="for the module of this id, pass module_id='red'"):
         juggler.load_policy(together, module="red")
     juggler.load_policy(alone["red"], module_id="default")
-
-
-def test_episodes_of_several_agents_are_not_recorded(
-    several: tuple[Path, dict[str, Path]], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="episodes of several agents cannot be recorded"):
-        juggler.evaluate(several[0], video=tmp_path / "videos")

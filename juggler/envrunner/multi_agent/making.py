@@ -47,16 +47,8 @@ def make_multi_agent_envs(
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
-    scheme = next(filter(config.env.startswith, FINDERS), "")
-    if env_factory is None and scheme:
-        make, name = FINDERS[scheme](config.env), config.env.removeprefix(scheme)
-    else:
-        source = env_factory or find_environment(config.env)
-        if isinstance(source, EnvSpec):
-            raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
-        make, name = source, getattr(source, "__qualname__", type(source).__name__)
-    made = class_of(make)
-    is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
+    make, name = find_games(config, env_factory)
+    is_vector = steps_all_at_once(make)
     _check_options(config, name, is_vector)
     if is_vector:
         if "num_envs" in config.env_kwargs:
@@ -81,6 +73,30 @@ def make_multi_agent_envs(
         for game in games:
             game.close()
         raise
+
+
+def find_games(
+    config: EnvRunnerConfig, env_factory: MultiAgentFactory | None
+) -> tuple[MultiAgentFactory, str]:
+    """Find what makes the environments, and their name.
+
+    Raises:
+        ValueError: there is no such environment, or it has one agent.
+        EnvironmentFailed: importing its module failed.
+    """
+    scheme = next(filter(config.env.startswith, FINDERS), "")
+    if env_factory is None and scheme:
+        return FINDERS[scheme](config.env), config.env.removeprefix(scheme)
+    source = env_factory or find_environment(config.env)
+    if isinstance(source, EnvSpec):
+        raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
+    return source, getattr(source, "__qualname__", type(source).__name__)
+
+
+def steps_all_at_once(make: MultiAgentFactory) -> bool:
+    """Tell whether what a factory makes is a `MultiAgentVectorEnv`."""
+    made = class_of(make)
+    return made is not None and issubclass(made, MultiAgentVectorEnv)
 
 
 def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:

@@ -1,4 +1,4 @@
-"""Games that do not end by themselves: a limit ends them, and people are told where there is none."""
+"""Games that do not end by themselves: a limit ends them, or people are told."""
 
 from __future__ import annotations
 
