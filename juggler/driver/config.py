@@ -289,6 +289,11 @@ def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
     own_keys = [each.name for each in fields(ModelConfig) if each.name != "distribution"]
+    if key == "population":
+        return (
+            ": a run has none; a script trains many learners of one algorithm together with "
+            "juggler.Population, and docs/cores.md says how"
+        )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
     return called_here(key)
