@@ -207,11 +207,12 @@ class GamesInTurn:
         try:
             yield
         except BrokenRule as error:
-            raise EnvironmentFailed(self.name_of(error.env), call, error.reason) from None
+            where = self.name_of(error.env)
+            raise EnvironmentFailed(where, call, error.reason, lasting=True) from None
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         if isinstance(error, BrokenRule):
-            return EnvironmentFailed(self.name_of(index), call, error.reason)
+            return EnvironmentFailed(self.name_of(index), call, error.reason, lasting=True)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
 

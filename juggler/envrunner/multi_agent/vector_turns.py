@@ -155,7 +155,7 @@ class VectorTurns:
         except (KeyError, TypeError) as error:
             space = self.groups[0].observation_space
             reason = f"its observations have other parts than {space}: {error!r}"
-            raise EnvironmentFailed(self._all_of_them, call, reason) from None
+            raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True) from None
         for (path, leaf), (_, array) in zip(self._leaves, arrays, strict=True):
             shape = (self.num_envs, len(self.agents), *(leaf.shape or ()))
             if array.shape != shape or not np.can_cast(
@@ -166,7 +166,7 @@ class VectorTurns:
                     f"its observations{part} are {array.dtype} of shape {list(array.shape)}, and "
                     f"must be {leaf.dtype} of shape {list(shape)}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason)
+                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
         leaves = zip(arrays, self._leaves, strict=True)
         return unflatten(
             (path, np.asarray(array, leaf.dtype)) for (path, array), (_, leaf) in leaves
@@ -185,10 +185,11 @@ class VectorTurns:
                     f"its {name} must be an array of {'numbers' if of_numbers else 'bool'} with "
                     f"shape {list(shape)}, not {array!r}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason)
+                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
     def _failure(self, env: int, call: str, reason: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"environment {env} ({self._name})", call, reason)
+        where = f"environment {env} ({self._name})"
+        return EnvironmentFailed(where, call, reason, lasting=True)
 
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
