@@ -39,6 +39,7 @@ from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, spaces_pb2, traini
 
 LIMITS = Limits(payload_bytes=1 << 20, header_bytes=1 << 16)
 N, T = 2, 4
+AGENTS = ("left", "right")
 _LONGEST_STORY = 2000  # characters of a refusal
 VARINTS = [b"\x00", b"\x7f", b"\xff\x7f", b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01"]
 BATCH_SPACES = {"default": (spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(2))}
@@ -189,6 +190,10 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
     """The driver's readers of replies and reports."""
     version = training_pb2.WeightsVersion(generation=1, update=2)
     request = training_pb2.SampleRequest(batch_id=1, learner="learner-0")
+    of_agents = [
+        training_pb2.AgentReturns(agent=agent, module_id="default", returns=[1.0, 2.0])
+        for agent in AGENTS
+    ]
     receipt = training_pb2.Receipt(
         batch_id=1,
         learner="learner-0",
@@ -199,6 +204,9 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
         explanation="why",
         seconds={"waiting": 1.0, "inference": 2.0},
         counts={"inferences": 3.0},
+        env_returns=[1.0, 2.0],
+        env_lengths=[3, 4],
+        agent_returns=of_agents,
     )
     update = training_pb2.Update(update_id=1, batch_ids=[1, 2])
     used = [training_pb2.UsedBatch(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
@@ -226,7 +234,7 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
     asked = training_pb2.Evaluate(episodes=2)
     newest = Version(1, 2)
     good = {
-        "receipt": (receipt, lambda m: replies.read_receipt(request, m)),
+        "receipt": (receipt, lambda m: replies.read_receipt(request, m, AGENTS)),
         "answer": (done, lambda m: replies.read_update_done(update, m, newest)),
         "runner ready": (ready, replies.read_runner_ready),
         "module ready": (added, lambda m: replies.read_module_ready(adding, m)),
@@ -237,8 +245,10 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
             lambda m: replies.read_group_formed(group, m, newest),
         ),
         "evaluation": (
-            training_pb2.Evaluation(episode_returns=[1.0, 2.0], episode_lengths=[3, 4]),
-            lambda m: replies.read_evaluation(asked, m),
+            training_pb2.Evaluation(
+                episode_returns=[1.0, 2.0], episode_lengths=[3, 4], agent_returns=of_agents
+            ),
+            lambda m: replies.read_evaluation(asked, m, AGENTS),
         ),
     }
     return {name: _answer(message, read) for name, (message, read) in good.items()}

@@ -247,6 +247,26 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
         )
 
     @registry.primitive_rule
+    def number_or_table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        """A number, or JSON for a table of numbers."""
+        kinds = set(get_args(info.type)) - {NoneType}
+        if kinds != {float, dict[str, float]}:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT|JSON",
+            instance_from_str=_number_or_table,
+            is_instance=lambda value: value is None or isinstance(value, float | int | dict),
+            str_from_instance=lambda value: [
+                "none"
+                if value is None
+                else json.dumps(value)
+                if type(value) is dict
+                else str(value)
+            ],
+        )
+
+    @registry.primitive_rule
     def text_or_number(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         """As in files, "none" is the word for None; and for no text, which is shown so too."""
         kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
@@ -264,6 +284,18 @@ def _registry() -> tyro.constructors.ConstructorRegistry:
         )
 
     return registry
+
+
+def _number_or_table(arguments: list[str]) -> float | dict[str, Any] | None:
+    if arguments[0] == "none":
+        return None
+    if not arguments[0].lstrip().startswith("{"):
+        return float(arguments[0])
+    table = _from_json(arguments)
+    for name, value in table.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{name}: expected a number, not {value!r}")
+    return {name: float(value) for name, value in table.items()}
 
 
 def _from_json(arguments: list[str]) -> dict[str, Any]:

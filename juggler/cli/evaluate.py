@@ -7,12 +7,15 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
 from juggler.driver.config import ConfigError
+from juggler.driver.record.candidates import Played
+from juggler.envrunner.agent_returns import MOST_AGENTS
 
 PROGRESS_SECONDS = 5.0
 
@@ -74,16 +77,16 @@ def _evaluate(given: Arguments) -> int:
         f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
         f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
     )
-    if played.videos:
-        print(f"videos: {given.video}, {len(played.videos)} of them")
+    for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_AGENTS]:
+        each = Played.of(returns)
+        print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
+    _tell_videos(given, played.videos)
     return 0
 
 
 def _play(given: Arguments) -> int:
     from juggler.driver.line_ups import play_matches
 
-    if given.video is not None:
-        raise ConfigError("--video: matches cannot be recorded; leave it out")
     players: dict[str, str] = {}
     for pair in given.play:
         agent, equals, player = pair.partition("=")
@@ -99,6 +102,7 @@ def _play(given: Arguments) -> int:
             given.seed,
             explore=given.explore,
             env=given.env,
+            video=given.video,
             watch=_Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
@@ -109,7 +113,13 @@ def _play(given: Arguments) -> int:
             f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
             f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
         )
+    _tell_videos(given, played.videos)
     return 0
+
+
+def _tell_videos(given: Arguments, videos: Sequence[Path]) -> None:
+    if videos:
+        print(f"videos: {given.video}, {len(videos)} of them")
 
 
 class _Progress:

@@ -6,10 +6,10 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,16 @@ _KEYS = (
     "staleness_mean",
     "staleness_max",
 )
+_OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
+_MOST_NAMES = 32
+_STYLES = ("-", "--", ":", "-.")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
 _GREY = "#555555"
 _TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
 
 Column: TypeAlias = NDArray[np.float64]  # [lines]
 Columns: TypeAlias = dict[str, Column]  # by the keys above
+By: TypeAlias = Literal["auto", "run", "module", "agent"]
 
 
 class PlotError(Exception):
@@ -48,28 +52,34 @@ class Run:
     name: str
     columns: Columns
     broken: int  # lines that could not be read
+    named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
 
 
-def plot(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
+def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") -> Path:
     """Draw runs into one picture, and say on stderr how many lines had to be left out.
 
     Args:
         run_dirs: directories of runs.
         output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
             in the first directory.
+        by: whose returns are drawn. "auto": of one run, those of each module if there are several,
+            else those of each agent if there are several; else those of the run.
 
     Returns:
         The path of the picture.
 
     Raises:
-        PlotError: a directory has no metrics, or the picture cannot be written.
+        PlotError: a directory has no metrics, or none of modules or agents where `by` asks for
+            them; or the picture cannot be written.
     """
     if not run_dirs:
         raise PlotError("give at least one run directory")
     names = [path.resolve().name for path in run_dirs]
     unique = len(set(names)) == len(names)
+    if by == "auto" and len(run_dirs) > 1:
+        by = "run"
     runs = [
-        read_run(path, name if unique else str(path))
+        read_run(path, name if unique else str(path), by)
         for path, name in zip(run_dirs, names, strict=True)
     ]
     for run, path in zip(runs, run_dirs, strict=True):
@@ -85,11 +95,16 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None) -> Path:
     return output
 
 
-def read_run(path: Path, name: str) -> Run:
+def read_run(path: Path, name: str, by: By = "run") -> Run:
     """The metrics of a run. Steps that a resumed run made again count once.
 
+    Args:
+        path: of the run.
+        name: for people.
+        by: as for `plot`.
+
     Raises:
-        PlotError: there are no metrics.
+        PlotError: there are no metrics, or none of what `by` asks for.
     """
     file = path / METRICS_FILE
     try:
@@ -100,23 +115,52 @@ def read_run(path: Path, name: str) -> Run:
     except OSError as error:
         raise PlotError(f"cannot read {file}: {error}") from error
     lines = content.splitlines()
-    rows = [row for row in map(_row, lines) if row is not None]
+    found = [values for values in map(_values, lines) if values is not None]
+    rows = [[_number(values.get(key)) for key in _KEYS] for values in found]
     if not rows:
-        found = f"none of its {len(lines)} lines is one of metrics" if lines else "it is empty"
-        raise PlotError(f"{file}: {found}; the first line is written a second after the start")
+        what = f"none of its {len(lines)} lines is one of metrics" if lines else "it is empty"
+        raise PlotError(f"{file}: {what}; the first line is written a second after the start")
+    names, key = _names(found, by)
+    if by in ("module", "agent") and not names:
+        raise PlotError(
+            f"{file}: it has no metrics by {by}, as a run with several {by}s has: leave out --by"
+        )
+    for row, values in zip(rows, found, strict=True):
+        for each in names:
+            told = _of(_of(values, key), each)
+            row += [_number(told.get(of_each)) for of_each in _OF_EACH]
     table = np.array(_in_one_course(rows), dtype=np.float64)  # [lines, keys]
     columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
-    return Run(name, columns, len(lines) - len(rows))
+    of_names = iter(table[:, len(_KEYS) :].T)  # [lines] each
+    named = {each: {of_each: next(of_names) for of_each in _OF_EACH} for each in names}
+    return Run(name, columns, len(lines) - len(rows), named)
 
 
-def _row(line: bytes) -> list[float] | None:
-    """The numbers of `_KEYS` in a line; None where it is not a metrics line."""
+def _values(line: bytes) -> dict[str, Any] | None:
+    """What a line of metrics says; None: it is none."""
     try:
         values = json.loads(line)
-        row = [_number(values.get(key)) for key in _KEYS]
+        place = [_number(values.get(key)) for key in _KEYS][:2]
     except (ValueError, RecursionError, AttributeError, OverflowError):
         return None
-    return None if np.isnan(row[:2]).any() else row
+    return None if np.isnan(place).any() else values
+
+
+def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
+    """The modules or agents whose returns are drawn, and the key of lines that has them."""
+    kinds: Sequence[str] = ("module", "agent") if by == "auto" else (by,)
+    for kind in kinds:
+        key = f"by_{kind}"
+        names = list(dict.fromkeys(name for values in lines for name in _of(values, key)))
+        if len(names) > 1 or (names and by != "auto"):
+            return names[:_MOST_NAMES], key
+    return [], ""
+
+
+def _of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table within a line; {} where there is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _number(value: Any) -> float:
@@ -152,24 +196,56 @@ def _figure(runs: list[Run]) -> Figure:
     grid = figure.subplots(2, len(_PANELS), sharex="row", sharey="col")  # [rows, columns]
     for row, (key, scale, x_label) in enumerate(abscissae):
         for axes, (y_label, draw) in zip(grid[row], _PANELS.items(), strict=True):
-            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False):
-                draw(axes, run.columns[key] / scale, run.columns, colour)
+            for curve in _curves(runs) if draw is _draw_return else _whole(runs):
+                draw(axes, curve.run.columns[key] / scale, curve.columns, curve.colour, curve.style)
             if draw is not _draw_return:
                 axes.set_ylim(bottom=0)
             _dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
-    else:
+    curves = _curves(runs)
+    if len(curves) > 1:
         handles = [
-            Line2D([], [], color=colour, linewidth=2, label=run.name)
-            for run, colour in zip(runs, itertools.cycle(_COLOURS), strict=False)
+            Line2D([], [], color=each.colour, ls=each.style, linewidth=2, label=each.name)
+            for each in curves
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
-    axes.plot(x, columns["episode_return_mean"], color=colour, linewidth=1.8, label="training")
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """A line of the picture."""
+
+    run: Run
+    name: str
+    columns: Columns
+    colour: str
+    style: str
+
+
+def _whole(runs: list[Run]) -> list[_Curve]:
+    """A curve for each run."""
+    colours = itertools.cycle(_COLOURS)
+    return [_Curve(run, run.name, run.columns, next(colours), "-") for run in runs]
+
+
+def _curves(runs: list[Run]) -> list[_Curve]:
+    """A curve for each module or agent of each run that has them, else for the run."""
+    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in _COLOURS)
+    found = []
+    for run in runs:
+        if not run.named:
+            found.append(_Curve(run, run.name, run.columns, *next(looks)))
+        for name, columns in run.named.items():
+            label = f"{run.name}: {name}" if len(runs) > 1 else name
+            found.append(_Curve(run, label, columns, *next(looks)))
+    return found
+
+
+def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
+    returns = columns["episode_return_mean"]
+    axes.plot(x, returns, style, color=colour, linewidth=1.8, label="training")
     evaluation = columns["evaluation_return_mean"]
     # Each line repeats the last evaluation until there is a new one.
     is_new = np.isfinite(evaluation) & (evaluation != np.roll(evaluation, 1))
@@ -178,12 +254,12 @@ def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
         axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
 
 
-def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
-    axes.plot(x, columns["steps_per_second"], color=colour, linewidth=1.2)
+def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
+    axes.plot(x, columns["steps_per_second"], style, color=colour, linewidth=1.2)
 
 
-def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str) -> None:
-    axes.plot(x, columns["staleness_mean"], color=colour, linewidth=1.8, label="mean")
+def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
+    axes.plot(x, columns["staleness_mean"], style, color=colour, linewidth=1.8, label="mean")
     axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
 
 
@@ -213,7 +289,7 @@ def _tick(value: float, _: float) -> str:
 
 
 #: What each column of the picture shows.
-_PANELS: dict[str, Callable[[Axes, Column, Columns, str], None]] = {
+_PANELS: dict[str, Callable[[Axes, Column, Columns, str, str], None]] = {
     "mean return per episode": _draw_return,
     "throughput (steps/s)": _draw_throughput,
     "staleness (updates)": _draw_staleness,

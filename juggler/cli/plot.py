@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -21,6 +22,11 @@ class Arguments:
     output: str | None = None
     """File of the picture; by default plot.png in the first run directory."""
 
+    by: Literal["auto", "run", "module", "agent"] = "auto"
+    """Whose returns are drawn: of each run, the sum over agents; of each module, the mean of one of
+    its agents; or of each agent. auto: of one run, those of each module if it has several, or else
+    of each agent if it has several; of several runs, their own."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "plot")
@@ -31,5 +37,5 @@ def _plot(given: Arguments) -> int:
     from juggler.cli.picture import plot
 
     output = Path(given.output) if given.output else None
-    print(f"plot: {plot([Path(name) for name in given.run_dirs], output)}")
+    print(f"plot: {plot([Path(name) for name in given.run_dirs], output, given.by)}")
     return 0

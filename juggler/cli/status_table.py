@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -47,6 +47,8 @@ def _books(status: status_pb2.RunStatus) -> Table:
     rows = {
         "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
         f"{episodes.ended:,} episodes",
+        **_returns("modules", {m.module_id: m for m in status.modules}),
+        **_returns("agents", {agent.agent: agent for agent in status.agents}),
         "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
         f"{quantity(sum(steps.dropped.values()))} dropped + {quantity(steps.in_flight)} in flight; "
         f"{quantity(status.steps_per_second)} steps/s{lost}",
@@ -64,6 +66,17 @@ def _books(status: status_pb2.RunStatus) -> Table:
     for name, text in rows.items():
         grid.add_row(name, text)
     return grid
+
+
+def _returns(
+    title: str, of: Mapping[str, status_pb2.ModuleStatus | status_pb2.AgentStatus]
+) -> dict[str, str]:
+    """A row with the mean return of each module or agent, if there are several."""
+    words = (
+        f"{plain(name)} {number(each.return_mean if each.HasField('return_mean') else None)}"
+        for name, each in of.items()
+    )
+    return {title: ", ".join(words)} if of else {}
 
 
 def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:

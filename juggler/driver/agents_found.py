@@ -10,9 +10,11 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.agent_returns import MOST_AGENTS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.v1 import spaces_pb2
 
 
@@ -86,6 +88,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
                 f"{key}: nothing here says which agents {config.env_runner.env} has, since it is "
                 "made on other hosts: name every agent in the table agents, without patterns"
             )
+        _check_goals(config)
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
@@ -98,6 +101,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
     found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.validate()
+    _check_goals(found)
     return found
 
 
@@ -128,4 +132,32 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
             f"shared: the environment {env} has one agent, and so one module, which shares parts "
             "with none: leave out the table shared"
         )
+    _check_goals(config)
     return config
+
+
+def _check_goals(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: `stop_return` names neither a module nor an agent.
+    """
+    goals, agents = config.driver.stop_return, config.played_by
+    for name, goal in goals.items() if isinstance(goals, dict) else ():
+        if not agents:
+            raise ConfigError(
+                f"stop_return.{name}: the environment {config.env_runner.env} has one agent: give "
+                f"a number alone, such as stop_return = {goal:g}"
+            )
+        if name in config.module_ids:
+            continue
+        known = [*dict.fromkeys((*config.module_ids, *agents))]
+        if name not in agents:
+            raise ConfigError(
+                f"stop_return: {name!r} is neither a module nor an agent of this run"
+                f"{nearest(name, known)}"
+            )
+        if not has_metrics_by_agent(agents):
+            raise ConfigError(
+                f"stop_return: {name!r} is one of {len(agents)} agents, and with more than "
+                f"{MOST_AGENTS} only modules have goals: name one of {listed(config.module_ids)}"
+            )

@@ -315,7 +315,13 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
 def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
-    own_keys = {each.name for each in fields(ModelConfig)} - {"distribution", "critic_space"}
+    hidden = {"distribution", "critic_space"}
+    own_keys = [each.name for each in fields(ModelConfig) if each.name not in hidden]
+    if key == "population":
+        return (
+            ": a run has none; a script trains many learners of one algorithm together with "
+            "juggler.Population, and docs/cores.md says how"
+        )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
     return called_here(key)

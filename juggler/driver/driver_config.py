@@ -56,9 +56,11 @@ class DriverConfig:
     updates_in_flight: int = 2
     """Updates issued and not finished: the learner finds the next one waiting."""
 
-    stop_return: float | None = None
+    stop_return: float | dict[str, float] | None = None
     """Stop when the mean return of the last 100 training episodes gets there, and `confirm` agrees:
-    solved."""
+    solved. With several agents, a number is for the sum over all of them. A table, such as
+    {main = 20.0}, has goals by module or by agent, all of which must be reached: by id of a module,
+    for the mean return of one agent that it plays; by name of an agent, for its own."""
 
     confirm: bool = True
     """A run is solved when the very weights that are kept have a mean return of `stop_return` in
@@ -143,8 +145,13 @@ class DriverConfig:
             )
         if not self.evaluation_seconds >= 0:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
-        if self.stop_return is not None and math.isnan(self.stop_return):
-            raise ConfigError("stop_return = nan: no return ever gets there")
+        if self.stop_return == {}:
+            raise ConfigError("stop_return = {}: name a module or an agent, or leave it out")
+        goals = self.stop_return
+        for name, goal in goals.items() if isinstance(goals, dict) else [("", goals)]:
+            if goal is not None and math.isnan(goal):
+                where = f"stop_return.{name}" if name else "stop_return"
+                raise ConfigError(f"{where} = nan: no return ever gets there")
 
     @property
     def confirms(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from juggler.runtime.modules.by_name import given_or_named, name_of
 if TYPE_CHECKING:
     from gymnasium import Space
 
+    from juggler.envrunner.evaluation import PlayedEpisodes
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
@@ -31,12 +33,15 @@ class Evaluated:
             sums over them.
         lengths: numbers of environment steps, in the same order.
         videos: paths of the videos, in the same order; empty if none were recorded.
+        agent_returns: by agent and the module that played it, what it got in the episodes in which
+            it acted; empty if there is one agent.
     """
 
     checkpoint: Path
     returns: list[float]
     lengths: list[int]
     videos: list[Path]
+    agent_returns: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -87,7 +92,7 @@ def evaluate(
     # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments.vector import make_vector_env
-    from juggler.envrunner.environments.video import record_videos
+    from juggler.envrunner.environments.video import record_videos, shares_of
     from juggler.envrunner.evaluation import evaluate as play
     from juggler.policies.loading import PolicyConfig, restore_parts
 
@@ -95,6 +100,7 @@ def evaluate(
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
+    videos: list[Path] = []
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own: dict[str, Any] = own_connectors(keys)
@@ -116,12 +122,15 @@ def evaluate(
 
     if config.played_by:
         if video is not None:
-            raise ConfigError("video: episodes of several agents cannot be recorded; leave it out")
+            from juggler.envrunner.multi_agent.game_videos import record_games
+
+            shares = shares_of(Path(video), config.env_runner.envs_per_runner, episodes)
+            videos = [path for share in shares for path in share]
+            factory = record_games(config.env_runner, factory, shares)
         frozen = frozen_modules(config, run_of(where))
         given = module if callable(module) else None
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
-        return Evaluated(where, *played, [])
-    videos: list[Path] = []
+        return Evaluated(where, played.returns, played.lengths, videos, played.agent_returns)
     if video is not None:
         factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
         config.env_runner.vectorize = "sync"
@@ -131,10 +140,10 @@ def evaluate(
             DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
         policy = BehaviourPolicy(built, environments.num_envs, 1, seed, module_to_env)
-        returns, lengths = play(environments, policy, episodes, seed, env_to_module, watch)
+        played = play(environments, policy, episodes, seed, env_to_module, watch)
     finally:
         environments.close()
-    return Evaluated(where, returns, lengths, videos)
+    return Evaluated(where, played.returns, played.lengths, videos)
 
 
 def _play_together(
@@ -147,9 +156,8 @@ def _play_together(
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] | None,
-) -> tuple[list[float], list[int]]:
-    """Episodes of several agents, each played by its module -> returns, summed over the agents, and
-    numbers of environment steps."""
+) -> PlayedEpisodes:
+    """Episodes of several agents, each played by its module."""
     from juggler.driver.frozen_policies import frozen_parts
     from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
     from juggler.envrunner.multi_agent.line_up import line_ups_of

@@ -31,12 +31,14 @@ class PlayedMatches:
         players: by agent, who played it, for people.
         matches: in the order in which they began.
         records: by agent, its returns, wins, draws and losses.
+        videos: paths of the videos, in the order of the matches; empty if none were recorded.
     """
 
     checkpoint: Path
     players: dict[str, str]
     matches: list[Match]
     records: dict[str, Record]
+    videos: list[Path]
 
 
 def play_matches(
@@ -47,6 +49,7 @@ def play_matches(
     *,
     explore: bool = False,
     env: str | Callable[..., Any] | None = None,
+    video: str | Path | None = None,
     watch: Callable[[int, int], None] = lambda *_: None,
 ) -> PlayedMatches:
     """Play whole episodes of the environment of a run, with given players for its agents.
@@ -62,6 +65,7 @@ def play_matches(
         explore: policies draw their actions as in training, instead of taking the most likely ones.
             Without it, policies repeat the same match if neither they nor the game draw anything.
         env: another environment than the run's; required if the run was trained on a callable.
+        video: a directory for a video of each match.
         watch: called after each step of all environments, with the number of matches that are over
             and of steps so far.
 
@@ -69,7 +73,8 @@ def play_matches(
         ConfigError: the run has environments with one agent, or nobody is called like a player.
         CheckpointError: a checkpoint is missing or damaged.
         EnvironmentFailed: an environment failed.
-        ValueError: a policy does not fit an agent's spaces.
+        ValueError: a policy does not fit an agent's spaces; or the environment cannot be recorded,
+            or a package for videos is missing.
     """
     # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
@@ -89,7 +94,13 @@ def play_matches(
             "matches: use juggler evaluate without --play"
         )
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
-    envs = make_multi_agent_envs(config.env_runner, env if callable(env) else None)
+    factory, videos = env if callable(env) else None, list[Path]()
+    if video is not None:
+        from juggler.envrunner.multi_agent.game_videos import record_games
+
+        videos = [Path(video) / f"match-{number}.mp4" for number in range(episodes)]
+        factory = record_games(config.env_runner, factory, [list(videos)])
+    envs = make_multi_agent_envs(config.env_runner, factory)
     try:
         chosen = _chosen(envs.agents, players, config)
         seats = _Seats(where, config.agents.acting_ids, seed, explore)
@@ -99,7 +110,7 @@ def play_matches(
     finally:
         envs.close()
     words = {agent: who if isinstance(who, str) else repr(who) for agent, who in chosen.items()}
-    return PlayedMatches(where, words, played, matches.records(played))
+    return PlayedMatches(where, words, played, matches.records(played), videos)
 
 
 def _chosen(

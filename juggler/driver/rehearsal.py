@@ -5,7 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,13 @@ import cloudpickle
 import torch
 from gymnasium import Space
 
+from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.driver.trial_updates import Built, first_batches
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
@@ -26,18 +28,13 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
-from juggler.envrunner.multi_agent.turns import AgentGroup
-from juggler.envrunner.sampler import Sampler
+from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.learner.process.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.connectors.env_to_module import EnvToModule
-from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.building import build_module
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found, given_or_named
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -95,7 +92,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         return []  # its environments are on other hosts
     does(f"making the environment {runner.env}")
     try:
-        groups, close, env, critic_spaces = _made(config, env_factory)
+        groups, critic_spaces, env = _made(config, env_factory)
     except EnvironmentFailed as error:
         if runner.env_kwargs and "kwargs" not in error.reason:  # Gymnasium's error may have them
             error.reason += f" (env_kwargs = {runner.env_kwargs})"
@@ -111,61 +108,72 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     _build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     does(f"closing the environment {runner.env}")
-    close()
+    env.close()
     return said
 
 
 def _made(
     config: RunConfig, env_factory: Any
-) -> tuple[
-    list[AgentGroup], Callable[[], None], VectorEnvironment | None, Mapping[str, Space[Any]]
-]:
-    """The agents of an environment, what closes it, itself where it has one agent, and the spaces
-    of what critics see, by values of `critic_sees`."""
+) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], VectorEnvironment | MultiAgentEnvs]:
+    """The agents of an environment, the spaces of what critics see by values of `critic_sees`, and
+    the environment itself."""
     runner = config.env_runner
     if has_several_agents(runner, env_factory):
         seen = config.critics_see
         envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True, critics_see=seen)
-        return list(envs.groups), envs.close, None, envs.critic_spaces
+        return list(envs.groups), envs.critic_spaces, envs
     env = make_vector_env(runner, env_factory, just_one=True)
-    alone = AgentGroup((), env.single_observation_space, env.single_action_space)
-    return [alone], env.close, env, {}
+    return [AgentGroup((), env.single_observation_space, env.single_action_space)], {}, env
 
 
 def _build(
     config: RunConfig,
     groups: list[AgentGroup],
     critic_spaces: Mapping[str, Space[Any]],
-    env: VectorEnvironment | None,
+    env: VectorEnvironment | MultiAgentEnvs,
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
 ) -> None:
-    """Build every module and its learner once. If the environment has one agent, a user's own
-    algorithm also makes an update."""
+    """Build every module and its learner once. A user's own algorithms also make an update."""
     group_of = {agent: group for group in groups for agent in group.agents}
     spaces_of = {
         module_id: group_of[agent] for agent, ids in config.played_by.items() for module_id in ids
     }
     shared = SharedParts(config.agents.shared)
+    several = bool(spaces_of)
+    built: dict[str, Built] = {}
     for module_id in config.module_ids:
-        several = bool(spaces_of)
         which = f"module {module_id!r}" if several else "the module"
         does(f"building {which} and its learner")
         of_module = config.of(module_id)
         factory = given_or_named(of_module.module.module, module_factory, own_classes)
-        try:
+        with _failures_of(module_id if several else ""):
             group = spaces_of.get(module_id, groups[0])
             critic_space = critic_spaces.get(of_module.module.critic_sees)
-            built = _build_one(of_module, group, critic_space, factory, own_classes)
-        except Exception as error:
-            if several:
-                raise _ModuleFailed(module_id) from error
-            raise
-        shared.add(module_id, built[-1])
-        if env is not None and ":" in of_module.learner.algorithm:
-            does(f"trying an update with {of_module.learner.algorithm}")
-            _try_update(of_module, env, module_factory, *built)
+            built[module_id] = _build_one(of_module, group, critic_space, factory, own_classes)
+        shared.add(module_id, built[module_id].learner)
+    own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
+    if not own:
+        return
+    does(f"sampling for an update of {listed(own)}")
+    batches = first_batches(config, env, built)
+    for module_id, each in own.items():
+        if module_id in batches:
+            does(f"trying an update of {listed([module_id])} with {each.config.learner.algorithm}")
+            with _failures_of(module_id if several else ""):
+                each.try_update(batches[module_id])
+
+
+@contextmanager
+def _failures_of(module_id: str) -> Iterator[None]:
+    """Name the module in errors; "": there is only one."""
+    try:
+        yield
+    except Exception as error:
+        if module_id:
+            raise _ModuleFailed(module_id) from error
+        raise
 
 
 def _build_frozen(
@@ -211,8 +219,7 @@ def _build_one(
     critic_space: Space[Any] | None,
     module: Any,
     own_classes: Mapping[str, type[Any]],
-) -> tuple[EnvToModule, ModuleToEnv, Learner]:
-    """What stands between the environment and the weights of a module."""
+) -> Built:
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
         connectors, group.observation_space, group.action_space, own_classes
@@ -233,29 +240,13 @@ def _build_one(
         connectors=connectors,
         own_connectors=own_classes,
     )
-    return env_to_module, module_to_env, learner
-
-
-def _try_update(
-    config: RunConfig,
-    env: VectorEnvironment,
-    module_factory: Any,
-    env_to_module: EnvToModule,
-    module_to_env: ModuleToEnv,
-    learner: Learner,
-) -> None:
-    """Have a user's own algorithm learn from one fragment, to find errors in its loss."""
-    module = build_module(
-        module_factory or config.module.module,
-        env_to_module.module_observation_space,
-        module_to_env.action_space,
-        config.module.model,
-        distribution=config.module.distribution,
-    )
-    steps = config.env_runner.fragment_steps
-    policy = BehaviourPolicy(module, env.num_envs, steps, 0, module_to_env)
-    batch = Sampler(env, policy, steps, 0, env_to_module).sample((0, 0)).batch
-    fetch_metrics(learner.update_from_episodes([batch]))
+    if DEFAULT_MODULE not in (trained := learner.get_params()):
+        raise ValueError(
+            f"algorithm {config.learner.algorithm!r}: its core has the parameters of "
+            f"{listed(list(trained))}, and a run acts with {DEFAULT_MODULE!r}: a Population is for "
+            "scripts, as docs/cores.md shows"
+        )
+    return Built(config, module, env_to_module, module_to_env, learner, critic_space)
 
 
 def _message(space: Space[Any]) -> spaces_pb2.Space | None:

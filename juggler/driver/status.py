@@ -11,6 +11,7 @@ from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.workers import WorkerRecord
+from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.actors.histogram import Histogram
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.vitals import Vitals
@@ -43,6 +44,7 @@ class StatusReader:
             steps=_steps(parts.core.counters()),
             queues=self._queues(),
             modules=self._modules(),
+            agents=self._agents(),
             episodes=self._episodes(),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
@@ -68,6 +70,15 @@ class StatusReader:
                 version=module.weights_version.message(),
                 steps=_steps(module.ledger.counters()),
                 return_mean=self.parts.metrics.of(module_id).return_mean,
+            )
+
+    def _agents(self) -> Iterator[status_pb2.AgentStatus]:
+        """Each agent, if there are several and not many."""
+        agents = self.parts.config.played_by
+        for agent in agents if has_metrics_by_agent(agents) else ():
+            metrics = self.parts.metrics.of_agent(agent)
+            yield status_pb2.AgentStatus(
+                agent=agent, episodes=metrics.episodes, return_mean=metrics.return_mean
             )
 
     def _queues(self) -> status_pb2.Queues:

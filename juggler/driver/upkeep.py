@@ -9,8 +9,10 @@ from typing import Any
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
+from juggler.driver.record.goals import ReturnGoals
 from juggler.driver.record.journal import LineWriter
 from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
+from juggler.envrunner.agent_returns import has_metrics_by_agent
 
 _LINE_SECONDS = 1.0
 
@@ -182,6 +184,13 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
             module_id: _module_line(parts, module_id) for module_id in core.modules
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
+    if has_metrics_by_agent(parts.config.played_by):
+        line["by_agent"] = {
+            agent: parts.metrics.of_agent(agent).line() for agent in parts.config.played_by
+        }
+    stop_return = parts.config.driver.stop_return
+    if isinstance(stop_return, Mapping):
+        line["stop_returns"] = ReturnGoals(stop_return).now(parts.metrics)
     return line
 
 

@@ -26,6 +26,9 @@ class EnvRunnerConfig:
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
     """Wrappers around each environment, the outermost last: a name in gymnasium.wrappers,
     "module:Class", or a table of `use` (one of these) and the wrapper's options."""
+    max_episode_steps: int | None = None
+    """Truncate each episode after so many steps of its environment, with several agents for all of
+    them; none: the environment alone ends its episodes."""
     envs_per_runner: int = 16
     """N, the number of environments that an EnvRunner steps together."""
     fragment_steps: int = 32
@@ -76,6 +79,16 @@ class EnvRunnerConfig:
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
             )
+        limit = self.max_episode_steps
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"max_episode_steps must be an integer of at least 1, not {limit!r}")
+        if limit is not None and (self.gateway or self.is_elsewhere):
+            raise ValueError(
+                "max_episode_steps needs environments that Python steps one by one, which those of "
+                f"{self.gateway or self.env!r} are not: have them truncate their episodes"
+            )
+        if limit is not None and "max_episode_steps" in self.env_kwargs:
+            raise ValueError("max_episode_steps is in env_kwargs, too: leave out one of the two")
         for name in ("envs_per_runner", "fragment_steps", "gateway_max_batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:

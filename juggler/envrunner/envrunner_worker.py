@@ -14,6 +14,7 @@ import cloudpickle
 import torch
 from gymnasium.vector import VectorEnv
 
+from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
 from juggler.envrunner.deliveries import Deliveries, receipt_for
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
@@ -111,6 +112,7 @@ class EnvRunner:
         self._loop.on(training_pb2.Evaluate, self._evaluate)
         self._frozen = FrozenWeights()
         self._stage: Stage | None = None
+        self._tells_agents = False  # what each of them got
         self._modules: dict[str, LearnerStreams] = {}
         self._deliveries = Deliveries(attachment)
         self._round = RequestedRound()
@@ -144,6 +146,7 @@ class EnvRunner:
         told = from_json(setup.config, EnvRunnerSetup)
         seed_process(setup.seed)
         self._stage = self._build_stage(told, setup.seed)
+        self._tells_agents = has_metrics_by_agent(told.agents)
         for module_id, acting in told.modules.items():
             if not acting.digest:  # the others have no learner
                 self._modules[module_id] = LearnerStreams(
@@ -215,6 +218,8 @@ class EnvRunner:
             raise
         encoding = time.perf_counter()
         self._deliveries.spent({"waiting": sampling - started, **played.seconds})
+        if played.warning and self._index == 0:  # all EnvRunners have the same environments
+            self._attachment.report(training_pb2.Note(text=played.warning, warning=True))
         self._hand_over(recorded, played)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
@@ -243,6 +248,7 @@ class EnvRunner:
         """
         broken: NonFinite | None = None
         env_ended, others = (played.env_returns, played.env_lengths), played.others
+        by_agent = to_messages(played.agent_returns) if self._tells_agents else []
         for command_id, request in requests.items():
             result = played.modules[request.module_id]
             receipt = receipt_for(request)
@@ -260,7 +266,8 @@ class EnvRunner:
                     episode_returns=other.episode_returns,
                     episode_lengths=other.episode_lengths,
                 )
-            env_ended, others = ([], []), {}  # they are in one receipt of a round
+            receipt.agent_returns.extend(by_agent)
+            env_ended, others, by_agent = ([], []), {}, []  # they are in one receipt of a round
             self._send(command_id, request, receipt, result)
         if broken is not None:
             raise broken
@@ -296,7 +303,7 @@ class EnvRunner:
             version = self._use_newest(command.connector_state)
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
-        returns, lengths = self._stage.evaluate(
+        played = self._stage.evaluate(
             command.episodes,
             command.seed,
             lambda *_: self._attachment.progresses(),
@@ -304,7 +311,10 @@ class EnvRunner:
             goal=goal,
         )
         return training_pb2.Evaluation(
-            version=version.message(), episode_returns=returns, episode_lengths=lengths
+            version=version.message(),
+            episode_returns=played.returns,
+            episode_lengths=played.lengths,
+            agent_returns=to_messages(played.agent_returns),
         )
 
     # -- parts ----------------------------------------------------------------------------------

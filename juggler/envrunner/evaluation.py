@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
@@ -41,6 +42,21 @@ class Goal:
         """Tell whether the mean stays below the goal even if every episode left is the best."""
         best = max((self.best, *returns))
         return sum(returns) + (episodes - len(returns)) * best < self.mean * episodes
+
+
+class PlayedEpisodes(NamedTuple):
+    """Whole episodes that were played.
+
+    Attributes:
+        returns: undiscounted returns, by environment and then by time; with several agents, the
+            sums over them.
+        lengths: numbers of environment steps, in the same order.
+        agent_returns: what each of several agents got; {}: there is one.
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    agent_returns: AgentReturns
 
 
 class TakesWeights(Protocol):
@@ -89,7 +105,7 @@ def evaluate(
     *,
     most_steps: int = 0,
     goal: Goal | None = None,
-) -> tuple[list[float], list[int]]:
+) -> PlayedEpisodes:
     """Play episodes deterministically in freshly seeded environments.
 
     Each environment plays a fixed share of the episodes: taking the first that end would favour
@@ -105,9 +121,6 @@ def evaluate(
         most_steps: limit of an episode's steps; an episode that reaches it counts as it is, and the
             steps after it count as another. 0: no limit.
         goal: stop as soon as it is out of reach.
-
-    Returns:
-        Undiscounted returns and lengths, by environment and then by time.
 
     Raises:
         EnvironmentFailed: an environment failed, or a return was not finite.
@@ -162,4 +175,4 @@ def evaluate(
             if so_far and goal.out_of_reach(so_far, episodes):
                 break
     ended = [episode for row in played for episode in row]
-    return [episode[0] for episode in ended], [episode[1] for episode in ended]
+    return PlayedEpisodes([each[0] for each in ended], [each[1] for each in ended], {})

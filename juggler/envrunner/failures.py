@@ -16,14 +16,24 @@ class EnvironmentFailed(Exception):
         call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
         traceback: of the environment's exception, from its own process; empty if there is none.
+        lasting: it broke a rule, and would do so again.
     """
 
-    def __init__(self, environment: str, call: str, reason: str, traceback: str = "") -> None:
+    def __init__(
+        self,
+        environment: str,
+        call: str,
+        reason: str,
+        traceback: str = "",
+        *,
+        lasting: bool = False,
+    ) -> None:
         super().__init__(environment, call, reason, traceback)
         self.environment = environment
         self.call = call
         self.reason = reason
         self.traceback = traceback
+        self.lasting = lasting
         if traceback:
             self.add_note(traceback)  # notes are part of every printed traceback
 

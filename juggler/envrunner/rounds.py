@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.finiteness import NonFinite
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -97,6 +98,8 @@ class PlayedRound:
             agents' returns.
         env_lengths: their numbers of environment steps.
         others: by id, what modules did that are not trained.
+        agent_returns: what each agent got in them.
+        warning: for people, of an agent that does not end; "": there is none.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
@@ -104,3 +107,5 @@ class PlayedRound:
     env_returns: list[float] = field(default_factory=list)
     env_lengths: list[int] = field(default_factory=list)
     others: Mapping[str, Played] = field(default_factory=dict)
+    agent_returns: AgentReturns = field(default_factory=dict)
+    warning: str = ""

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, evaluate, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_checkpoint
 from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
@@ -92,7 +92,7 @@ class SingleAgentStage:
         *,
         most_steps: int,
         goal: Goal | None,
-    ) -> tuple[list[float], list[int]]:
+    ) -> PlayedEpisodes:
         return evaluate(
             self._env,
             self._policy,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gymnasium import Space
 
-from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.connectors.building import build_runner_pipelines
@@ -70,7 +70,7 @@ class Stage(Protocol):
         *,
         most_steps: int,
         goal: Goal | None,
-    ) -> tuple[list[float], list[int]]:
+    ) -> PlayedEpisodes:
         """Play whole episodes, as the function `evaluate` does."""
 
     def close(self) -> None:

@@ -187,3 +187,72 @@ assert not {{"torch", "matplotlib.pyplot"}} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def _by_name(key: str, step: int, **means: float) -> dict[str, Any]:
+    return {
+        key: {
+            name: {"episode_return_mean": mean * step, "evaluation_return_mean": None}
+            for name, mean in means.items()
+        }
+    }
+
+
+def _of_two(path: Path, **more: Any) -> Path:
+    lines = [
+        _line(
+            100 * i,
+            float(i),
+            episode_return_mean=0.0,
+            **_by_name("by_agent", i, a=1.0, b=-0.5, c=-0.5),
+            **{key: make(i) for key, make in more.items()},
+        )
+        for i in range(5)
+    ]
+    return _write(path, lines)
+
+
+def _modules(step: int) -> Any:
+    return _by_name("by_module", step, hunter=1.0, prey=-0.5)["by_module"]
+
+
+def _drawn(figure: Any) -> dict[str, list[float]]:
+    """The curves of the first panel by their names in the legend."""
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    lines = [line for line in figure.get_axes()[0].get_lines() if line.get_label() == "training"]
+    return {
+        name: np.asarray(line.get_ydata()).tolist() for name, line in zip(names, lines, strict=True)
+    }
+
+
+def test_a_run_of_several_modules_has_a_curve_for_each(tmp_path: Path) -> None:
+    run = _of_two(tmp_path / "run", by_module=_modules)
+    drawn = _drawn(_figure([read_run(run, "run", "auto")]))
+    assert drawn == {"hunter": [0, 1, 2, 3, 4], "prey": [0, -0.5, -1, -1.5, -2]}
+    by_agent = _drawn(_figure([read_run(run, "run", "agent")]))
+    assert list(by_agent) == ["a", "b", "c"]
+    figure = _figure([read_run(run, "run", "run")])
+    assert not figure.legends
+    assert len(figure.get_axes()[1].get_lines()) == 1, "there is one throughput"
+
+
+def test_a_run_of_one_module_has_a_curve_for_each_of_its_agents(tmp_path: Path) -> None:
+    drawn = _drawn(_figure([read_run(_of_two(tmp_path / "run"), "run", "auto")]))
+    assert drawn["a"] == [0, 1, 2, 3, 4]
+    assert list(drawn) == ["a", "b", "c"]
+
+
+def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path: Path) -> None:
+    runs = [_of_two(tmp_path / name, by_module=_modules) for name in ("one", "two")]
+    read = [read_run(path, path.name, "module") for path in runs]
+    drawn = _drawn(_figure(read))
+    assert list(drawn) == ["one: hunter", "one: prey", "two: hunter", "two: prey"]
+    assert plot(runs, tmp_path / "both.png", "module").is_file()
+    assert list(_drawn(_figure([read_run(path, path.name) for path in runs]))) == ["one", "two"]
+
+
+def test_a_run_without_modules_to_draw_says_so(tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", [_line(1, 1.0), {**_line(2, 2.0), "by_module": 7}])
+    with pytest.raises(PlotError, match="has no metrics by module, as a run with several modules"):
+        read_run(run, "run", "module")
+    assert read_run(run, "run", "auto").named == {}

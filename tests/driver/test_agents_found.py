@@ -55,6 +55,41 @@ def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
     ]
 
 
+OWN = "support.own_algorithms"
+
+
+def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -> None:
+    told: list[str] = []
+    modules = {"adversary": {"algorithm": f"{OWN}:Learning"}, "runner": {"algorithm": "ppo"}}
+    assert rehearse(_config(modules=modules), tell=told.append) == GROUPS
+    assert f"trying an update of module 'adversary' with {OWN}:Learning" in told
+    assert not [text for text in told if "update of module 'runner'" in text]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("Failing", "module 'adversary': KeyError: 'advantages'"),
+        # Two agents, each of which acts in every step of one environment.
+        ("Counting", "module 'adversary': RuntimeError: 14 steps"),
+        ("Many", "its core has the parameters of 'default[0]', 'default[1]', and a run acts with"),
+    ],
+)
+def test_an_algorithm_of_ones_own_that_cannot_learn_is_told_with_its_module(
+    algorithm: str, words: str
+) -> None:
+    modules = {"adversary": {"algorithm": f"{OWN}:{algorithm}"}}
+    with pytest.raises(PreflightError) as failed:
+        rehearse(_config(modules=modules, fragment_steps=7))
+    assert words in str(failed.value)
+
+
+def test_a_run_has_no_population() -> None:
+    for keys in ({"population": 3}, {"modules": {"runner": {"population": 3}}}):
+        with pytest.raises(ConfigError, match=r"a run has none; .* with juggler.Population"):
+            _config(**keys).validate()
+
+
 def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
     groups = (*GROUPS, FoundGroup(("other",), None, None), FoundGroup((), None, None))
     assert from_bytes(to_bytes(groups)) == groups

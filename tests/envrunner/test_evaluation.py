@@ -51,7 +51,7 @@ def reference(script, seed: int, episodes: int, kind=LinearPolicy) -> list[tuple
 @pytest.mark.parametrize("module", [LinearPolicy, Summing])
 def test_every_environment_plays_its_share_of_whole_episodes(kind, mode, module) -> None:
     env = vector_of(kind, mode)
-    returns, lengths = evaluate(env, policy_of(3, module), episodes=8, seed=2)
+    returns, lengths, _ = evaluate(env, policy_of(3, module), episodes=8, seed=2)
     env.close()
     seeds = seeds_of(kind, 2, 3)
     expected = [
@@ -118,7 +118,7 @@ def test_an_evaluation_ends_when_its_goal_is_out_of_reach() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_without_an_end_counts_as_it_is_after_the_most_steps(mode) -> None:
     env = vectors.vector_of("sync", mode, [((1000, "terminated"),), ((2, "terminated"),)])
-    returns, lengths = evaluate(env, policy_of(2), episodes=6, seed=0, most_steps=7)
+    returns, lengths, _ = evaluate(env, policy_of(2), episodes=6, seed=0, most_steps=7)
     assert lengths == [7, 7, 7, 2, 2, 2]
     alone = vectors.vector_of("sync", mode, [((7, "terminated"),), ((2, "terminated"),)])
     assert returns[0] == evaluate(alone, policy_of(2), episodes=2, seed=0)[0][0]

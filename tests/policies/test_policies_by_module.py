@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from support import worlds
 
 import juggler
-from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config import RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 
@@ -69,8 +70,12 @@ def test_which_module_is_asked_where_there_are_several(
     juggler.load_policy(alone["red"], module_id="default")
 
 
-def test_episodes_of_several_agents_are_not_recorded(
-    several: tuple[Path, dict[str, Path]], tmp_path: Path
+@pytest.mark.parametrize("name", KEYS)
+def test_each_module_is_an_onnx_model(
+    several: tuple[Path, dict[str, Path]], name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="episodes of several agents cannot be recorded"):
-        juggler.evaluate(several[0], video=tmp_path / "videos")
+    policy = juggler.load_policy(several[0], module_id=name)
+    model = onnxruntime.InferenceSession(policy.export_onnx(tmp_path / f"{name}.onnx"))
+    seen = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    (action,) = model.run(["action"], {"observation": seen})
+    np.testing.assert_allclose(action, policy.act(seen)[0], rtol=1e-5, atol=1e-5)

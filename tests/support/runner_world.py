@@ -50,6 +50,7 @@ class Driver:
         self.inbox: Mailbox[Command | Detached] = Mailbox()
         self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
         self._commands = 0
+        self.notes: list[training_pb2.Note] = []
 
     def tell(self, *commands: Message) -> None:
         for command in commands:
@@ -86,7 +87,7 @@ class Driver:
         self._answers.put(error)
 
     def report(self, note: training_pb2.Note) -> None:
-        pass
+        self.notes.append(note)
 
 
 class LearnerOf:

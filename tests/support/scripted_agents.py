@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -98,11 +99,12 @@ class ScriptedAgents:
         self._running: dict[int, LoggedEpisode] = {}
         self._pending: dict[int, float] = defaultdict(float)  # rewards since the last action
         self._returns = [0.0] * self.num_envs
+        self._agent_returns: dict[int, float] = {}  # by slot that has acted
         books = _Books()
         for env in range(self.num_envs):
             self._acting.append(self._script(env, 0, 0).acts)
             self._show(env, books)
-        return self._turn(books, list(range(self.num_envs)), [], [], [])
+        return self._turn(books, list(range(self.num_envs)), [], [], [], [])
 
     def step(self, actions: Sequence[Any]) -> Turn:
         self._log_actions(actions)
@@ -110,6 +112,7 @@ class ScriptedAgents:
         over: list[int] = []
         returns: list[float] = []
         lengths: list[int] = []
+        agent_returns: list[list[float]] = []
         for env in range(self.num_envs):
             self._now[env] += 1
             self._step[env] += 1
@@ -120,6 +123,7 @@ class ScriptedAgents:
                 if slot in self._running:
                     self._running[slot].given.append((self._now[env], reward))
                     self._pending[slot] += reward
+                    self._agent_returns[slot] += reward
             for agent, end in happens.ends.items():
                 self._end(self._slot(env, agent), end, books)
             self._acting[env] = happens.acts
@@ -128,12 +132,17 @@ class ScriptedAgents:
                 over.append(env)
                 returns.append(self._returns[env])
                 lengths.append(self._step[env])
+                slots = [self._slot(env, agent) for agent in self.agents]
+                agent_returns.append([self._agent_returns.pop(s, math.nan) for s in slots])
                 self._episode[env] += 1
                 self._step[env], self._returns[env] = 0, 0.0
                 began.append(env)
                 self._acting[env] = self._script(env, self._episode[env], 0).acts
             self._show(env, books)
-        return self._turn(books, began, over, returns, lengths)
+        return self._turn(books, began, over, returns, lengths, agent_returns)
+
+    def overdue(self, steps: int) -> str:
+        return ""
 
     def close(self) -> None:
         self.closed = True
@@ -166,6 +175,7 @@ class ScriptedAgents:
             if first:
                 self._running[slot] = LoggedEpisode()
                 self.log[slot].append(self._running[slot])
+                self._agent_returns[slot] = 0.0
             episode = self._running[slot]
             seen = self.observation(slot, len(self.log[slot]) - 1, len(episode.at))
             episode.observations.append(seen)
@@ -190,6 +200,7 @@ class ScriptedAgents:
         over: list[int],
         returns: list[float],
         lengths: list[int],
+        agent_returns: list[list[float]],
     ) -> Turn:
         groups = []
         for group in self.groups:
@@ -221,6 +232,7 @@ class ScriptedAgents:
             np.array(over, np.intp),
             np.array(returns, np.float64),
             np.array(lengths, np.intp),
+            np.array(agent_returns, np.float64).reshape(-1, len(self.agents)),
         )
 
 

@@ -38,11 +38,11 @@ def play_a_round(world: WorkersWorld, **said: Any) -> None:
     world.reply(world.learner, command_id, done)
 
 
-def answer_the_snapshot(world: WorkersWorld) -> None:
+def answer_the_snapshot(world: WorkersWorld, module_id: str = "default") -> None:
     command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
     update = world.parts.core.updates
     header = training_pb2.StateHeader(
-        module_id="default", version={"generation": 1, "update": update}, extra="{}"
+        module_id=module_id, version={"generation": 1, "update": update}, extra="{}"
     )
     (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
     world.reply(world.learner, command_id, any_pb2.Any(value=chunk))

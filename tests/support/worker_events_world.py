@@ -57,13 +57,16 @@ class _Told(SilentProgress):
 
     Attributes:
         messages: oldest first.
+        levels: of these.
     """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.levels: list[Level] = []
 
     def message(self, text: str, level: Level = "info") -> None:
         self.messages.append(text)
+        self.levels.append(level)
 
 
 class WorkersWorld:

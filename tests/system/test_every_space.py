@@ -281,7 +281,7 @@ class World:
     def check(self) -> None:
         """Train, play, save and go on."""
         self.train()
-        returns, lengths = evaluate(self.env, self.policy, 4, 3, self.connectors)
+        returns, lengths, _ = evaluate(self.env, self.policy, 4, 3, self.connectors)
         assert len(returns) == 4
         assert 1 <= min(lengths) <= max(lengths) <= 7
         other = self.again()

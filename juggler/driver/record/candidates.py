@@ -68,10 +68,6 @@ class Played:
         variance = math.fsum((each - mean) ** 2 for each in returns) / len(returns)
         return cls(mean, math.sqrt(variance), len(returns))
 
-    def confirms(self, stop_return: float, episodes: int) -> bool:
-        """Tell whether there are enough episodes and their mean reaches the goal."""
-        return self.episodes >= episodes and self.mean >= stop_return
-
 
 def most_steps(lengths: Iterable[int]) -> int:
     """Return the limit of an evaluation episode's steps, from the lengths of training episodes.

@@ -22,7 +22,8 @@ from juggler.driver.record.wording import (
     algorithms,
     clock,
     conclude,
-    module_returns,
+    each_return,
+    goal_returns,
     number,
     plain,
     quantity,
@@ -30,6 +31,7 @@ from juggler.driver.record.wording import (
 )
 
 _NARROW = 60  # columns; narrower terminals show no bars
+_MOST_GOALS = 4  # modules and agents with a row of their own
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
@@ -45,6 +47,7 @@ class LiveProgress:
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
         self._returns = Curve()
+        self._named: dict[str, Curve] = {}  # of the modules and agents that have a goal
         self._last = Text()
         self._waits_for = "workers"  # "" after the first update
         self._status = Status("", console=self._console)  # before the panel
@@ -74,6 +77,8 @@ class LiveProgress:
         self._line = line
         self._line_came = time.monotonic()
         self._returns.add(line["episode_return_mean"])
+        for name, mean in goal_returns(line).items():
+            self._named.setdefault(name, Curve()).add(mean)
 
     def message(self, text: str, level: Level = "info") -> None:
         style = _STYLES[level]
@@ -120,12 +125,15 @@ class LiveProgress:
         steps = self._line.get("env_steps_trained", 0)
         stop_return, stop_steps = self._config.get("stop_return"), self._config.get("stop_steps")
         speed = f"{quantity(self._line.get('steps_per_second', 0.0))} steps/s"
+        named = stop_return if isinstance(stop_return, Mapping) else {}
+        goal = None if named else stop_return
         rows = [
             (
                 ("return", number(episode_return)),
-                _bar(self._returns.first, episode_return, stop_return),
-                ("" if stop_return is None else number(stop_return), self._returns.drawn()),
+                _bar(self._returns.first, episode_return, goal),
+                ("" if goal is None else number(goal), self._returns.drawn()),
             ),
+            *(self._named_goal(*each) for each in list(named.items())[:_MOST_GOALS]),
             (
                 ("steps", quantity(steps)),
                 _bar(0, steps, stop_steps),
@@ -153,10 +161,19 @@ class LiveProgress:
             grid.add_row(*measured, *((bar, *goal) if wide else ()))
         return grid
 
+    def _named_goal(self, name: str, goal: float) -> tuple[Any, Any, Any]:
+        """The row of a module or an agent: its return, a bar, and its goal."""
+        now, curve = goal_returns(self._line).get(name), self._named.get(name, Curve())
+        return (
+            (plain(name), number(now)),
+            _bar(curve.first, now, goal),
+            (number(goal), curve.drawn()),
+        )
+
     def _details(self) -> Text:
         line = self._line
         parts = (
-            *filter(None, [module_returns(line)]),
+            *filter(None, [each_return(line)]),
             f"{line.get('updates', 0):,} updates",
             f"staleness {number(line.get('staleness_mean'))}"
             f" (max {_dash(line.get('staleness_max'))})",

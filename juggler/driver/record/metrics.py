@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
-from juggler.driver.record.module_metrics import ModuleMetrics, StalenessSince
+from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
 from juggler.driver.record.workers import WorkerRecords
+from juggler.envrunner.agent_returns import AgentReturns
 from juggler.runtime.actors.histogram import Histogram
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -25,6 +26,7 @@ class Metrics:
         lengths: their numbers of environment steps.
         episodes: how many have ended.
         by_module: what is told of each module beside, by module id.
+        by_agent: what is told of each of several agents, by name, unless there are many.
     """
 
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
@@ -36,6 +38,7 @@ class Metrics:
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
     workers: WorkerRecords = field(default_factory=WorkerRecords)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
+    by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     # Since the last line.
     _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
@@ -64,6 +67,23 @@ class Metrics:
         self.of(module_id).played += steps
         self.agents_ended(module_id, returns, lengths)
 
+    def agent_ended(self, agent: str, returns: Sequence[float]) -> None:
+        """Episodes in which this agent acted."""
+        self.of_agent(agent).ended(returns)
+
+    def of_agent(self, agent: str) -> AgentMetrics:
+        return self.by_agent.setdefault(agent, AgentMetrics())
+
+    def returns_of(self, name: str) -> Sequence[float]:
+        """Of the newest episodes of a module's agents, or of an agent, or "": of the environments.
+
+        Where a module has the name of an agent, the module counts.
+        """
+        if not name:
+            return self.returns
+        found = self.by_module.get(name) or self.by_agent.get(name)
+        return found.returns if found else ()
+
     def of(self, module_id: str) -> ModuleMetrics:
         return self.by_module.setdefault(module_id, ModuleMetrics())
 
@@ -81,9 +101,23 @@ class Metrics:
             said = {key: dict(values) for key, values in modules.items()}
             self.modules[worker_id, module_id] = said
 
-    def evaluated(self, return_mean: float) -> None:
-        """An evaluation of recent weights."""
-        self.evaluation_return = return_mean
+    def evaluated(self, returns: Sequence[float], agent_returns: AgentReturns) -> None:
+        """An evaluation of recent weights.
+
+        Args:
+            returns: of its episodes.
+            agent_returns: what each of several agents got in them.
+        """
+        self.evaluation_return = sum(returns) / len(returns)
+        of_module: dict[str, list[float]] = {}
+        of_agent: dict[str, list[float]] = {}
+        for (agent, module_id), got in agent_returns.items():
+            of_module.setdefault(module_id, []).extend(got)
+            of_agent.setdefault(agent, []).extend(got)
+        for module_id, got in of_module.items():
+            self.of(module_id).evaluation_return = sum(got) / len(got)
+        for agent in of_agent.keys() & self.by_agent.keys():  # those that have metrics
+            self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
         self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
@@ -92,13 +126,6 @@ class Metrics:
         """The run has a past: rates are over what it adds."""
         self._trained_last = self._ended_last = (wall_time, steps_trained)
         self._episodes_last = self.episodes
-
-    def seem_solved(self, stop_return: float | None) -> bool:
-        """The mean return of the last 100 training episodes is at least `stop_return`, and no
-        candidate of these episodes was refused."""
-        if stop_return is None or len(self.returns) < RETURN_WINDOW:
-            return False
-        return _mean(self.returns) >= stop_return and self.candidates.due(self.episodes)
 
     @property
     def return_mean(self) -> float | None:

@@ -1,4 +1,5 @@
-"""What a run tells of one of its modules, beside the steps, which the ledger counts."""
+"""What a run tells of one of its modules, beside the steps, which the ledger counts; and of one of
+several agents."""
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ class ModuleMetrics:
         episodes: how many have ended.
         played: steps of a module that is not trained, as far as the run has heard of them.
         staleness: of the batches that updates have used.
+        evaluation_return: the mean in the newest evaluation; None: there was none.
     """
 
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
@@ -46,6 +48,7 @@ class ModuleMetrics:
     episodes: int = 0
     played: int = 0
     staleness: StalenessSince = field(default_factory=StalenessSince)
+    evaluation_return: float | None = None
 
     def agents_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
         """As many of one as of the other."""
@@ -71,6 +74,37 @@ class ModuleMetrics:
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
             "episode_length_mean": _mean(self.lengths),
+            "evaluation_return_mean": self.evaluation_return,
+        }
+
+
+@dataclass(slots=True)
+class AgentMetrics:
+    """
+    Attributes:
+        returns: of the newest episodes in which the agent acted.
+        episodes: how many of them have ended.
+        evaluation_return: the mean in the newest evaluation; None: there was none.
+    """
+
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
+    episodes: int = 0
+    evaluation_return: float | None = None
+
+    def ended(self, returns: Sequence[float]) -> None:
+        self.returns.extend(returns[-RETURN_WINDOW:])
+        self.episodes += len(returns)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Over the last 100 episodes; None before there is one."""
+        return _mean(self.returns)
+
+    def line(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "episode_return_mean": self.return_mean,
+            "evaluation_return_mean": self.evaluation_return,
         }
 
 

@@ -107,6 +107,7 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     yield _gauge("weights_update", "Of the newest weights", status.version.update)
     yield from _steps(status.steps, status.queues)
     yield from _modules(status.modules)
+    yield from _agents(status.agents)
     yield from _episodes(status.episodes)
     for name, text, histogram in (
         ("staleness_updates", "Staleness of trained batches", status.staleness),
@@ -163,6 +164,16 @@ def _modules(modules: Sequence[status_pb2.ModuleStatus]) -> Iterator[Metric]:
     returns = {(m.module_id,): m.return_mean for m in modules if m.HasField("return_mean")}
     text = "Mean return of its agents' last 100 episodes"
     yield _gauge("module_return_mean", text, returns, of)
+
+
+def _agents(agents: Sequence[status_pb2.AgentStatus]) -> Iterator[Metric]:
+    if not agents:
+        return
+    of = ("agent",)
+    ended = {(each.agent,): each.episodes for each in agents}
+    yield _counter("agent_episodes", "Training episodes in which the agent acted", ended, of)
+    returns = {(each.agent,): each.return_mean for each in agents if each.HasField("return_mean")}
+    yield _gauge("agent_return_mean", "Mean return of its last 100 of these", returns, of)
 
 
 def _episodes(episodes: status_pb2.RunStatus.Episodes) -> Iterator[Metric]:

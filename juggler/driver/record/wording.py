@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+from juggler.driver.record.candidates import Played
 
 Level = Literal["info", "warning", "error"]
 
 #: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
 
-#: Modules whose returns stand in a line of text.
-_SHOWN_MODULES = 4
+#: Modules or agents whose returns stand in a line of text.
+_SHOWN = 4
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -23,12 +25,13 @@ def describe(config: Mapping[str, Any]) -> str:
     until = [
         text.format(quantity(config[key]))
         for key, text in (
-            ("stop_return", "a return of {}"),
             ("stop_steps", "{} steps"),
             ("stop_seconds", "{} seconds"),
         )
         if config.get(key) is not None
     ]
+    if (stop_return := config.get("stop_return")) is not None:
+        until.insert(0, f"a return of {_returns(stop_return, quantity)}")
     goal = f" until {' or '.join(until)}" if until else ""
     seed = f", seed {config['seed']}" if "seed" in config else ""
     return f"{config.get('env')} with {algorithms(config)}{goal}{seed}"
@@ -44,22 +47,45 @@ def algorithms(config: Mapping[str, Any]) -> str:
     return f"{config.get('algorithm')}{_in_brackets(', '.join(own))}"
 
 
-def module_returns(line: Mapping[str, Any]) -> str:
-    """Word the mean return of each module: "hunter 0.65, prey -0.65"; "" if there is only one."""
-    returns = [
-        f"{module_id} {number(module['episode_return_mean'])}"
-        for module_id, module in line.get("by_module", {}).items()
-    ]
-    more = len(returns) - _SHOWN_MODULES
-    return ", ".join(returns[:_SHOWN_MODULES]) + (f" and {more} more" if more > 0 else "")
+def each_return(line: Mapping[str, Any]) -> str:
+    """Word the mean return of each module, "hunter 0.65, prey -0.65", or of each agent where one
+    module plays all of them; those that `stop_return` names come first. "" if there is one agent.
+    """
+    of_each = line.get("by_module") or line.get("by_agent") or {}
+    returns = {name: each["episode_return_mean"] for name, each in of_each.items()}
+    words = [named_returns({name: mean}) for name, mean in (goal_returns(line) | returns).items()]
+    more = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """The mean returns of the modules and agents that `stop_return` names."""
+    return dict(line.get("stop_returns") or {})
+
+
+def named_returns(values: Mapping[str, float | None]) -> str:
+    """Word returns by name: "hunter 0.65, prey -0.65"; one without a name is a number alone."""
+    return ", ".join(f"{name} {number(value)}".lstrip() for name, value in values.items())
+
+
+def named_spreads(played: Mapping[str, Played]) -> str:
+    """Word means and standard deviations by name, likewise."""
+    words = (f"{name} {spread(each.mean, each.deviation)}" for name, each in played.items())
+    return ", ".join(word.lstrip() for word in words) or "nothing"
+
+
+def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) -> str:
+    """Word one return, or a table of them by name."""
+    by_name = value if isinstance(value, Mapping) else {"": value}
+    return " and ".join(f"{name} {words(each)}".lstrip() for name, each in by_name.items())
 
 
 def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
-    """Word the mean return of the last episodes, right-aligned in `width` columns, each module's,
-    and how old they are if no episode has ended for long."""
+    """Word the mean return of the last episodes, right-aligned in `width` columns, each module's or
+    agent's, and how old they are if no episode has ended for long."""
     old = f"{age(line)} old" if age(line) else ""
     shown = f"{number(line.get('episode_return_mean')):>{width}}"
-    return f"{shown}{_in_brackets(module_returns(line))}{_in_brackets(old)}"
+    return f"{shown}{_in_brackets(each_return(line))}{_in_brackets(old)}"
 
 
 def _in_brackets(text: str) -> str:
@@ -115,7 +141,11 @@ def _confirmed(summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _proof(summary: Mapping[str, Any]) -> str:
     if found := _confirmed(summary):
-        played = spread(found["return_mean"], found["return_deviation"])
+        mean, deviation = found["return_mean"], found["return_deviation"]
+        if isinstance(mean, Mapping):
+            played = ", ".join(f"{name} {spread(mean[name], deviation[name])}" for name in mean)
+        else:
+            played = spread(mean, deviation)
         return f", confirmed by {found['episodes']} episodes: {played}"
     why_not = (summary.get("confirmation") or {}).get("why_not")
     return f", not confirmed: {why_not}" if why_not else ""
@@ -123,7 +153,7 @@ def _proof(summary: Mapping[str, Any]) -> str:
 
 def _mean(summary: Mapping[str, Any]) -> str:
     if found := _confirmed(summary):
-        return number(found["training_return_mean"])
+        return _returns(found["training_return_mean"], number)
     return mean_return(summary)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from juggler.driver.checkpoint.checkpointing import Checkpointing
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
-from juggler.driver.record.candidates import Played
+from juggler.driver.record.goals import EPISODE, ReturnGoals
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
-from juggler.driver.record.wording import number, spread
+from juggler.driver.record.wording import named_returns, named_spreads
 from juggler.driver.workers.evaluations import Evaluator
+from juggler.envrunner.agent_returns import from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
@@ -45,13 +46,13 @@ class _Candidate:
     """Weights that may have solved the task.
 
     Attributes:
-        proposed: the training return that made them one.
+        proposed: the training returns that made them one, as `ReturnGoals` names them.
         episodes: of the run until then.
         cut: their state on the disk, once it is there.
         player: who plays it.
     """
 
-    proposed: float
+    proposed: dict[str, float]
     episodes: int
     cut: SnapshotWritten | None = None
     player: Worker | None = None
@@ -79,7 +80,7 @@ class Confirmation:
     ) -> None:
         self.outcome: dict[str, Any] | None = None
         self.kept: Path | None = None
-        self._goal = config.driver.stop_return
+        self._goals = ReturnGoals(config.driver.stop_return)
         self._evaluator = evaluator
         self._metrics = metrics
         self._checkpointing = checkpointing
@@ -91,7 +92,7 @@ class Confirmation:
 
     @property
     def wants_evaluator(self) -> bool:
-        return self._goal is not None and not self._why_not
+        return bool(self._goals) and not self._why_not
 
     @property
     def under_way(self) -> bool:
@@ -104,17 +105,18 @@ class Confirmation:
     def look(self) -> bool:
         """Begin with a candidate if there is one. True: the run is solved, and nobody can confirm
         it."""
-        if self.outcome or self.under_way or not self._metrics.seem_solved(self._goal):
+        if self.outcome or self.under_way:
             return False
-        mean = self._metrics.return_mean
-        assert mean is not None
+        proposed = self._goals.proposed(self._metrics)
+        if not proposed:
+            return False
         if self._why_not:
             self.outcome = {"confirmed": False, "why_not": self._why_not}
             return True
         if self._checkpointing.begin(candidate=True):
-            self._candidate = _Candidate(mean, self._metrics.episodes)
+            self._candidate = _Candidate(proposed, self._metrics.episodes)
             self._progress.message(
-                f"training has a return of {number(mean)}: "
+                f"training has a return of {named_returns(proposed)}: "
                 f"{self._metrics.candidates.episodes} episodes with these weights are to confirm it"
             )
         return False
@@ -132,12 +134,15 @@ class Confirmation:
         candidate = self._candidate
         if candidate is None or candidate.cut is None or candidate.player:
             return
-        best = max(self._metrics.returns)
+        goal = None  # of a module or an agent, whose evaluations do not end early
+        if EPISODE in self._goals.by_name:
+            best = max(self._metrics.returns)
+            goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
         candidate.player = self._evaluator.ask(
             self._metrics.candidates.episodes,
             candidate.cut.update,
             checkpoint=candidate.cut.place,
-            goal=training_pb2.Evaluate.Goal(mean=self._goal, best=best),
+            goal=goal,
         )
 
     def evaluated(
@@ -149,25 +154,27 @@ class Confirmation:
             return False
         if command.checkpoint != candidate.cut.place:
             return False  # one that was given up
-        assert self._goal is not None
-        result = Played.of(evaluation.episode_returns)
-        if not result.confirms(self._goal, command.episodes):
-            early = "the first " if result.episodes < command.episodes else ""
+        episodes = len(evaluation.episode_returns)
+        played = self._goals.played(
+            evaluation.episode_returns, from_messages(evaluation.agent_returns)
+        )
+        if episodes < command.episodes or not self._goals.reached(played):
+            early = "the first " if episodes < command.episodes else ""
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} has a return of "
-                f"{spread(result.mean, result.deviation)} in {early}{result.episodes} episodes, "
-                f"and not {number(self._goal)} in {command.episodes}; training goes on"
+                f"{named_spreads(played)} in {early}{episodes} episodes, and not "
+                f"{named_returns(self._goals.by_name)} in {command.episodes}; training goes on"
             )
             self._metrics.candidates.refuse(candidate.episodes)
             self._let_go()
             return False
-        self.kept = candidate.cut.path
+        self.kept, given = candidate.cut.path, self._goals.as_given
         self.outcome = {
             "confirmed": True,
-            "return_mean": result.mean,
-            "return_deviation": result.deviation,
-            "episodes": result.episodes,
-            "training_return_mean": candidate.proposed,
+            "return_mean": given({name: each.mean for name, each in played.items()}),
+            "return_deviation": given({name: each.deviation for name, each in played.items()}),
+            "episodes": episodes,
+            "training_return_mean": given(candidate.proposed),
             "env_steps_trained": candidate.cut.steps,
             "update": candidate.cut.update,
             "candidates_refused": self._metrics.candidates.refused,

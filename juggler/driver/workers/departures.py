@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import deque
 
@@ -14,10 +15,14 @@ from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.process.program import LEARNER
-from juggler.runtime.actors.hub_events import Left
+from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.wire.v1 import attach_pb2
 
 _REMEMBERED = 100  # failures
+
+#: Which of its environments it was differs from life to life.
+_NUMBER = re.compile(r"(?<=environment )\d+")
 
 
 class Departures:
@@ -53,6 +58,7 @@ class Departures:
         self._metrics = metrics
         self._progress = progress
         self._only_local = only_local
+        self._lasting: dict[str, str] = {}  # by worker id, the rule that it broke last
         # Failures that people have seen already.
         self._shown: deque[str] = deque(maxlen=_REMEMBERED)
 
@@ -70,6 +76,7 @@ class Departures:
             self.last_failure = failure.message
             if event.worker.local:  # it may stay down, and people see it again
                 self.tracebacks[event.worker.worker_id] = failure.traceback
+                self._fails(event.worker, failure)
             # A worker that fails in the same way again need not print it all again.
             if failure.message not in self._shown and failure.traceback:
                 self._shown.append(failure.message)
@@ -77,6 +84,13 @@ class Departures:
         if event.stack:
             text += f"\nIt was here:\n{_inset(event.stack)}"
         self._progress.message(text, "error" if failure else "warning")
+
+    def _fails(self, worker: Worker, failure: attach_pb2.Failure) -> None:
+        """A local worker has failed. To break the same rule again in each life helps nobody."""
+        words = _NUMBER.sub("", failure.message) if failure.lasting else ""
+        before, self._lasting[worker.worker_id] = self._lasting.get(worker.worker_id), words
+        if words and words == before:
+            self._local.give_up(worker.worker_id, worker.pid)
 
     def exited(self, event: Exited) -> None:
         """A local process has ended. If it was attached, it has also left."""

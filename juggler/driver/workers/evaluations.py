@@ -12,6 +12,7 @@ from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.connector_state import ConnectorState, everything
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.envrunner.agent_returns import from_messages
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.wire.v1 import training_pb2
@@ -89,12 +90,12 @@ class Evaluations:
     def answered(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
         """Episodes were played."""
         self._player = None
-        self._metrics.evaluated(sum(done.episode_returns) / len(done.episode_returns))
+        self._metrics.evaluated(done.episode_returns, from_messages(done.agent_returns))
         cut = sum(length >= command.most_steps for length in done.episode_lengths)
         if cut and command.most_steps:
             self._progress.message(
                 f"{cut} of {len(done.episode_lengths)} episodes of an evaluation had no end: each "
                 f"counts as it was after {command.most_steps} steps. An environment needs a limit, "
-                "such as max_episode_steps in env_kwargs",
+                "such as max_episode_steps = 1000",
                 "warning",
             )

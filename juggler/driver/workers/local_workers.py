@@ -84,6 +84,10 @@ class LocalWorkers:
         """See to it that this process is gone after so many seconds; see `Supervisor.kill`."""
         self._supervisor.kill(worker_id, pid, after, abort)
 
+    def give_up(self, worker_id: str, pid: int) -> None:
+        """Let a worker stay down that has failed again as before; see `Supervisor.give_up`."""
+        self._supervisor.give_up(worker_id, pid)
+
     def stop_restarting(self) -> None:
         """Let workers leave for good: the run is over."""
         self._supervisor.stop_restarting()

@@ -40,6 +40,7 @@ _MOST_MODULES = 64
 _MOST_METRICS = 1024  # of a module
 _MOST_KEPT = 64  # updates that a learner kept
 _MOST_USED = 1 << 16  # batches in them
+_OF_AGENT = 4 * _LONGEST_NAME + 64  # bytes of its name, its module and what is around them
 _FEW = 1024  # fields of a message, each name in a map included
 
 
@@ -110,7 +111,10 @@ def read_module_ready(
     return ready
 
 
-def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> training_pb2.Receipt:
+def read_receipt(
+    request: training_pb2.SampleRequest, body: any_pb2.Any, agents: Collection[str]
+) -> training_pb2.Receipt:
+    """`agents`: of an environment, if there are several."""
     receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES)
     receipt = _about_module(receipt, request.module_id)
     if receipt.batch_id != request.batch_id:
@@ -123,6 +127,7 @@ def read_receipt(request: training_pb2.SampleRequest, body: any_pb2.Any) -> trai
     most_episodes = receipt.live_steps + _MORE_EPISODES
     _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
     _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
+    _check_agent_returns(receipt.agent_returns, agents, len(receipt.env_returns))
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
     if len(receipt.played) > _MOST_MODULES:
@@ -141,9 +146,11 @@ def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
     return unpack(body, training_pb2.Arrivals(), 1 << 16, _MOST_ARRIVALS)
 
 
-def read_note(body: any_pb2.Any) -> str:
+def read_note(body: any_pb2.Any) -> training_pb2.Note:
     """What an EnvRunner has to say to people, in one line."""
-    return one_line(unpack(body, training_pb2.Note()).text, _LONGEST_NOTE)
+    note = unpack(body, training_pb2.Note())
+    note.text = one_line(note.text, _LONGEST_NOTE)
+    return note
 
 
 def read_not_begun(left: Left, unanswered: Iterable[Completed]) -> frozenset[int]:
@@ -208,12 +215,17 @@ def read_group_formed(
     return formed
 
 
-def read_evaluation(request: training_pb2.Evaluate, body: any_pb2.Any) -> training_pb2.Evaluation:
-    evaluation = unpack(body, training_pb2.Evaluation(), (1 << 10) + 16 * request.episodes)
+def read_evaluation(
+    request: training_pb2.Evaluate, body: any_pb2.Any, agents: Collection[str]
+) -> training_pb2.Evaluation:
+    """`agents`: of an environment, if there are several."""
+    most = (1 << 10) + request.episodes * (16 + 4 * len(agents)) + _OF_AGENT * len(agents)
+    evaluation = unpack(body, training_pb2.Evaluation(), most, _FEW + len(agents))
     if not evaluation.episode_returns:
         raise ValueError("an evaluation without an episode")
     returns, lengths = evaluation.episode_returns, evaluation.episode_lengths
     _check_returns(returns, lengths, request.episodes)
+    _check_agent_returns(evaluation.agent_returns, agents, len(returns))
     return evaluation
 
 
@@ -230,6 +242,19 @@ def _check_returns(returns: Collection[float], lengths: Collection[int], most: i
         raise ValueError(f"{len(returns)} episodes, where there can be {most}")
     if not all(map(math.isfinite, returns)):
         raise ValueError("a return that is not finite")
+
+
+def _check_agent_returns(
+    told: Iterable[training_pb2.AgentReturns], agents: Collection[str], most: int
+) -> None:
+    for each in told:
+        if each.agent not in agents:
+            raise ValueError(f"returns of {each.agent[:100]!r}, which is no agent of this run")
+        _check_name("a module", each.module_id)
+        if len(each.returns) > most:
+            raise ValueError(f"{len(each.returns)} returns of an agent in {most} episodes")
+        if not all(map(math.isfinite, each.returns)):
+            raise ValueError("a return that is not finite")
 
 
 def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[str]) -> None:

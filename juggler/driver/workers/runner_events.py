@@ -97,6 +97,8 @@ class RunnerEvents:
         self._count_played(receipt)
         metrics.agents_ended(receipt.module_id, *ended)
         metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
+        for of_agent in receipt.agent_returns:
+            metrics.agent_ended(of_agent.agent, of_agent.returns)
 
     def _count_played(self, receipt: training_pb2.Receipt) -> None:
         for played in receipt.played:

@@ -104,6 +104,8 @@ class EndlessEpisodes:
 
     def look(self, parts: RunParts) -> list[str]:
         """For people: the hint, if it is due now."""
+        if parts.config.played_by and not self._config.gateway:
+            return []  # EnvRunners know which agent does not end, and tell
         metrics = parts.metrics
         environments = parts.core.num_runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)
@@ -123,11 +125,7 @@ class EndlessEpisodes:
         config = self._config
         if config.gateway or config.is_elsewhere:
             return "have the simulator truncate them"
-        if ":" in config.env:  # what is called with env_kwargs may know no such limit
-            limit = f'env_wrappers = [{{ use = "TimeLimit", max_episode_steps = {_LIMIT} }}]'
-        else:
-            limit = f"env_kwargs = {{ max_episode_steps = {_LIMIT} }}"
-        return f"set a limit: {limit}"
+        return f"set a limit: max_episode_steps = {_LIMIT}"
 
 
 def waits_for(parts: RunParts) -> str:

@@ -9,6 +9,7 @@ from google.protobuf import any_pb2
 
 from juggler.driver.core import events
 from juggler.driver.parts import RunParts
+from juggler.driver.record.wording import Level
 from juggler.driver.workers import replies
 from juggler.driver.workers.learner_events import LearnerEvents
 from juggler.driver.workers.runner_events import RunnerEvents
@@ -34,6 +35,7 @@ class WorkerEvents:
         self._parts = parts
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
+        self._agents = parts.config.played_by
         self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
         # Of those who are attached:
         self._failed_once: set[Worker] = set()
@@ -81,7 +83,9 @@ class WorkerEvents:
         if worker.role != ENVRUNNER:
             raise ValueError(f"a report, where {worker.role}s have none")
         self._rates[worker].count(_NOTE_COUNTS)
-        self._parts.progress.message(f"{worker.worker_id} {replies.read_note(body)}", "info")
+        note = replies.read_note(body)
+        level: Level = "warning" if note.warning else "info"
+        self._parts.progress.message(f"{worker.worker_id} {note.text}", level)
 
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
@@ -95,7 +99,7 @@ class WorkerEvents:
             raise ValueError("a reply before the last where there is one alone")
         match request:
             case training_pb2.SampleRequest():
-                self._runners.sampled(worker, replies.read_receipt(request, body))
+                self._runners.sampled(worker, replies.read_receipt(request, body, self._agents))
             case training_pb2.Update():
                 newest = self._newest(request.module_id)
                 self._learners.updated(worker, replies.read_update_done(request, body, newest))
@@ -112,7 +116,7 @@ class WorkerEvents:
                 self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
-                evaluation = replies.read_evaluation(request, body)
+                evaluation = replies.read_evaluation(request, body, self._agents)
                 if not request.checkpoint:
                     parts.evaluations.answered(request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):

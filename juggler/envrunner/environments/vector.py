@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -84,8 +85,15 @@ def make_vector_env(
         return _accept_vector(config, simulators(config, runner), config.env)
     if factory is None and config.env.startswith(ENVPOOL):
         return _accept_vector(config, make_envpool_vector(config), config.env)
+    source = factory or find_environment(config.env)
     specs = wrapper_specs(config.env_wrappers)
-    source = add_wrappers(factory or find_environment(config.env), specs)
+    if (limit := config.max_episode_steps) is not None:
+        if isinstance(source, EnvSpec):
+            kwargs = {**config.env_kwargs, "max_episode_steps": limit}  # as native vectors take it
+            config = dataclasses.replace(config, env_kwargs=kwargs, max_episode_steps=None)
+        else:
+            specs += wrapper_specs([{"use": "TimeLimit", "max_episode_steps": limit}])
+    source = add_wrappers(source, specs)
     if isinstance(source, EnvSpec):
         env = _from_registry(config, source, just_one)
     else:

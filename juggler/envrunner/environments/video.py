@@ -20,7 +20,7 @@ from juggler.runtime.installing import installing
 
 Image = NDArray[np.uint8]
 
-_RENDERING = {"render_mode": "rgb_array"}
+RENDERING = {"render_mode": "rgb_array"}
 
 
 def record_videos(
@@ -41,11 +41,7 @@ def record_videos(
     Raises:
         ValueError: the environment cannot render images, or a package is missing.
     """
-    shares = [
-        [directory / f"environment-{i}-episode-{k}.mp4" for k in range(len(share))]
-        for i in range(config.envs_per_runner)
-        if (share := range(i, episodes, config.envs_per_runner))
-    ]
+    shares = shares_of(directory, config.envs_per_runner, episodes)
     if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
         raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
     source = factory or find_environment(config.env)
@@ -53,6 +49,28 @@ def record_videos(
     makes = _Recording(source, name, config.env_kwargs, shares)
     directory.mkdir(parents=True, exist_ok=True)
     return makes, [path for share in shares for path in share]
+
+
+def shares_of(directory: Path, num_envs: int, episodes: int) -> list[list[Path]]:
+    """The paths of the videos of each environment that plays its share of the episodes."""
+    return [
+        [directory / f"environment-{i}-episode-{k}.mp4" for k in range(len(share))]
+        for i in range(num_envs)
+        if (share := range(i, episodes, num_envs))
+    ]
+
+
+def check_package() -> None:
+    """
+    Raises:
+        ValueError: the package that writes videos is not installed.
+    """
+    try:
+        importlib.import_module("imageio_ffmpeg")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"a video needs the package {error.name}: {installing('video')}"
+        ) from error
 
 
 class _Recording:
@@ -65,23 +83,18 @@ class _Recording:
         env_kwargs: dict[str, Any],
         shares: list[list[Path]],
     ) -> None:
-        try:
-            importlib.import_module("imageio_ffmpeg")
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"a video needs the package {error.name}: {installing('video')}"
-            ) from error
+        check_package()
         self._source, self.__qualname__ = source, name
         self._shares = iter(shares)
         self._first: Env | None = self._make(**env_kwargs)
-        _check(self._first, name)
+        must_render(self._first, name)
 
     def __call__(self, **env_kwargs: Any) -> Env:
         env, self._first = self._first, None
         return Recorded(env or self._make(**env_kwargs), next(self._shares))
 
     def _make(self, **env_kwargs: Any) -> Env:
-        arguments = {**env_kwargs, **_RENDERING}
+        arguments = {**env_kwargs, **RENDERING}
         try:
             if isinstance(self._source, EnvSpec):
                 return gymnasium.make(self._source, disable_env_checker=True, **arguments)
@@ -105,35 +118,62 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Env, paths: list[Path]) -> None:
         super().__init__(env)
-        self._paths = list(paths)
-        self._fps = float(env.metadata.get("render_fps", 30))
-        self._first: Image | None = None
-        self._video: Generator[None, bytes | None, None] | None = None
+        self._film = Film(env, paths)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        self._stop()
+        self._film.stop()
         observation, info = self.env.reset(**arguments)
-        # A video starts with the first step, because a reset may only serve to look at the spaces.
-        self._first = self._image() if self._paths else None
+        self._film.begin()
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if self._first is not None:
-            self._start(self._first)
-            self._first = None
-        if self._video is not None:
-            self._video.send(self._image().tobytes())
-            if terminated or truncated:
-                self._stop()
+        self._film.step(over=terminated or truncated)
         return observation, reward, bool(terminated), bool(truncated), info
 
     def close(self) -> None:
-        self._stop()
+        self._film.stop()
         super().close()
 
+
+class Film:
+    """Writes episodes of an environment to videos.
+
+    Args:
+        env: renders images.
+        paths: of the videos that are yet to be written; each episode that begins takes the first
+            one. Environments may share the list.
+    """
+
+    def __init__(self, env: Any, paths: list[Path]) -> None:
+        self._env, self._paths = env, paths
+        self._fps = float(getattr(env, "metadata", {}).get("render_fps", 30))
+        self._first: Image | None = None
+        self._video: Generator[None, bytes | None, None] | None = None
+
+    def begin(self) -> None:
+        """An episode begins."""
+        # A video starts with the first step, because a reset may only serve to look at the spaces.
+        self._first = self._image() if self._paths else None
+
+    def step(self, over: bool) -> None:
+        """The environment was stepped; `over`: the episode has ended with that."""
+        if self._first is not None and self._paths:
+            self._start(self._first)
+        self._first = None
+        if self._video is not None:
+            self._video.send(self._image().tobytes())
+            if over:
+                self.stop()
+
+    def stop(self) -> None:
+        """Nothing more comes of the running episode."""
+        if self._video is not None:
+            self._video.close()
+            self._video = None
+
     def _image(self) -> Image:
-        return np.ascontiguousarray(self.env.render())  # [H, W, 3]
+        return np.ascontiguousarray(self._env.render())  # [H, W, 3]
 
     def _start(self, image: Image) -> None:
         height, width, _ = image.shape
@@ -149,13 +189,8 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
         next(self._video)
         self._video.send(image.tobytes())
 
-    def _stop(self) -> None:
-        if self._video is not None:
-            self._video.close()
-            self._video = None
 
-
-def _check(env: Env, name: str) -> None:
+def must_render(env: Any, name: str) -> None:
     """Check that an environment renders RGB images.
 
     Raises:
@@ -165,7 +200,7 @@ def _check(env: Env, name: str) -> None:
         env.reset()
         image: Any = env.render()
     except Exception as error:
-        env.close()
+        _close(env)
         raise ValueError(
             f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
         ) from error
@@ -174,8 +209,13 @@ def _check(env: Env, name: str) -> None:
         what = f"{image.dtype} of shape {list(image.shape)}"
         if image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
             return
-    env.close()
+    _close(env)
     raise ValueError(
         f"a video of {name}: it does not render: with render_mode='rgb_array' its render() must "
         f"return uint8 [H, W, 3], and returned {what}"
     )
+
+
+def _close(env: Any) -> None:
+    if callable(close := getattr(env, "close", None)):
+        close()

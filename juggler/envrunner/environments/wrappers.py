@@ -49,8 +49,8 @@ class _WrappedFactory:
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise ValueError(
-                f"env_wrappers wrap single environments, and {self.__qualname__} makes a "
-                f"{type(env).__name__}: let it wrap its own"
+                f"env_wrappers and max_episode_steps are for single environments, and "
+                f"{self.__qualname__} makes a {type(env).__name__}: let it wrap its own"
             )
         for wrapper in self._wrappers:
             env = load_env_creator(wrapper.entry_point)(env=env, **wrapper.kwargs or {})

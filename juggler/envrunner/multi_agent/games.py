@@ -59,6 +59,7 @@ class Game(ABC):
     Args:
         env: an environment of PettingZoo's interface.
         index: of the environment among N.
+        limit: truncate all agents after so many steps of the environment; None: never.
 
     Attributes:
         ids: its agents as it names them; their places count the slots.
@@ -68,10 +69,12 @@ class Game(ABC):
         ValueError: the environment does not say which agents it may have.
     """
 
-    def __init__(self, env: Any, index: int) -> None:
+    def __init__(self, env: Any, index: int, limit: int | None = None) -> None:
         self.env = env
         self.index = index
         self.critics_see: Collection[str] = ()
+        self._limit = limit
+        self._steps = 0  # of the running episode, which subclasses count
         ids = getattr(env, "possible_agents", None)
         if not ids:
             raise ValueError(
@@ -132,6 +135,15 @@ class Game(ABC):
             for kind in self.critics_see
         }
 
+    def _begins(self) -> None:
+        self._steps = 0
+        self._require_agents()
+
+    def _is_late(self) -> bool:
+        """Count a step, and tell whether it is the last one of its episode."""
+        self._steps += 1
+        return self._steps == self._limit
+
     def _require_agents(self) -> None:
         if not self.env.agents:
             raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
@@ -173,7 +185,7 @@ class ParallelGame(Game):
         if not (isinstance(told, tuple) and len(told) == 2):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
         observations, infos = told
-        self._require_agents()
+        self._begins()
         self._all_act(self.env.agents, observations, infos, reports)
         self._show_critics(observations, self.env.agents, (), reports)
         by_agent: Mapping[Hashable, Any] = infos
@@ -188,11 +200,12 @@ class ParallelGame(Game):
             )
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = told
-        there = dict.fromkeys(self.env.agents)
+        there, late = dict.fromkeys(self.env.agents), self._is_late()
         ended: list[Hashable] = []
         for agent in actions:
             terminated = self._of(agent, terminations, "terminations")
-            if terminated or self._of(agent, truncations, "truncations"):
+            truncated = self._of(agent, truncations, "truncations") or (late and agent in there)
+            if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
                 ended.append(agent)
@@ -206,11 +219,11 @@ class ParallelGame(Game):
         for agent in rewards.keys() - actions.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
-        if there:
+        if there and not late:
             self._all_act(there, observations, infos, reports)
         else:
             reports.over.append(self.index)
-        self._show_critics(observations, there, ended, reports)
+        self._show_critics(observations, () if late else there, ended, reports)
 
     def _show_critics(
         self,
@@ -257,7 +270,7 @@ class TurnBasedGame(Game):
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
-        self._require_agents()
+        self._begins()
         # What becomes of agents that end at once goes to nobody, since they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
             self._require_agents()
@@ -266,13 +279,14 @@ class TurnBasedGame(Game):
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
         (action,) = actions.values()
         self.env.step(action)
-        if not self._serve(reports, reports):
+        if not self._serve(reports, reports, self._is_late()):
             reports.over.append(self.index)
 
-    def _serve(self, ends: Reports, reports: Reports) -> bool:
+    def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report who acts next -> whether anybody does.
 
-        Agents that are done come first and are stepped with None.
+        Agents that are done come first and are stepped with None. Then, if it is late, all others
+        are truncated.
         """
         served: set[Hashable] = set()
         while self.env.agents:
@@ -284,6 +298,11 @@ class TurnBasedGame(Game):
                 raise BrokenRule(self.index, reason)
             observation, reward, terminated, truncated, info = self.env.last()
             self._rewarded(agent, reward, ends)
+            if late and not (terminated or truncated):
+                if not served:
+                    self._show_critics_the_end(ends)
+                self._truncate(ends)
+                return False
             if not (terminated or truncated):
                 self._acts(agent, observation, info, reports)
                 for kind, seen in self._seen_by_critics(self._observations).items():
@@ -291,14 +310,30 @@ class TurnBasedGame(Game):
                 return True
             self._ends(agent, observation, info, terminated, ends)
             if not served:  # those who are done go one after the other, and all ended by now
-                for kind, seen in self._seen_by_critics(self._observations).items():
-                    ends.critics_at_end[kind][self.index] = copy.deepcopy(seen)
+                self._show_critics_the_end(ends)
             served.add(agent)
             self.env.step(None)
         return False
 
     def _observations(self) -> dict[Hashable, Any]:
         return {agent: self.env.observe(agent) for agent in self.env.agents}
+
+    def _show_critics_the_end(self, ends: Reports) -> None:
+        for kind, seen in self._seen_by_critics(self._observations).items():
+            ends.critics_at_end[kind][self.index] = copy.deepcopy(seen)
+
+    def _truncate(self, ends: Reports) -> None:
+        """Report the end of every agent that is there, with what `last` would tell it."""
+        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
+        if rewards is None:
+            reason = (
+                "max_episode_steps needs the rewards of agents that are not on turn, in its "
+                "_cumulative_rewards, as PettingZoo's AECEnv has them"
+            )
+            raise BrokenRule(self.index, reason)
+        for agent in self.env.agents:
+            self._rewarded(agent, rewards[agent], ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)
 
 
 def mask_in(info: Any) -> Any:

@@ -16,7 +16,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.critics import AllObservations, States, no_state
 from juggler.envrunner.multi_agent.games import Game, Reports, Told, mask_in
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
-from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks
+from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, told_overdue
 from juggler.envrunner.multi_agent.turns import (
     STATE,
     AgentGroup,
@@ -117,6 +117,11 @@ class GamesInTurn:
                 self._now_acting(reports),
             )
             return self._turn(reports, booked, over)
+
+    def overdue(self, steps: int) -> str:
+        found = self._books.overdue(steps)
+        remedy = "max_episode_steps = 1000 truncates all agents after so many steps"
+        return told_overdue(found, self._name, remedy)
 
     def close(self) -> None:
         for game in self._games:
@@ -226,7 +231,8 @@ class GamesInTurn:
             )
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
-        return Turn(tuple(groups), began, over, booked.env_returns, booked.env_lengths, critics)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn(tuple(groups), began, over, *ended_with, critics)
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
         now = self._critic_batch(self._critics[kind], reports.critics_now[kind])  # [N, ...]
@@ -257,11 +263,12 @@ class GamesInTurn:
         try:
             yield
         except BrokenRule as error:
-            raise EnvironmentFailed(self.name_of(error.env), call, error.reason) from None
+            where = self.name_of(error.env)
+            raise EnvironmentFailed(where, call, error.reason, lasting=True) from None
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         if isinstance(error, BrokenRule):
-            return EnvironmentFailed(self.name_of(index), call, error.reason)
+            return EnvironmentFailed(self.name_of(index), call, error.reason, lasting=True)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
 

@@ -36,6 +36,28 @@ class LineUp:
     players: NDArray[np.str_]
 
 
+class Players:
+    """The module that plays each agent in each of N environments now.
+
+    Args:
+        num_envs: N.
+        agents: A names.
+        played_by: by agent, its module, until a line-up says otherwise.
+    """
+
+    def __init__(self, num_envs: int, agents: Sequence[str], played_by: Mapping[str, str]) -> None:
+        ids = [played_by[agent] for agent in agents]
+        self._ids = np.tile(np.array(ids, np.object_), (num_envs, 1))  # [N, A]
+
+    def line_up(self, line_up: LineUp) -> None:
+        """Environments begin an episode with other players."""
+        self._ids.flat[line_up.slots] = line_up.players
+
+    def of(self, envs: NDArray[np.intp]) -> NDArray[np.object_]:
+        """The ids of modules [K, A] in environments [K]."""
+        return self._ids[envs]
+
+
 class LineUps(Protocol):
     """Decides who plays each episode, once, when it begins."""
 

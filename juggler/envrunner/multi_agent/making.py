@@ -50,16 +50,8 @@ def make_multi_agent_envs(
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
-    scheme = next(filter(config.env.startswith, FINDERS), "")
-    if env_factory is None and scheme:
-        make, name = FINDERS[scheme](config.env), config.env.removeprefix(scheme)
-    else:
-        source = env_factory or find_environment(config.env)
-        if isinstance(source, EnvSpec):
-            raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
-        make, name = source, getattr(source, "__qualname__", type(source).__name__)
-    made = class_of(make)
-    is_vector = made is not None and issubclass(made, MultiAgentVectorEnv)
+    make, name = find_games(config, env_factory)
+    is_vector = steps_all_at_once(make)
     _check_options(config, name, is_vector)
     if is_vector:
         if "num_envs" in config.env_kwargs:
@@ -78,12 +70,36 @@ def make_multi_agent_envs(
         for i in range(num_envs):
             with failures_of(f"environment {i} ({name})", "constructor"):
                 env = _wrapped(make(**config.env_kwargs), wrappers)
-            games.append(_game(env, i, name))
+            games.append(_game(env, i, name, config.max_episode_steps))
         return GamesInTurn(games, name, critics_see)
     except BaseException:
         for game in games:
             game.close()
         raise
+
+
+def find_games(
+    config: EnvRunnerConfig, env_factory: MultiAgentFactory | None
+) -> tuple[MultiAgentFactory, str]:
+    """Find what makes the environments, and their name.
+
+    Raises:
+        ValueError: there is no such environment, or it has one agent.
+        EnvironmentFailed: importing its module failed.
+    """
+    scheme = next(filter(config.env.startswith, FINDERS), "")
+    if env_factory is None and scheme:
+        return FINDERS[scheme](config.env), config.env.removeprefix(scheme)
+    source = env_factory or find_environment(config.env)
+    if isinstance(source, EnvSpec):
+        raise ValueError(f"env {config.env!r} has one agent: it is registered with Gymnasium")
+    return source, getattr(source, "__qualname__", type(source).__name__)
+
+
+def steps_all_at_once(make: MultiAgentFactory) -> bool:
+    """Tell whether what a factory makes is a `MultiAgentVectorEnv`."""
+    made = class_of(make)
+    return made is not None and issubclass(made, MultiAgentVectorEnv)
 
 
 def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
@@ -103,6 +119,11 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
         raise ValueError(
             f"env_wrappers wrap single environments, and {name} steps all of its own: leave them "
             "out"
+        )
+    if is_vector and config.max_episode_steps is not None:
+        raise ValueError(
+            f"max_episode_steps: {name} steps all of its environments at once and has to truncate "
+            "their episodes itself; leave it out, or see whether env_kwargs has such a limit"
         )
     for piece in wrapper_specs(config.env_wrappers):
         if piece.entry_point.startswith("gymnasium.wrappers:"):
@@ -131,12 +152,12 @@ def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
     return env
 
 
-def _game(env: Any, index: int, name: str) -> Game:
+def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
     env = native(env)
     if callable(getattr(env, "last", None)):
-        return TurnBasedGame(env, index)
+        return TurnBasedGame(env, index, limit)
     if all(callable(getattr(env, each, None)) for each in METHODS):
-        return ParallelGame(env, index)
+        return ParallelGame(env, index, limit)
     raise ValueError(
         f"{name} must make an environment with PettingZoo's Parallel or AEC interface, or be a "
         f"MultiAgentVectorEnv; it made a {type(env).__name__}"

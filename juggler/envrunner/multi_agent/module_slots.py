@@ -297,10 +297,11 @@ class ModuleSlots:
         for _, has_one in legal.has_legal_action(masks):
             if not has_one.all():
                 reason = "its action mask has no legal action where it is to act"
-                raise EnvironmentFailed(self._named(int(has_one.argmin())), "step", reason)
+                where = self._named(int(has_one.argmin()))
+                raise EnvironmentFailed(where, "step", reason, lasting=True)
         if found := find_non_binary(masks):
             (at, *_), what = found
-            raise EnvironmentFailed(self._named(at), "step", what)
+            raise EnvironmentFailed(self._named(at), "step", what, lasting=True)
 
     def _named(self, at: int) -> str:
         """For people: an agent that acts next."""

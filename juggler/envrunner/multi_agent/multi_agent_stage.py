@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
-from juggler.envrunner.evaluation import Goal, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_checkpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
 from juggler.envrunner.multi_agent.line_up import line_ups_of
@@ -24,6 +25,8 @@ from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
+
+_VERY_LONG = 5000  # steps of an environment
 
 
 class MultiAgentStage:
@@ -50,6 +53,7 @@ class MultiAgentStage:
         frozen: FrozenWeights,
     ) -> None:
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
+        self._warned = False
         self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
         self._policies: dict[str, GatheredPolicy] = {}  # likewise
         self._modules: dict[str, ModuleSlots] = {}  # all that act
@@ -127,7 +131,14 @@ class MultiAgentStage:
         self._sampler.reset(seed)
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        return self._sampler.sample(recorded, versions)
+        played = self._sampler.sample(recorded, versions)
+        return played if self._warned else self._looked_over(played)
+
+    def _looked_over(self, played: PlayedRound) -> PlayedRound:
+        """A round, perhaps with a warning. There is one at most: what it says stays true."""
+        warning = self._envs.overdue(_VERY_LONG)
+        self._warned = bool(warning)
+        return replace(played, warning=warning)
 
     def evaluate(
         self,
@@ -137,7 +148,7 @@ class MultiAgentStage:
         *,
         most_steps: int,
         goal: Goal | None,
-    ) -> tuple[list[float], list[int]]:
+    ) -> PlayedEpisodes:
         modules = list(self._modules.values())
         for slots, own in zip(modules, module_seeds(seed, len(modules)), strict=True):
             slots.policy.seed(own)  # the module that plays at random draws here too

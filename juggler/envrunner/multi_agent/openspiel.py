@@ -97,7 +97,8 @@ class OpenSpielGame:
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
-        self._unseen = dict.fromkeys(self.agents, 0.0)  # rewards since their own last moves
+        # By agent, since its own last move.
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self._returns = np.zeros(len(self.agents))
         self._state = self.game.new_initial_state()
         self._go_on()
@@ -122,7 +123,7 @@ class OpenSpielGame:
         agent = self.agent_selection
         seen = self.observe(agent) if observe else None
         ends = self.terminations[agent], self.truncations[agent]
-        return seen, self._unseen[agent], *ends, self.infos[agent]
+        return seen, self._cumulative_rewards[agent], *ends, self.infos[agent]
 
     def step(self, action: int | None) -> None:
         """Make the selected agent's move; None for one whose game is over.
@@ -140,7 +141,7 @@ class OpenSpielGame:
         legal = self._state.legal_actions()
         if action is None or action not in legal:
             raise ValueError(f"{agent} moves {action}, and may move {legal}")
-        self._unseen[agent] = 0.0
+        self._cumulative_rewards[agent] = 0.0
         self._state.apply_action(int(action))
         self._go_on()
 
@@ -156,7 +157,7 @@ class OpenSpielGame:
         gained, self._returns = returns - self._returns, returns
         for agent, reward in zip(self.possible_agents, gained.tolist(), strict=True):
             self.rewards[agent] = reward
-            self._unseen[agent] += reward
+            self._cumulative_rewards[agent] += reward
         if self._state.is_terminal():
             self.terminations = dict.fromkeys(self.agents, True)
             self.agent_selection = self.agents[0]

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.seeding import module_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
-from juggler.envrunner.multi_agent.line_up import LineUps
+from juggler.envrunner.multi_agent.line_up import LineUps, Players
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.envrunner.rounds import Played, PlayedRound, Recorded
@@ -46,6 +47,10 @@ class MultiAgentSampler:
     ) -> None:
         self._line_ups = line_ups
         self._envs, self._modules, self._steps = envs, dict(modules), steps
+        played_by = {
+            a: slots.role.module_id for slots in modules.values() for a in slots.role.agents
+        }
+        self._players = Players(envs.num_envs, envs.agents, played_by)
         self._turn: Turn | None = None
         self._taken = False  # the last turn is known to the modules
         self.reset(seed)
@@ -84,6 +89,7 @@ class MultiAgentSampler:
         environments: list[int] = []  # whose episodes these are
         for module_id, version in versions.items():
             self._modules[module_id].begin(version)
+        agent_returns: AgentReturns = {}
         if not self._taken:
             self._take(turn, recorded)
             self._taken = True
@@ -94,11 +100,13 @@ class MultiAgentSampler:
             turn = self._envs.step(actions)
             seconds["inference"] += between - before
             seconds["environment"] += time.perf_counter() - between
-            self._take(turn, recorded)
             if len(turn.over):
+                players = self._players.of(turn.over)  # [L, A] before others begin there
+                add_returns(agent_returns, self._envs.agents, players, turn.agent_returns)
                 environments += turn.over.tolist()
                 env_returns += turn.env_returns.tolist()
                 env_lengths += turn.env_lengths.tolist()
+            self._take(turn, recorded)
         finishing = time.perf_counter()
         results: dict[str, Recorded | NonFinite] = {}
         others: dict[str, Played] = {}
@@ -110,18 +118,19 @@ class MultiAgentSampler:
             else:
                 others.setdefault(slots.role.module_id, Played()).add(slots.played())
         if any(isinstance(result, NonFinite) for result in results.values()):
-            env_returns, env_lengths = [], []
+            env_returns, env_lengths, agent_returns = [], [], {}
         else:
             _require_finite(environments, env_returns)
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        return PlayedRound(results, seconds, env_returns, env_lengths, others)
+        return PlayedRound(results, seconds, env_returns, env_lengths, others, agent_returns)
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
         line_up = None
         if self._line_ups is not None and len(turn.began):
             line_up = self._line_ups.begin(turn.began)
+            self._players.line_up(line_up)
         for module_id, slots in self._modules.items():
             critic = turn.critics.get(slots.critic_sees)
             group = turn.groups[slots.role.group]

@@ -36,6 +36,8 @@ class Booked(NamedTuple):
         rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
         env_returns: [L] float64 of the episodes that are over.
         env_lengths: [L] their environment steps.
+        agent_returns: [L, A] float64 in them, from each agent's first action on; NaN where it has
+            not acted.
     """
 
     last: NDArray[np.bool_]
@@ -44,6 +46,23 @@ class Booked(NamedTuple):
     rewards: Floats
     env_returns: Floats
     env_lengths: Slots
+    agent_returns: Floats
+
+
+class Overdue(NamedTuple):
+    """An agent whose episode has gone on for very long.
+
+    Attributes:
+        env: the index of its environment.
+        agent: its name.
+        steps: that were very long.
+        idle: it has not acted for as long; else it has, and may for ever.
+    """
+
+    env: int
+    agent: str
+    steps: int
+    idle: bool
 
 
 class SlotBooks:
@@ -67,8 +86,11 @@ class SlotBooks:
         self.ended = np.zeros(slots, np.bool_)
         self._rewards = np.zeros(slots)
         self._returns = np.zeros(num_envs)
+        self._agent_returns = np.zeros(slots)
         self._steps = 0
         self._began = np.zeros(num_envs, np.intp)  # the step with which the episode began
+        self._longest = 0  # of the episodes that are over
+        self._acted_at = np.zeros(slots, np.intp)  # the step of the last action
 
     def reset(self, acting: Slots) -> Booked:
         """Begin an episode in every environment.
@@ -76,11 +98,14 @@ class SlotBooks:
         Args:
             acting: [B] the slots that act first.
         """
-        for books in (self._acted, self.ended, self._rewards, self._returns, self._began):
-            books.fill(0)
+        books = (self._acted, self.ended, self._rewards, self._returns, self._began)
+        for each in (*books, self._agent_returns, self._acted_at):
+            each.fill(0)
         self._steps = 0
         none = np.zeros(0)
-        return self._booked(acting, none.astype(np.bool_), none, none, none.astype(np.intp))
+        agent_returns = np.zeros((0, len(self._agents)))
+        over = none, none.astype(np.intp), agent_returns
+        return self._booked(acting, none.astype(np.bool_), none, *over)
 
     def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
@@ -101,6 +126,7 @@ class SlotBooks:
             self._forbid(late, "got a reward after its episode ended")
         self._rewards += rewards
         self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
+        self._agent_returns += rewards * self._acted
         if len(ended):
             already = ended[self.ended[ended]]
             self._forbid(already, "ended, and it had ended already in this episode")
@@ -108,24 +134,47 @@ class SlotBooks:
         last = self._acted[ended]  # [E]
         last_rewards = self._rewards[ended]  # [E]
         env_returns, env_lengths = self._returns[over], self._steps - self._began[over]  # [L]
+        agent_returns = np.zeros((0, len(self._agents)))
         if len(over):
+            self._longest = max(self._longest, int(env_lengths.max()))
             of_env = (
                 over[:, None] * len(self._agents) + np.arange(len(self._agents))
             ).ravel()  # [L * A]
+            acted_in = np.where(self._acted[of_env], self._agent_returns[of_env], np.nan)
+            agent_returns = acted_in.reshape(-1, len(self._agents))  # [L, A]
             vanished = self._acted[of_env] & ~self.ended[of_env]
             self._forbid(
                 of_env[vanished],
                 "is gone, and was neither terminated nor truncated: an agent must be told its end",
             )
             self._acted[of_env] = self.ended[of_env] = False
-            self._rewards[of_env] = 0
+            self._rewards[of_env] = self._agent_returns[of_env] = 0
             self._returns[over], self._began[over] = 0, self._steps
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(
                 back, "came back after its episode ended: it must not act again in the episode"
             )
-        return self._booked(acting, last, last_rewards, env_returns, env_lengths)
+        return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
+
+    def overdue(self, steps: int) -> Overdue | None:
+        """Find an agent that has neither acted nor ended for so many steps of its environment, or
+        else one that has not ended in an episode of so many; None where episodes have been about
+        as long before.
+
+        Args:
+            steps: at least as many are very long.
+        """
+        steps = max(steps, 2 * self._longest)
+        waiting = self._acted & ~self.ended  # [N * A]
+        idle = np.flatnonzero(waiting & (self._steps - self._acted_at >= steps))
+        lengths = np.repeat(self._steps - self._began, len(self._agents))  # [N * A]
+        endless = np.flatnonzero(waiting & (lengths >= steps))
+        for slots in (idle, endless):
+            if len(slots):
+                env, agent = divmod(int(slots[0]), len(self._agents))
+                return Overdue(env, self._agents[agent], steps, slots is idle)
+        return None
 
     def _booked(
         self,
@@ -134,6 +183,7 @@ class SlotBooks:
         last_rewards: Floats,
         returns: Floats,
         lengths: Slots,
+        agent_returns: Floats,
     ) -> Booked:
         first = ~self._acted[acting]  # [B]
         rewards = self._rewards[acting]  # [B]
@@ -141,9 +191,27 @@ class SlotBooks:
             rewards[first] = 0
             self._acted[acting] = True
         self._rewards[acting] = 0
-        return Booked(last, last_rewards, first, rewards, returns, lengths)
+        self._acted_at[acting] = self._steps + 1
+        return Booked(last, last_rewards, first, rewards, returns, lengths, agent_returns)
 
     def _forbid(self, slots: Slots, reason: str) -> None:
         if len(slots):
             env, agent = divmod(int(slots[0]), len(self._agents))
             raise BrokenRule(env, f"agent {self._agents[agent]!r} {reason}")
+
+
+def told_overdue(found: Overdue | None, name: str, remedy: str) -> str:
+    """For people: what `SlotBooks.overdue` found; "": nothing.
+
+    Args:
+        found: as it was found.
+        name: of the environments.
+        remedy: how episodes are ended.
+    """
+    if found is None:
+        return ""
+    did = "has neither acted nor ended in the last" if found.idle else "has not ended within"
+    return (
+        f"waits for agent {found.agent!r} of environment {found.env} ({name}), which {did} "
+        f"{found.steps:,} steps of one episode: {remedy}"
+    )

@@ -92,6 +92,8 @@ class Turn:
         over: [L] the environments whose episode is over with this turn, in ascending order.
         env_returns: [L] float64, the sum over all agents of their rewards in that episode.
         env_lengths: [L] its number of environment steps.
+        agent_returns: [L, A] float64, the sum of each agent's rewards in that episode from its
+            first action on; NaN for an agent that did not act in it.
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
     """
 
@@ -100,6 +102,7 @@ class Turn:
     over: NDArray[np.intp]
     env_returns: NDArray[np.float64]
     env_lengths: NDArray[np.intp]
+    agent_returns: NDArray[np.float64]
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
 
 
@@ -134,6 +137,11 @@ class MultiAgentEnvs(Protocol):
 
         Raises:
             EnvironmentFailed: an environment raised, or said what no environment may say.
+        """
+
+    def overdue(self, steps: int) -> str:
+        """For people: an agent that has not ended, or not even acted, for at least so many steps of
+        its environment, and how episodes are ended; "": there is none.
         """
 
     def close(self) -> None:

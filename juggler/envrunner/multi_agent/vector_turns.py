@@ -17,7 +17,7 @@ from juggler.envrunner.multi_agent.critics import (
     joint_space,
     no_state,
 )
-from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
+from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, told_overdue
 from juggler.envrunner.multi_agent.turns import (
     ALL_OBSERVATIONS,
     STATE,
@@ -105,7 +105,8 @@ class VectorTurns:
         everywhere = np.arange(self.num_envs)
         seen = self._seen_by_critics(observations, np.ravel(acting), "reset")
         critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
-        return Turn((group,), everywhere, none, booked.env_returns, booked.env_lengths, critics)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn((group,), everywhere, none, *ended_with, critics)
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
@@ -150,7 +151,13 @@ class VectorTurns:
             last_rewards=booked.last_rewards[last],
             terminated=ended_terminated,
         )
-        return Turn((group,), gone, gone, booked.env_returns, booked.env_lengths, critics)
+        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
+        return Turn((group,), gone, gone, *ended_with, critics)
+
+    def overdue(self, steps: int) -> str:
+        found = self._books.overdue(steps)
+        remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
+        return told_overdue(found, self._name, remedy)
 
     def close(self) -> None:
         self._env.close()
@@ -215,7 +222,7 @@ class VectorTurns:
             arrays = [(path, given[path]) for path, _ in of_space]
         except (KeyError, TypeError) as error:
             reason = f"its {what} have other parts than {space}: {error!r}"
-            raise EnvironmentFailed(self._all_of_them, call, reason) from None
+            raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True) from None
         for (path, leaf), (_, array) in zip(of_space, arrays, strict=True):
             shape = (*leading, *(leaf.shape or ()))
             if array.shape != shape or not np.can_cast(
@@ -226,7 +233,7 @@ class VectorTurns:
                     f"its {what}{part} are {array.dtype} of shape {list(array.shape)}, and "
                     f"must be {leaf.dtype} of shape {list(shape)}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason)
+                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
         leaves = zip(arrays, of_space, strict=True)
         return unflatten(
             (path, np.asarray(array, leaf.dtype)) for (path, array), (_, leaf) in leaves
@@ -245,10 +252,11 @@ class VectorTurns:
                     f"its {name} must be an array of {'numbers' if of_numbers else 'bool'} with "
                     f"shape {list(shape)}, not {array!r}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason)
+                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
     def _failure(self, env: int, call: str, reason: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"environment {env} ({self._name})", call, reason)
+        where = f"environment {env} ({self._name})"
+        return EnvironmentFailed(where, call, reason, lasting=True)
 
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:

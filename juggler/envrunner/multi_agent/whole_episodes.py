@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.line_up import LineUps
+from juggler.envrunner.multi_agent.line_up import LineUps, Players
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 
@@ -25,7 +27,7 @@ def play_whole_episodes(
     most_steps: int = 0,
     goal: Goal | None = None,
     line_ups: LineUps | None = None,
-) -> tuple[list[float], list[int]]:
+) -> PlayedEpisodes:
     """Play episodes deterministically in freshly seeded environments.
 
     Each environment plays a fixed share of the episodes: taking the first that end would favour
@@ -44,10 +46,6 @@ def play_whole_episodes(
         line_ups: decides who plays each episode, from the same seed; None: each module plays all of
             its agents. Somebody else who uses it must reset it afterwards.
 
-    Returns:
-        Undiscounted returns, each the sum over all agents, and numbers of environment steps; by
-        environment and then by time.
-
     Raises:
         EnvironmentFailed: an environment failed, or a return was not finite.
     """
@@ -55,7 +53,11 @@ def play_whole_episodes(
     owed = np.full(count, episodes // count)  # [N] episodes left to play
     owed[: episodes % count] += 1
     played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    told, lengths = np.zeros(count), np.zeros(count, np.int64)  # [N] both, so far
+    agent_returns: AgentReturns = {}
+    played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
+    players = Players(count, envs.agents, played_by)
+    so_far = _SoFar(count, len(envs.agents))
+    lengths = np.zeros(count, np.int64)  # [N] so far
     cut = np.zeros(count, np.bool_)  # [N] the running episode has been counted once
     step = 0
     turn = envs.reset(seed)
@@ -64,37 +66,44 @@ def play_whole_episodes(
     while owed.any():
         if line_ups is not None and len(turn.began):
             line_up = line_ups.begin(turn.began)
+            players.line_up(line_up)
             for slots in modules:
                 slots.line_up(line_up)
+        so_far.act(turn)
         turn = envs.step(_act(envs, modules, turn))
         step += 1
         lengths += 1
-        told += _rewards_told(envs, turn)
+        so_far.told(turn)
         ended = {
-            int(row): told[row] if cut[row] else float(total)
-            for row, total in zip(turn.over, turn.env_returns, strict=True)
+            int(row): so_far.returns(row) if cut[row] else (total, of_agents)
+            for row, total, of_agents in zip(
+                turn.over, turn.env_returns.tolist(), turn.agent_returns, strict=True
+            )
         }
         if most_steps:
             reached = np.flatnonzero(lengths == most_steps).tolist()
-            ended = {row: float(told[row]) for row in reached} | ended
+            ended = {row: so_far.returns(row) for row in reached} | ended
         for row in sorted(ended):
-            total = float(ended[row])
+            total, of_agents = ended[row]
             if not math.isfinite(total):
                 reason = f"the return of its episode is {total}: rewards must be finite numbers"
                 raise EnvironmentFailed(f"environment {row}", "step", reason)
             if owed[row]:
                 played[row].append((total, int(lengths[row])))
+                here = players.of(np.array([row]))  # [1, A]
+                add_returns(agent_returns, envs.agents, here, of_agents[None])
                 owed[row] -= 1
-            told[row], lengths[row] = 0, 0
+            so_far.forget(row)
+            lengths[row] = 0
             cut[row] = row not in turn.over
         if watch is not None:
             watch(episodes - int(owed.sum()), step)
         if goal is not None and ended:
-            so_far = [total for row in played for total, _ in row]
-            if so_far and goal.out_of_reach(so_far, episodes):
+            totals = [total for row in played for total, _ in row]
+            if totals and goal.out_of_reach(totals, episodes):
                 break
     every = [episode for row in played for episode in row]
-    return [episode[0] for episode in every], [episode[1] for episode in every]
+    return PlayedEpisodes([each[0] for each in every], [each[1] for each in every], agent_returns)
 
 
 def _act(envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn) -> list[Any]:
@@ -107,10 +116,36 @@ def _act(envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn) -> li
     return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
 
 
-def _rewards_told(envs: MultiAgentEnvs, turn: Turn) -> Any:
-    """The rewards [N] that the agents of each environment were told with a turn."""
-    sums = np.zeros(envs.num_envs)
-    for group in turn.groups:
-        np.add.at(sums, group.acting // len(envs.agents), group.rewards)
-        np.add.at(sums, group.ended // len(envs.agents), group.last_rewards)
-    return sums
+class _SoFar:
+    """What the agents of N environments were told in the running episodes.
+
+    Args:
+        num_envs: N.
+        agents: A.
+    """
+
+    def __init__(self, num_envs: int, agents: int) -> None:
+        self._rewards = np.zeros((num_envs, agents))
+        self._acted = np.zeros((num_envs, agents), np.bool_)
+
+    def act(self, turn: Turn) -> None:
+        """Note who acts."""
+        for group in turn.groups:
+            self._acted.flat[group.acting] = True
+
+    def told(self, turn: Turn) -> None:
+        """Add what a step led to."""
+        for group in turn.groups:
+            self._rewards.flat[group.acting] += group.rewards
+            # Whoever ends now may have acted before the steps so far were counted.
+            self._rewards.flat[group.ended] += group.last_rewards
+            self._acted.flat[group.ended] = True
+
+    def returns(self, row: int) -> tuple[float, NDArray[np.float64]]:
+        """The sum over all agents, and each agent's [A]; NaN where it has not acted."""
+        rewards = self._rewards[row]
+        return float(rewards.sum()), np.where(self._acted[row], rewards, np.nan)
+
+    def forget(self, row: int) -> None:
+        """Begin anew in one environment."""
+        self._rewards[row], self._acted[row] = 0, False

@@ -100,7 +100,8 @@ def describe(error: BaseException) -> attach_pb2.Failure:
         rest = "".join(traceback.format_exception(error))
         line = f"{type(error).__name__}: {line}{place_of(error)}"
     rest = getattr(error, "traceback", "") or rest
-    return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest))
+    lasting = getattr(error, "lasting", False) is True
+    return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest), lasting=lasting)
 
 
 def _fitting(text: str) -> str:

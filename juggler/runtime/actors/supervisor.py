@@ -76,6 +76,7 @@ class _WorkerSlot:
     due: float = 0.0  # when to start, if there is no process
     kill_at: float = math.inf  # when to kill, if there is a process
     down: bool = False
+    last_life: bool = False  # it stays down when its process ends
     restarts: int = 0
 
     def had_enough_use(self, now: float) -> bool:
@@ -98,7 +99,8 @@ class _WorkerSlot:
         while self.deaths[0] < now - self.policy.window_seconds:
             self.deaths.popleft()
         return (
-            self.failures >= self.policy.quarantine_after
+            self.last_life
+            or self.failures >= self.policy.quarantine_after
             or len(self.deaths) >= self.policy.most_in_window
         )
 
@@ -137,6 +139,27 @@ class Supervisor:
         slot = self._slots[worker_id]
         with self._lock:
             return slot.failures > 1 and not slot.had_enough_use(time.monotonic())
+
+    def give_up(self, worker_id: str, pid: int) -> None:
+        """Let a worker stay down that has failed again as before, unless it was of enough use in
+        between.
+
+        Args:
+            worker_id: of the worker.
+            pid: of the process that has failed, which may have ended.
+        """
+        with self._lock:
+            slot = self._slots.get(worker_id)
+            if slot is None or slot.down:
+                return
+            runs = slot.process is not None and slot.process.pid == pid
+            if slot.had_enough_use(time.monotonic()) if runs else slot.failures < 2:
+                return
+            slot.last_life = True
+            if slot.process is not None:
+                return
+            slot.down = True
+        self._events.put(Exited(worker_id, pid, "it failed again as before", None))
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
         """Kill a process in `after` seconds, if it is still the worker's current one.

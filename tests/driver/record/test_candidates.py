@@ -11,6 +11,7 @@ from juggler.driver.record.candidates import (
     Played,
     most_steps,
 )
+from juggler.driver.record.goals import EPISODE, ReturnGoals
 from juggler.driver.record.metrics import Metrics
 
 
@@ -33,16 +34,16 @@ def _metrics(mean: float, episodes: int = 100) -> Metrics:
 def test_a_run_seems_solved_by_the_mean_of_its_last_hundred_episodes(
     mean: float, episodes: int, goal: float | None, seem: bool
 ) -> None:
-    assert _metrics(mean, episodes).seem_solved(goal) is seem
+    assert bool(ReturnGoals(goal).proposed(_metrics(mean, episodes))) is seem
 
 
 def test_behind_a_refused_candidate_a_hundred_new_episodes_come_first() -> None:
     metrics = _metrics(500.0)
     metrics.candidates.refuse(metrics.episodes)
     metrics.episodes_ended([500.0] * 99, [10] * 99)
-    assert not metrics.seem_solved(475.0)
+    assert not ReturnGoals(475.0).proposed(metrics)
     metrics.episodes_ended([500.0], [10])
-    assert metrics.seem_solved(475.0)
+    assert ReturnGoals(475.0).proposed(metrics) == {EPISODE: 500.0}
 
 
 def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
@@ -78,17 +79,61 @@ def test_the_mean_and_deviation_of_what_was_played() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returns", "confirms"),
+    ("returns", "reached"),
     [
         ([475.0] * 100, True),
         ([500.0] * 50 + [450.0] * 50, True),
         ([500.0] * 50 + [449.9] * 50, False),
-        ([500.0] * 99, False),
         ([float("nan")] * 100, False),
     ],
 )
-def test_all_episodes_and_their_mean_confirm(returns: list[float], confirms: bool) -> None:
-    assert Played.of(returns).confirms(475.0, 100) is confirms
+def test_the_mean_of_all_episodes_reaches_the_goal(returns: list[float], reached: bool) -> None:
+    goals = ReturnGoals(475.0)
+    assert goals.reached(goals.played(returns, {})) is reached
+
+
+AGENT_RETURNS = {("a", "main"): [1.0, 3.0], ("b", "main"): [5.0], ("c", "rest"): [-2.0]}
+
+
+@pytest.mark.parametrize(
+    ("stop_return", "means"),
+    [
+        ({"main": 3.0}, {"main": 3.0}),
+        ({"main": 3.0, "b": 6.0}, {"main": 3.0, "b": 5.0}),
+        ({"rest": -2.0, "c": -2.0}, {"rest": -2.0, "c": -2.0}),
+        ({"d": 0.0}, {}),
+    ],
+)
+def test_an_evaluation_has_a_mean_for_each_module_and_agent_with_a_goal(
+    stop_return: dict[str, float], means: dict[str, float]
+) -> None:
+    goals = ReturnGoals(stop_return)
+    played = goals.played([99.0], AGENT_RETURNS)
+    assert {name: each.mean for name, each in played.items()} == means
+    assert goals.reached(played) is all(
+        means.get(name, -9.0) >= goal for name, goal in stop_return.items()
+    )
+
+
+def test_every_module_and_agent_with_a_goal_has_to_reach_it_in_training() -> None:
+    goals, metrics = ReturnGoals({"main": 2.0, "b": 3.0}), _metrics(-50.0)
+    metrics.agents_ended("main", [2.5] * 100, [1] * 100)
+    metrics.agent_ended("b", [3.0] * 99)
+    assert goals.proposed(metrics) == {}
+    assert goals.now(metrics) == {"main": 2.5, "b": 3.0}
+    metrics.agent_ended("b", [3.0])
+    assert goals.proposed(metrics) == {"main": 2.5, "b": 3.0}
+    metrics.agent_ended("b", [2.0])
+    assert goals.proposed(metrics) == {}
+
+
+def test_a_module_counts_where_an_agent_has_its_name() -> None:
+    metrics = Metrics()
+    metrics.agent_ended("a", [1.0])
+    metrics.agents_ended("a", [7.0], [1])
+    assert list(metrics.returns_of("a")) == [7.0]
+    played = ReturnGoals({"a": 0.0}).played([0.0], {("a", "b"): [1.0], ("b", "a"): [7.0]})
+    assert played["a"].mean == 7.0
 
 
 @pytest.mark.parametrize(("lengths", "most"), [([], 10_000), ([7], 10_000), ([5, 2500], 25_000)])

@@ -20,7 +20,7 @@ from juggler.driver.record.progress import (
     plain,
     quantity,
 )
-from juggler.driver.record.wording import module_returns
+from juggler.driver.record.wording import each_return
 
 
 class _Terminal(io.StringIO):
@@ -67,7 +67,7 @@ def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -
 
 def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
     line = metrics_line(by_module={f"m{k}": {"episode_return_mean": None} for k in range(9)})
-    assert module_returns(line) == "m0 -, m1 -, m2 -, m3 - and 5 more"
+    assert each_return(line) == "m0 -, m1 -, m2 -, m3 - and 5 more"
 
 
 def test_plain_lines_come_every_two_seconds() -> None:

@@ -13,6 +13,7 @@ from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.checkpoint.restoring import metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.driver.record.goals import ReturnGoals
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import read
@@ -235,7 +236,7 @@ def test_the_next_candidate_after_a_resume_is_due_when_it_would_have_been(tmp_pa
     assert path is not None
     resumed = metrics_of(read(path))
     assert resumed.candidates == world.parts.metrics.candidates
-    assert not resumed.seem_solved(GOAL)
+    assert not ReturnGoals(GOAL).proposed(resumed)
 
 
 def test_a_checkpoint_of_before_there_were_candidates_can_be_resumed(tmp_path: Path) -> None:

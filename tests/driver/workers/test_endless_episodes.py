@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from support.worker_events_world import ROWS, WorkersWorld
@@ -90,17 +91,14 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
     if told:
         assert f"no episode has ended in the last {steps:,} steps of each environment" in texts[0]
         assert ("the return is that of earlier ones" in texts[0]) == bool(lengths)
-        assert texts[0].endswith("set a limit: env_kwargs = { max_episode_steps = 1000 }")
+        assert texts[0].endswith("set a limit: max_episode_steps = 1000")
     assert endless.look(world.parts) == []
 
 
 @pytest.mark.parametrize(
     ("keys", "remedy"),
     [
-        (
-            {"env": "mine:Env"},
-            'set a limit: env_wrappers = [{ use = "TimeLimit", max_episode_steps = 1000 }]',
-        ),
+        ({"env": "mine:Env"}, "set a limit: max_episode_steps = 1000"),
         ({"env": "dm_env_rpc://host:1"}, "have the simulator truncate them"),
         ({"gateway": "127.0.0.1:0"}, "have the simulator truncate them"),
     ],
@@ -113,15 +111,22 @@ def test_the_hint_is_what_the_environment_can_do(
     assert text.endswith(remedy)
 
 
+def cliff() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CliffWalking-v1", max_episode_steps=None)
+
+
 @pytest.mark.parametrize(
     "keys",
     [
+        {"max_episode_steps": 7},
         {"env_kwargs": {"max_episode_steps": 7}},
         {"env_wrappers": [{"use": "TimeLimit", "max_episode_steps": 7}]},
     ],
 )
-@pytest.mark.parametrize("env", ["CliffWalking-v1", "CartPole-v1"])
+@pytest.mark.parametrize("env", ["CliffWalking-v1", "CartPole-v1", f"{__name__}:cliff"])
 def test_what_the_hint_says_ends_episodes(env: str, keys: dict[str, Any]) -> None:
+    if ":" in env and "max_episode_steps" in keys.get("env_kwargs", {}):
+        pytest.skip("what is called with env_kwargs may know no such limit")
     made = make_vector_env(EnvRunnerConfig(env=env, envs_per_runner=2, **keys))
     made.reset(seed=1)
     ended = []

@@ -90,9 +90,11 @@ def test_a_note_is_one_line_and_too_many_are_too_many(
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
     world.report(world.runner, training_pb2.Note(text="takes\nsimulators"))
     assert world.told.messages == ["envrunner-0 takes simulators"]
+    assert world.told.levels == ["info"]
     for _ in range(20):
         assert world.why_dismissed(world.runner) == ""
-        world.report(world.runner, training_pb2.Note(text="x"))
+        world.report(world.runner, training_pb2.Note(text="x", warning=True))
+    assert set(world.told.levels[1:]) == {"warning"}
     assert "replies and reports in a second" in world.why_dismissed(world.runner)
     assert len(world.told.messages) == 20
 

@@ -97,6 +97,7 @@ def test_what_a_step_returns_is_checked(what: str) -> None:
     with pytest.raises(EnvironmentFailed) as failed:
         play(envs, 0, 40)
     assert said in str(failed.value)
+    assert failed.value.lasting == (what != "it raises")
     assert str(failed.value).startswith("environment ")
     assert failed.value.call == "step"
     assert "\n" not in str(failed.value)
@@ -307,6 +308,7 @@ def test_what_a_vector_returns_is_checked(what: str) -> None:
     with pytest.raises(EnvironmentFailed) as failed:
         play(envs, 0, 40)
     assert said in str(failed.value)
+    assert failed.value.lasting
 
 
 class Incomplete(ScriptedVector):

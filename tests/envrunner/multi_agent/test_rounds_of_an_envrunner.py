@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_every_round_brings_each_learner_its_own_steps(
     world.begin()
     batches: dict[str, list[Any]] = {"reds": [], "blues": []}
     env_ended: list[tuple[float, int]] = []
+    by_agent: dict[tuple[str, str], list[float]] = {}
     returns: dict[str, int] = {"reds": 0, "blues": 0}
     for _ in range(30):
         receipts = world.play(reds=0, blues=0)
@@ -88,7 +90,17 @@ def test_every_round_brings_each_learner_its_own_steps(
         assert len(told) <= 1, "they are in one receipt of a round"
         for each in told:
             env_ended += zip(each.env_returns, each.env_lengths, strict=True)
+            for of in each.agent_returns:
+                by_agent.setdefault((of.agent, of.module_id), []).extend(of.returns)
     assert env_ended
+    assert {module_id for _, module_id in by_agent} == {"reds", "blues"}
+    for place, agent in enumerate(envs.agents):
+        (got,) = [told for (name, _), told in by_agent.items() if name == agent]
+        logged = [e for env in range(2) for e in envs.log[3 * env + place] if e.end]
+        untold = Counter(sum(e.rewards()) for e in logged)
+        untold.subtract(got)  # quarters are exact
+        assert set(untold.values()) <= {0, 1, 2}
+        assert untold.total() <= 2, "their environments' episodes go on"
     for module_id, agents in (("reds", (0, 1)), ("blues", (2,))):
         found = by_slot(batches[module_id])
         assert {slot % 3 for slot, _ in found} == set(agents)
@@ -98,6 +110,21 @@ def test_every_round_brings_each_learner_its_own_steps(
             np.testing.assert_allclose([step[2] for step in steps], expected)
         ended = sum(bool(e.end) for slot in range(6) if slot % 3 in agents for e in envs.log[slot])
         assert returns[module_id] == ended
+
+
+def test_people_are_told_once_of_an_agent_that_does_not_end(
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = make_world()
+    world.begin()
+    world.play(reds=0, blues=0)
+    monkeypatch.setattr(envs, "overdue", lambda steps: f"waits for agent 'red', {steps} steps")
+    for _ in range(3):
+        world.play(reds=0, blues=0)
+    (note,) = [note for note in world.driver.notes if note.warning]
+    assert note.text == "waits for agent 'red', 5000 steps"
 
 
 def test_each_module_acts_with_the_weights_of_its_own_learners(

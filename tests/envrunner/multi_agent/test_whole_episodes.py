@@ -29,10 +29,25 @@ def random_envs(num_envs: int = 3) -> ScriptedAgents:
 
 def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
     envs = ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
-    returns, lengths = play_whole_episodes(envs, modules_of(envs), 5, seed=0)
+    returns, lengths, agent_returns = play_whole_episodes(envs, modules_of(envs), 5, seed=0)
     # Environment 0 plays three episodes of 4 steps, environment 1 two of 5.
     assert lengths == [4, 4, 4, 5, 5]
     assert returns == [3.0, 3.0, 3.0, 5.0, 5.0]
+    # Green makes the last of 4 moves, red that of 5; 0.25 for each before green's first is its own.
+    red, green = agent_returns["red", "red"], agent_returns["green", "green"]
+    assert sorted(red) == [0.5, 0.5, 0.5, 3.5, 3.5]
+    assert sorted(green) == [1.25, 1.25, 2.25, 2.25, 2.25]
+
+
+def test_every_agent_has_the_returns_of_the_episodes_in_which_it_acted() -> None:
+    envs = random_envs()
+    played = play_whole_episodes(envs, modules_of(envs), 12, seed=0)
+    for place, agent in enumerate(AGENTS):
+        of_env = [envs.log[env * len(AGENTS) + place] for env in range(3)]
+        told = played.agent_returns[agent, agent]
+        finished = [sum(e.rewards()) for log in of_env for e in log if e.end]
+        assert 0 < len(told) <= len(finished)
+        assert set(np.round(told, 9)) <= set(np.round(finished, 9))
 
 
 def test_every_agent_does_what_is_best_with_all_that_it_has_seen() -> None:
@@ -61,19 +76,21 @@ def test_an_evaluation_is_the_same_each_time() -> None:
 def test_an_episode_counts_as_it_is_at_most_steps() -> None:
     envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 7))
     modules = modules_of(envs)
-    returns, lengths = play_whole_episodes(envs, modules, 5, seed=0, most_steps=3)
+    returns, lengths, of_agents = play_whole_episodes(envs, modules, 5, seed=0, most_steps=3)
     assert lengths == [3, 3, 1, 3, 3]
-    whole, _ = play_whole_episodes(envs, modules, 1, seed=0)
+    whole, *_ = play_whole_episodes(envs, modules, 1, seed=0)
     # What green got before its first action is in no agent's return.
     assert sum(returns[:3]) == whole[0] - 0.25
     assert returns[3:] == returns[:2]
+    each = [of_agents[agent, agent] for agent in AGENTS]
+    assert [sum(pair) for pair in zip(*each, strict=True)] == returns
 
 
 def test_it_stops_when_the_goal_is_out_of_reach() -> None:
     envs = ScriptedAgents(1, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 4))
     goal = Goal(mean=100.0, best=3.0)
     steps: list[tuple[int, int]] = []
-    returns, _ = play_whole_episodes(
+    returns, *_ = play_whole_episodes(
         envs, modules_of(envs), 10, 0, lambda *at: steps.append(at), goal=goal
     )
     assert returns == [3.0]

@@ -153,6 +153,58 @@ def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -
         supervisor.close(grace=0.0)
 
 
+@pytest.mark.parametrize("heard", ["before it ends", "after it ended", "in the next life"])
+def test_a_worker_that_fails_again_as_before_stays_down(heard: str) -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    delay = 0.01 if heard == "in the next life" else 1.0
+    policy = RestartPolicy(delay, delay, quarantine_after=9, enough_uses=2)
+    supervisor.add("worker-0", _sleeper(), policy)
+    try:
+        for life in range(2):
+            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+            if life == 1 and heard == "before it ends":
+                supervisor.give_up("worker-0", pid)
+            os.kill(pid, signal.SIGSEGV)
+            exited = exits.next()
+        if heard == "after it ended":
+            assert exited.restart_in is not None
+            supervisor.give_up("worker-0", pid)
+            exited = exits.next()
+        if heard == "in the next life":
+            after = _eventually(lambda: supervisor.pids().get("worker-0"))
+            supervisor.give_up("worker-0", pid)
+            assert supervisor.pids()["worker-0"] == after
+            os.kill(after, signal.SIGSEGV)
+            exited = exits.next()
+        assert exited.restart_in is None
+        time.sleep(1.2)
+        assert "worker-0" not in supervisor.pids()
+    finally:
+        supervisor.close(grace=0.0)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_worker_that_fails_again_after_enough_use_is_started_again(ended: bool) -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    policy = RestartPolicy(0.01, 0.01, quarantine_after=9, enough_uses=2)
+    supervisor.add("worker-0", _sleeper(), policy)
+    try:
+        for _ in range(3):
+            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+            for _ in range(2):
+                supervisor.of_use("worker-0")
+            if not ended:
+                supervisor.give_up("worker-0", pid)
+            os.kill(pid, signal.SIGSEGV)
+            assert exits.next().restart_in is not None
+            if ended:
+                supervisor.give_up("worker-0", pid)
+    finally:
+        supervisor.close(grace=0.0)
+
+
 def test_a_worker_that_others_kill_needs_to_have_been_of_use_but_once() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)

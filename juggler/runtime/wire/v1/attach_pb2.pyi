@@ -78,12 +78,14 @@ class Reply(_message.Message):
     def __init__(self, id: _Optional[int] = ..., last: bool = ..., body: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("message", "traceback")
+    __slots__ = ("message", "traceback", "lasting")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    LASTING_FIELD_NUMBER: _ClassVar[int]
     message: str
     traceback: str
-    def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    lasting: bool
+    def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ..., lasting: bool = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("reason", "failure", "unanswered")

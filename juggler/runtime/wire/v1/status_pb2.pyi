@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules")
+    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules", "agents")
     class Episodes(_message.Message):
         __slots__ = ("ended", "return_mean", "length_mean", "evaluation_return_mean")
         ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class RunStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_dir: str
     env: str
@@ -64,7 +65,8 @@ class RunStatus(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     log_messages: _containers.RepeatedCompositeFieldContainer[LogMessage]
     modules: _containers.RepeatedCompositeFieldContainer[ModuleStatus]
-    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., modules: _Optional[_Iterable[_Union[ModuleStatus, _Mapping]]] = ...) -> None: ...
+    agents: _containers.RepeatedCompositeFieldContainer[AgentStatus]
+    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., modules: _Optional[_Iterable[_Union[ModuleStatus, _Mapping]]] = ..., agents: _Optional[_Iterable[_Union[AgentStatus, _Mapping]]] = ...) -> None: ...
 
 class ModuleStatus(_message.Message):
     __slots__ = ("module_id", "version", "steps", "return_mean")
@@ -77,6 +79,16 @@ class ModuleStatus(_message.Message):
     steps: StepBooks
     return_mean: float
     def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., return_mean: _Optional[float] = ...) -> None: ...
+
+class AgentStatus(_message.Message):
+    __slots__ = ("agent", "episodes", "return_mean")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    RETURN_MEAN_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    episodes: int
+    return_mean: float
+    def __init__(self, agent: _Optional[str] = ..., episodes: _Optional[int] = ..., return_mean: _Optional[float] = ...) -> None: ...
 
 class StepBooks(_message.Message):
     __slots__ = ("sampled", "trained", "dropped", "in_flight", "lost_unreported")

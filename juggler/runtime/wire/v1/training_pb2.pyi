@@ -133,7 +133,7 @@ class SampleRequest(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class Receipt(_message.Message):
     ENV_RETURNS_FIELD_NUMBER: _ClassVar[int]
     ENV_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PLAYED_FIELD_NUMBER: _ClassVar[int]
+    AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -191,7 +192,18 @@ class Receipt(_message.Message):
     env_returns: _containers.RepeatedScalarFieldContainer[float]
     env_lengths: _containers.RepeatedScalarFieldContainer[int]
     played: _containers.RepeatedCompositeFieldContainer[Receipt.Played]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ...) -> None: ...
+    agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ...) -> None: ...
+
+class AgentReturns(_message.Message):
+    __slots__ = ("agent", "module_id", "returns")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    module_id: str
+    returns: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, agent: _Optional[str] = ..., module_id: _Optional[str] = ..., returns: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Arrivals(_message.Message):
     __slots__ = ("module_id", "arrivals")
@@ -210,10 +222,12 @@ class Arrival(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ...) -> None: ...
 
 class Note(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "warning")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    warning: bool
+    def __init__(self, text: _Optional[str] = ..., warning: bool = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact")
@@ -428,11 +442,13 @@ class Evaluate(_message.Message):
     def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("version", "episode_returns", "episode_lengths")
+    __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPISODE_RETURNS_FIELD_NUMBER: _ClassVar[int]
     EPISODE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
     version: WeightsVersion
     episode_returns: _containers.RepeatedScalarFieldContainer[float]
     episode_lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
+    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ...) -> None: ...

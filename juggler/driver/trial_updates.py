@@ -1,0 +1,116 @@
+"""An update with a user's own algorithm, before a run begins, to find errors in its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from juggler.driver.config import RunConfig
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.environments.naming import VectorEnvironment
+from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.multi_agent.casting import cast
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.sampler import Sampler
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.learner import Learner
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.rl_module import RLModule
+
+_ROUNDS = 10  # until every module should have acted
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What stands between the environment and the weights of a module.
+
+    Attributes:
+        config: of the module.
+        module: its class or factory, or its name.
+        critic_space: of what its value function sees beside its agent's observation; None: nothing.
+    """
+
+    config: RunConfig
+    module: Any
+    env_to_module: EnvToModule
+    module_to_env: ModuleToEnv
+    learner: Learner
+    critic_space: Space[Any] | None
+
+    def acting(self) -> RLModule:
+        """A module as EnvRunners have it."""
+        return build_module(
+            self.module,
+            self.env_to_module.module_observation_space,
+            self.module_to_env.action_space,
+            self.config.module.model,
+            distribution=self.config.module.distribution,
+        )
+
+    def try_update(self, batch: EpisodeBatch) -> None:
+        fetch_metrics(self.learner.update_from_episodes([batch]))
+
+
+def first_batches(
+    config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
+) -> dict[str, EpisodeBatch]:
+    """What an EnvRunner with this environment would send to the learner of each module.
+
+    {} where line-ups are drawn, or some modules are not trained. A module is missing if none of its
+    agents acts in a few rounds.
+    """
+    if isinstance(env, VectorEnv):
+        return {DEFAULT_MODULE: _fragment(built[DEFAULT_MODULE], env)}
+    is_fixed = all(len(ids) == 1 for ids in config.played_by.values())
+    return _sampled(config, env, built) if is_fixed and not config.others else {}
+
+
+def _fragment(built: Built, env: VectorEnvironment) -> EpisodeBatch:
+    """A fragment of an environment that has one agent."""
+    steps = built.config.env_runner.fragment_steps
+    policy = BehaviourPolicy(built.acting(), env.num_envs, steps, 0, built.module_to_env)
+    return Sampler(env, policy, steps, 0, built.env_to_module).sample((0, 0)).batch
+
+
+def _sampled(
+    config: RunConfig, envs: MultiAgentEnvs, built: Mapping[str, Built]
+) -> dict[str, EpisodeBatch]:
+    """The first batch of each module."""
+    steps = config.env_runner.fragment_steps
+    modules = {}
+    for module_id, role in cast(envs, config.played_by, config.module_ids).items():
+        each = built[module_id]
+        modules[module_id] = ModuleSlots(
+            role,
+            envs.num_envs,
+            envs.agents,
+            GatheredPolicy(each.acting(), each.env_to_module, each.module_to_env, 0),
+            each.env_to_module,
+            steps,
+            0,
+            each.config.module.critic_sees,
+            each.critic_space,
+        )
+    sampler = MultiAgentSampler(envs, modules, steps, 0)
+    versions = dict.fromkeys(modules, Version(0, 0))
+    batches: dict[str, EpisodeBatch] = {}
+    for _ in range(_ROUNDS):
+        for module_id, result in sampler.sample(modules.keys(), versions).modules.items():
+            if isinstance(result, NonFinite):
+                raise result
+            if result.batch is not None:
+                batches.setdefault(module_id, result.batch)
+        if len(batches) == len(modules):
+            break
+    return batches

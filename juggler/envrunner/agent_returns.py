@@ -1,0 +1,53 @@
+"""What each agent got in the episodes that ended, by the module that played it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.v1 import training_pb2
+
+#: Undiscounted returns by agent and the module that played it, of the episodes in which it acted.
+AgentReturns = dict[tuple[str, str], list[float]]
+
+#: With more agents, a run has no metrics of each.
+MOST_AGENTS: Final = 32
+
+
+def has_metrics_by_agent(agents: Collection[str]) -> bool:
+    """Tell whether a run has metrics of each agent: not of one alone, nor of many."""
+    return 0 < len(agents) <= MOST_AGENTS
+
+
+def add_returns(
+    into: AgentReturns,
+    agents: Sequence[str],
+    players: NDArray[np.object_],
+    returns: NDArray[np.float64],
+) -> None:
+    """Add the returns of more episodes.
+
+    Args:
+        into: has those of earlier ones.
+        agents: A names.
+        players: [L, A] the ids of the modules that played.
+        returns: [L, A]; NaN where an agent did not act.
+    """
+    for row, place in zip(*np.nonzero(~np.isnan(returns)), strict=True):
+        played = agents[place], players[row, place]
+        into.setdefault(played, []).append(float(returns[row, place]))
+
+
+def to_messages(returns: AgentReturns) -> list[training_pb2.AgentReturns]:
+    return [
+        training_pb2.AgentReturns(agent=agent, module_id=module_id, returns=got)
+        for (agent, module_id), got in returns.items()
+    ]
+
+
+def from_messages(messages: Sequence[training_pb2.AgentReturns]) -> AgentReturns:
+    """What `to_messages` was given."""
+    return {(each.agent, each.module_id): list(each.returns) for each in messages}

@@ -1,0 +1,224 @@
+"""Goals and metrics of single modules and agents."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.synchronous_rounds import answer_the_snapshot
+from support.worker_events_world import ROWS, STEPS, WorkersWorld
+
+from juggler.driver.agents_found import FoundGroup, with_agents
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.live_progress import LiveProgress
+from juggler.driver.record.progress import PlainProgress
+from juggler.driver.record.prometheus import families
+from juggler.driver.status import StatusReader
+from juggler.driver.upkeep import metrics_line
+from juggler.runtime.wire.v1 import training_pb2
+
+AGENTS = {"a": "main", "b": "main"}
+
+
+def world_of_one(directory: Path, **keys: Any) -> WorkersWorld:
+    keys = {"agents": AGENTS, "only_local": True, "batch_size": 1000, **keys}
+    return WorkersWorld(directory / "checkpoints", **keys)
+
+
+def agent_returns(**returns: list[float]) -> list[training_pb2.AgentReturns]:
+    return [
+        training_pb2.AgentReturns(agent=agent, module_id="main", returns=got)
+        for agent, got in returns.items()
+    ]
+
+
+def train(world: WorkersWorld, a: float, b: float, episodes: int = 100, **said: Any) -> None:
+    """The newest request is answered: so many episodes have ended, in which agents got this."""
+    command_id, request = world.asked(world.runner, training_pb2.SampleRequest)[-1]
+    receipt = training_pb2.Receipt(
+        module_id=request.module_id,
+        batch_id=request.batch_id,
+        learner="learner-0",
+        live_steps=ROWS * STEPS,
+        episode_returns=[a, b] * episodes,
+        episode_lengths=[5] * 2 * episodes,
+        env_returns=[a + b] * episodes,
+        env_lengths=[10] * episodes,
+        **{"agent_returns": agent_returns(a=[a] * episodes, b=[b] * episodes), **said},
+    )
+    world.reply(world.runner, command_id, receipt)
+
+
+def cut(world: WorkersWorld) -> None:
+    answer_the_snapshot(world, "main")
+    (written,) = world.written.gather(timeout=30)
+    world.snapshots.done(written)
+    world.parts.confirmation.written(written)
+    world.turn()
+
+
+def play(world: WorkersWorld, player: Any, a: float, b: float) -> None:
+    command_id, command = world.asked(player, training_pb2.Evaluate)[-1]
+    assert not command.HasField("goal"), "it plays every episode"
+    done = training_pb2.Evaluation(
+        episode_returns=[a + b] * command.episodes,
+        episode_lengths=[10] * command.episodes,
+        agent_returns=agent_returns(a=[a] * command.episodes, b=[b] * command.episodes),
+    )
+    world.reply(player, command_id, done)
+
+
+@pytest.mark.parametrize("stop_return", [{"main": 20.0}, {"a": 19.0, "b": 21.0}])
+def test_a_run_is_solved_when_modules_and_agents_with_a_goal_reach_it(
+    tmp_path: Path, stop_return: dict[str, float]
+) -> None:
+    world = world_of_one(tmp_path, stop_return=stop_return)
+    player = world.join("evaluator")
+    world.get_ready(player)
+    train(world, 30.0, 5.0)
+    assert not world.asked(world.learner, training_pb2.Snapshot)
+    train(world, 19.0, 21.0)
+    told = {"main": "main 20.00"}.get(next(iter(stop_return)), "a 19.00, b 21.00")
+    assert world.told.messages[-1].startswith(f"training has a return of {told}: ")
+    cut(world)
+    play(world, player, 18.0, 21.0)
+    assert world.parts.end.reason == ""
+    refused = world.told.messages[-1]
+    assert refused.startswith("not confirmed: update 0 has a return of ")
+    assert refused.endswith(f" in 100 episodes, and not {told} in 100; training goes on")
+    train(world, 19.0, 21.0)
+    cut(world)
+    play(world, player, 19.0, 21.0)
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.confirmation.outcome
+    assert outcome is not None
+    means = {"main": 20.0} if "main" in stop_return else {"a": 19.0, "b": 21.0}
+    assert outcome["return_mean"] == outcome["training_return_mean"] == means
+    assert outcome["return_deviation"] == {
+        name: 1.0 if name == "main" else 0.0 for name in stop_return
+    }
+
+
+def test_metrics_have_the_returns_of_each_agent(tmp_path: Path) -> None:
+    world = world_of_one(tmp_path, stop_return={"main": 20.0})
+    before = metrics_line(world.parts)
+    assert before["stop_returns"] == {"main": None}
+    assert before["by_agent"]["a"] == {
+        "episodes": 0,
+        "episode_return_mean": None,
+        "evaluation_return_mean": None,
+    }
+    train(world, 3.0, -3.0, episodes=2)
+    line = metrics_line(world.parts)
+    assert (line["episode_return_mean"], line["stop_returns"]) == (0.0, {"main": 0.0})
+    means = {agent: each["episode_return_mean"] for agent, each in line["by_agent"].items()}
+    assert means == {"a": 3.0, "b": -3.0}
+    reader = StatusReader("run", Path("run"), world.parts, type("Journal", (), {"newest": []})())
+    values = {
+        (sample.name, sample.labels.get("agent")): sample.value
+        for family in families(reader.read())
+        for sample in family.samples
+    }
+    assert values["juggler_agent_return_mean", "b"] == -3.0
+    assert values["juggler_agent_episodes_total", "a"] == 2
+
+
+def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:
+    world = world_of_one(tmp_path, evaluation_seconds=1000.0)
+    player = world.join("evaluator")
+    world.get_ready(player)
+    train(world, 1.0, -1.0, episodes=1)
+    world.parts.evaluations.begin(0)
+    play(world, player, 4.0, -4.0)
+    line = metrics_line(world.parts)
+    assert line["evaluation_return_mean"] == 0.0
+    assert line["by_agent"]["a"]["evaluation_return_mean"] == 4.0
+    assert world.parts.metrics.of("main").evaluation_return == 0.0
+
+
+def test_a_run_of_many_agents_has_no_metrics_of_each(tmp_path: Path) -> None:
+    many = {f"agent_{k}": "main" for k in range(33)}
+    world = world_of_one(tmp_path, agents=many)
+    assert "by_agent" not in metrics_line(world.parts)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (agent_returns(c=[1.0]), "returns of 'c', which is no agent of this run"),
+        (agent_returns(a=[float("nan")]), "a return that is not finite"),
+        (agent_returns(a=[1.0, 1.0]), "2 returns of an agent in 1 episodes"),
+        ([training_pb2.AgentReturns(agent="a", module_id="m" * 300)], "a module has no name"),
+    ],
+)
+def test_an_envrunner_whose_agents_returns_cannot_be_is_let_go(
+    tmp_path: Path, said: list[training_pb2.AgentReturns], words: str
+) -> None:
+    world = world_of_one(tmp_path)
+    train(world, 1.0, 1.0, episodes=1, agent_returns=said)
+    assert words in world.why_dismissed(world.runner)
+    assert world.parts.metrics.episodes == 0
+
+
+def found(*agents: str, **keys: Any) -> RunConfig:
+    return with_agents(RunConfig.from_flat(keys), [FoundGroup(agents, None, None)])
+
+
+@pytest.mark.parametrize(
+    ("agents", "goals", "words"),
+    [
+        (("a", "b"), {"mian": 1.0}, "neither a module nor an agent of this run: did you mean 'ma"),
+        (("a", "b"), {"zebra": 1.0}, "of this run: known are a, b, main"),
+        ((), {"main": 20.0}, "CartPole-v1 has one agent: give a number alone, such as stop_ret"),
+        (tuple(f"a{k}" for k in range(33)), {"a3": 1.0}, "'a3' is one of 33 agents, and with more"),
+    ],
+)
+def test_a_goal_of_nobody_is_refused_with_the_nearest_name(
+    agents: tuple[str, ...], goals: dict[str, float], words: str
+) -> None:
+    keys: dict[str, Any] = {"agents": {"*": "main"}} if agents else {}
+    with pytest.raises(ConfigError) as refused:
+        found(*agents, stop_return=goals, **keys)
+    assert words in str(refused.value)
+
+
+def test_a_goal_may_be_of_a_module_or_of_an_agent() -> None:
+    config = found("a", "b", agents={"*": "main"}, stop_return={"main": 20, "b": 1.5})
+    assert config.driver.stop_return == {"main": 20.0, "b": 1.5}
+    assert RunConfig.from_flat(config.flat()) == config
+
+
+CONFIG = {"env": "pettingzoo:classic/connect_four_v3", "algorithm": "ppo"}
+LINE = {
+    **{"wall_time": 3.0, "env_steps_trained": 100, "steps_per_second": 10.0, "updates": 1},
+    **{"episode_return_mean": 0.0, "staleness_mean": 0.0, "num_env_runners": 2},
+    "by_agent": {"white": {"episode_return_mean": 0.3}, "black": {"episode_return_mean": -0.3}},
+}
+
+
+def test_progress_shows_the_return_of_each_agent_where_one_module_plays_them_all() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.start({**CONFIG, "stop_return": {"main": 0.9, "white": 0.5}})
+    progress.update({**LINE, "stop_returns": {"main": 0.0, "white": 0.3}})
+    start, line = stream.getvalue().splitlines()
+    assert start == f"training {CONFIG['env']} with ppo until a return of main 0.9 and white 0.5"
+    assert "return    0.00 (main 0.00, white 0.30, black -0.30)  steps" in line
+
+
+def test_the_live_display_has_a_bar_for_each_goal() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system=None)
+    progress = LiveProgress(console)
+    progress._config = {**CONFIG, "stop_return": {"main": 0.9}}
+    for mean in (0.0, 0.45):
+        progress.update({**LINE, "stop_returns": {"main": mean}})
+    with console.capture() as captured:
+        console.print(progress)
+    row = next(row for row in captured.get().splitlines() if "│ main" in row)
+    assert "0.45" in row
+    assert "0.90" in row
+    assert "━" in row

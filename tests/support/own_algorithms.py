@@ -1,0 +1,43 @@
+"""Algorithms of one's own, some of which cannot learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import juggler
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.core.gradient_core import Forward, Loss
+from juggler.learner.core.population import Population
+
+
+class Fails(Impala):
+    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+        raise KeyError("advantages")
+
+
+class TellsSteps(Impala):
+    """Fails with the number of steps that it is to learn from."""
+
+    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+        raise RuntimeError(f"{int(columns['live'].sum())} steps")
+
+
+class Failing(juggler.Algorithm):
+    config, core = ImpalaConfig, Fails
+
+
+class Counting(juggler.Algorithm):
+    config, core = ImpalaConfig, TellsSteps
+
+
+class Learning(juggler.Algorithm):
+    config, core = ImpalaConfig, Impala
+
+
+def many(*arguments: Any) -> Population:
+    return Population(Impala(*arguments), size=2)
+
+
+class Many(juggler.Algorithm):
+    config, core = ImpalaConfig, "support.own_algorithms:many"
