@@ -62,16 +62,18 @@ def from_bytes(told: bytes) -> tuple[FoundGroup, ...]:
 def needs_environment(config: RunConfig) -> bool:
     """Whether only the environment says which modules a run has, so that it has to be made before
     the run begins, on the driver's host, wherever EnvRunners are."""
+    if config.env_runner.gateway:
+        return False  # simulators tell their agents when they dial
     tables = config.agents
     is_known = bool(tables.agents) or not config.env_runner.env.startswith((PETTINGZOO, OPENSPIEL))
     return tables.has_patterns or not is_known
 
 
 def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
-    """A configuration whose table `agents` names every agent of its environment.
+    """A configuration whose table `agents` names every agent of its environment, if it is here.
 
     Args:
-        config: may have patterns there, or nothing.
+        config: may have patterns there, or nothing. With a gateway they stay.
         groups: of the environment; (): nobody here knows it.
 
     Raises:
@@ -79,6 +81,8 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
             it.
     """
     tables = config.agents
+    if config.env_runner.gateway:
+        return _with_simulators(config)
     if not groups:
         if tables.has_patterns:
             key = "agents" if tables.agents else "modules"
@@ -89,9 +93,13 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
-    played_by = tables.mapping([group.agents for group in groups])
+    return _playing(config, tables.mapping([group.agents for group in groups]))
+
+
+def _playing(config: RunConfig, played_by: dict[str, str]) -> RunConfig:
+    """A configuration with this table of agents."""
     modules = {}
-    for module_id, table in tables.modules.items():
+    for module_id, table in config.agents.modules.items():
         modules[module_id] = dict(table)
         if "algorithm" in table:
             # Whoever acts reads this without the algorithm, which may bring a module of its own.
@@ -99,6 +107,19 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     found = replace(config, agents=AgentsConfig(agents=played_by, modules=modules))
     found.validate()
     return found
+
+
+def _with_simulators(config: RunConfig) -> RunConfig:
+    """Of a run whose simulators tell their agents when they dial: patterns stay."""
+    tables = config.agents
+    if tables.agents:
+        return _playing(config, tables.agents)
+    if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
+        raise ConfigError(
+            f"modules: simulators have one agent, unless the table agents says who acts for whom: "
+            f"add it, or leave out {listed(others)}"
+        )
+    return config
 
 
 def _with_one_agent(config: RunConfig) -> RunConfig:

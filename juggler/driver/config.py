@@ -112,11 +112,12 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
-        if (runner.gateway or runner.is_elsewhere) and (tables.agents or tables.modules):
+        is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
+        if is_elsewhere and (tables.agents or tables.modules):
             key = "agents" if tables.agents else "modules"
-            where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
             raise ConfigError(
-                f"{key} with {where}: its environments have one agent; leave out the table {key}"
+                f"{key} with env = {runner.env!r}: its environments have one agent; leave out the "
+                f"table {key}"
             )
         for module_id, table in self.agents.modules.items():
             self._check_keys(module_id, table)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.agents_config import RANDOM
-from juggler.driver.agents_config import matches as fits
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import must_be_given_again
+from juggler.envrunner.agent_names import matches as fits
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.nearest import nearest
 

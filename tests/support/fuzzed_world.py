@@ -200,7 +200,9 @@ class FuzzedGateway(Books):
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(self, observation_space: Any, action_space: Any) -> Player:
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Any, action_space: Any
+    ) -> Player:
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(self.connectors), observation_space, action_space
         )
@@ -212,7 +214,10 @@ class FuzzedGateway(Books):
         self.player.publisher = InstantPublisher(policy, *both)
         return self.player
 
-    def wanted(self) -> int:
+    def holds_up(self, module_id: str) -> bool:
+        return True
+
+    def wanted(self, module_id: str) -> int:
         assert self.player is not None
         kept = self.player.environments
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
@@ -253,7 +258,7 @@ class FuzzedGateway(Books):
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
         assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
         everyone = self.server._manager.sessions.by_id.values()
-        assert len(kept) == sum(len(session.slots) for session in everyone)
+        assert len(kept) == sum(session.environments for session in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:
         return sum(counts.get(f"steps_{name}", 0) for name in ("unrecorded", "stale", "lost"))

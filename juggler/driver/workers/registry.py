@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
+from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
@@ -251,7 +252,10 @@ class WorkerRegistry:
         """
         rows, steps = self._environments(role), self.config.env_runner.fragment_steps
         several = bool(self.config.played_by)
-        most = rows * list(self.config.played_by.values()).count(module.module_id)
+        if self.config.env_runner.gateway:  # what it knows are patterns
+            most = rows * MOST_AGENTS
+        else:
+            most = rows * list(self.config.played_by.values()).count(module.module_id)
         right = 1 <= module.rows <= most if several else module.rows == rows
         if right and module.steps == steps:
             return

@@ -240,3 +240,15 @@ class PacedSlots:
             self.rows.finish(row, step, take(self.rows.columns["observations"], (row, step)))
             of["row"][place], of["step"][place] = new, 0
             self.counts["rows_cut"] += 1
+
+    def drop_stale(self) -> int:
+        """Free complete rows that are too old for a batch -> the steps in them."""
+        rows, columns, dropped = self.rows, self.rows.columns, 0
+        # A row that is full in time waits for at most as long again.
+        oldest = self._newest.update - 2 * self._row_age
+        for row in [row for row in rows.complete if int(columns["updates"][row, 0]) < oldest]:
+            dropped += int(columns["lengths"][row])
+            rows.complete.remove(row)
+            rows.give_back(row)
+        self.counts["steps_stale"] += dropped
+        return dropped
