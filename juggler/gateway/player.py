@@ -152,7 +152,10 @@ class Player:
             steps.acting = steps.slots
             if steps.paused:
                 steps.acting = np.delete(steps.slots, steps.paused)
-                self.environments.pause(steps.slots[steps.paused].tolist())
+                waits = (
+                    self.environments.rest if steps.session.episodes else self.environments.pause
+                )
+                waits(steps.slots[steps.paused].tolist())
             self.waiting.append(steps)
 
     def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
