@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -55,8 +55,19 @@ class RunConfig:
     @property
     def played_by(self) -> dict[str, str]:
         """By agent, the module that plays it, as preflight has found it; {}: the environments have
-        one agent."""
+        one agent. With a gateway it may have patterns."""
         return dict(self.agents.agents)
+
+    def played_by_in(self, groups: Sequence[Sequence[str]]) -> dict[str, str]:
+        """By agent of an environment, the module that plays it.
+
+        Args:
+            groups: the agents of the environment; those of a group have equal spaces.
+
+        Raises:
+            ConfigError: the run had simulators, and its table does not suit these agents.
+        """
+        return self.agents.mapping(groups) if self.env_runner.gateway else self.played_by
 
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""

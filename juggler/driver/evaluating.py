@@ -148,7 +148,8 @@ def _play_together(
     envs = make_multi_agent_envs(config.env_runner, factory)
     try:
         modules = []
-        for module_id, role in cast(envs, config.played_by, config.module_ids).items():
+        played_by = config.played_by_in([group.agents for group in envs.groups])
+        for module_id, role in cast(envs, played_by, config.module_ids).items():
             spaces = role.spaces
             built, connectors, module_to_env = parts(
                 module_id, spaces.observation_space, spaces.action_space

@@ -88,7 +88,8 @@ def play_matches(
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
     envs = make_multi_agent_envs(config.env_runner, env if callable(env) else None)
     try:
-        chosen = _chosen(envs.agents, players, config)
+        own = config.played_by_in([group.agents for group in envs.groups])
+        chosen = _chosen(envs.agents, players, own)
         seats = _Seats(where, config.module_ids, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
         seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
@@ -100,9 +101,14 @@ def play_matches(
 
 
 def _chosen(
-    agents: tuple[str, ...], players: Mapping[str, str | Policy], config: RunConfig
+    agents: tuple[str, ...], players: Mapping[str, str | Policy], own: Mapping[str, str]
 ) -> dict[str, str | Policy]:
     """Who plays each agent.
+
+    Args:
+        agents: their names.
+        players: given, by name or pattern.
+        own: by agent, the module that plays it where nobody is given.
 
     Raises:
         ConfigError: a pattern matches no agent.
@@ -110,7 +116,6 @@ def _chosen(
     for pattern in players:
         if not any(fits(agent, pattern) for agent in agents):
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
-    own = config.played_by
     return {
         agent: next((who for pattern, who in players.items() if fits(agent, pattern)), own[agent])
         for agent in agents
