@@ -108,6 +108,7 @@ play_agents(game, sys.argv[1])
 DUEL = """
 env = "duel"
 algorithm = "ppo"
+num_env_runners = 1
 envs_per_runner = 4
 batch_size = 128
 stop_steps = 6000
@@ -178,7 +179,7 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while not (found := re.search(r"takes simulators at (\S+);", output.read_text())):
             assert time.monotonic() < deadline, output.read_text()
             assert run.poll() is None, output.read_text()

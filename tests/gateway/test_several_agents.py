@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents_world import SEEN, SPACES, THREE_WAYS, AgentsWorld, see
+from support.agents_world import SPACES, THREE_WAYS, AgentsWorld, see
 from support.gateway_world import eventually
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
@@ -285,4 +285,3 @@ def test_a_client_says_what_it_cannot_send(make_world: Callable[..., AgentsWorld
             session.step(truncated=True)
     with pytest.raises(ValueError, match="agents is empty"):
         connect_agents(world.address, {})
-    assert SEEN.shape == (2,)
