@@ -105,8 +105,10 @@ def test_a_game_for_two_is_learned_from(place: Path, play: str) -> None:
         assert "ENDED: the gateway leaves" in follow([*build, last], place, address)
     summary = json.loads((place / "run" / "summary.json").read_text())
     assert summary["episode_return_mean"] == 0  # what one wins, the other loses
-    books = summary["by_module"]["player"]
-    assert books["env_steps_trained"] >= 20_000
+    assert summary["env_steps_trained"] >= 20_000
+    assert summary["env_steps_sampled"] == (
+        summary["env_steps_trained"] + sum(summary["env_steps_dropped"].values())
+    )
 
 
 @pytest.mark.slow
