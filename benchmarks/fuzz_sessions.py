@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -46,15 +47,16 @@ def _fuzz(seconds: float, seed: int, stride: int) -> Counter[str]:
     counts = Counter[str]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for wild in (False, True):
+        for wild, several in product((False, True), repeat=2):
             counts["stories"] += 1
             try:
-                gateway = Story(seed, wild).tell(EVENTS)
+                gateway = Story(seed, wild, several).tell(EVENTS)
                 counts["messages"] += gateway.messages
                 counts["steps"] += gateway.live
             except Exception:
                 counts["wrong"] += 1
-                print(f"Story({seed}, {wild}).tell({EVENTS}):\n{traceback.format_exc()}")
+                story = f"Story({seed}, {wild}, {several}).tell({EVENTS})"
+                print(f"{story}:\n{traceback.format_exc()}")
         seed += stride
     return counts
 

@@ -15,7 +15,7 @@ import tyro
 from juggler.cli.arguments import parse, report_errors
 from juggler.driver.config import ConfigError
 from juggler.driver.record.candidates import Played
-from juggler.envrunner.agent_returns import MOST_AGENTS
+from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
 PROGRESS_SECONDS = 5.0
 
@@ -77,7 +77,7 @@ def _evaluate(given: Arguments) -> int:
         f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
         f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
     )
-    for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_AGENTS]:
+    for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
     _tell_videos(given, played.videos)

@@ -17,24 +17,29 @@ needs onnxruntime for that. Gymnasium spaces are accepted as well.
 
 from __future__ import annotations
 
+from juggler.client.agents import AgentsSession, connect_agents
 from juggler.client.connection import GatewayError
 from juggler.client.gymnasium import play
 from juggler.client.local import LocalSession
+from juggler.client.pettingzoo import play_agents
 from juggler.client.recording import RecordingSession
 from juggler.client.session import Session, connect
 from juggler.client.spaces import box, dict_of, discrete, multi_binary, multi_discrete, tuple_of
 
 __all__ = [
+    "AgentsSession",
     "GatewayError",
     "LocalSession",
     "RecordingSession",
     "Session",
     "box",
     "connect",
+    "connect_agents",
     "dict_of",
     "discrete",
     "multi_binary",
     "multi_discrete",
     "play",
+    "play_agents",
     "tuple_of",
 ]

@@ -18,6 +18,7 @@ import grpc
 from juggler.client.spaces import Values
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+PROTOCOL = 1
 _METHOD = "/juggler.simulator.v1.Simulator/Session"
 _MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
@@ -213,24 +214,13 @@ class AnySession:
 
     Args:
         connection: the session's connection.
-        observations: values of the simulator's observations.
-        actions: values of its actions.
-        environments: N; None: one environment, without a dimension for it.
 
     Attributes:
         welcome: the gateway's first message, a `Welcome` of simulator.proto.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        observations: Values,
-        actions: Values,
-        environments: int | None,
-    ) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._observations, self._actions = observations, actions
-        self._count = environments
         self._seq = 0
         self.welcome = connection.welcome
 
@@ -243,6 +233,28 @@ class AnySession:
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         self.close()
+
+
+class OneAgentSession(AnySession):
+    """A session of a simulator with one agent.
+
+    Args:
+        connection: the session's connection.
+        observations: values of the simulator's observations.
+        actions: values of its actions.
+        environments: N; None: one environment, without a dimension for it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        observations: Values,
+        actions: Values,
+        environments: int | None,
+    ) -> None:
+        super().__init__(connection)
+        self._observations, self._actions = observations, actions
+        self._count = environments
 
 
 class _Ended(grpc.RpcError):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from juggler.client.connection import AnySession, Connection, GatewayError
+from juggler.client.connection import Connection, GatewayError, OneAgentSession
 from juggler.client.spaces import Values, tensor_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 Version = tuple[int, int]
 
 
-class RecordingSession(AnySession):
+class RecordingSession(OneAgentSession):
     """Sends episodes. As a context manager, it waits at its end until the gateway has accepted them
     all.
 

@@ -7,13 +7,12 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from juggler.client.connection import AnySession, Connection
+from juggler.client.connection import PROTOCOL, Connection, OneAgentSession
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
 from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-_PROTOCOL = 1
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
 
 
@@ -107,8 +106,8 @@ def connect(
         raise ValueError(f"environments = {environments}: must be at least 1, or None for one")
     observations, actions = as_message(observation_space), as_message(action_space)
     hello = pb.Hello(
-        protocol_min=_PROTOCOL,
-        protocol_max=_PROTOCOL,
+        protocol_min=PROTOCOL,
+        protocol_max=PROTOCOL,
         client=name,
         mode=_MODES[mode],
         environments=environments or 1,
@@ -127,7 +126,7 @@ def connect(
         raise
 
 
-class Session(AnySession):
+class Session(OneAgentSession):
     """Asks for actions, step by step.
 
     Attributes:

@@ -151,6 +151,11 @@ class Values:
             for path, dtype, shape in self.leaves
         }
 
+    def blank(self) -> Any:
+        """Zeros [1, ...]."""
+        arrays = {path: np.zeros((1, *shape), dtype) for path, dtype, shape in self.leaves}
+        return self.from_arrays(arrays)
+
     def from_tensors(self, tensors: Sequence[pb.NamedTensor]) -> Any:
         """Values [R, ...] of tensors, in newly allocated memory."""
         arrays = {

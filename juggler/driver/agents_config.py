@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any, Final
 
 from juggler.driver.driver_config import ConfigError
+from juggler.envrunner.agent_names import matches
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
@@ -323,12 +323,6 @@ def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
     shown = [repr(name) for name in list(names)[:most]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def matches(agent: str, pattern: str) -> bool:
-    """Whether a pattern, with `*`, `?` and `[...]`, or a name is for this agent."""
-    # An agent's own name may have characters that mean something in a pattern, as in agent[0].
-    return agent == pattern or fnmatchcase(agent, pattern)
 
 
 def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:

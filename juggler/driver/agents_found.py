@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.envrunner.agent_returns import MOST_AGENTS, has_metrics_by_agent
+from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -64,16 +64,18 @@ def from_bytes(told: bytes) -> tuple[FoundGroup, ...]:
 def needs_environment(config: RunConfig) -> bool:
     """Whether only the environment says which modules a run has, so that it has to be made before
     the run begins, on the driver's host, wherever EnvRunners are."""
+    if config.env_runner.gateway:
+        return False  # simulators tell their agents when they dial
     tables = config.agents
     is_known = bool(tables.agents) or not config.env_runner.env.startswith((PETTINGZOO, OPENSPIEL))
     return tables.has_patterns or not is_known
 
 
 def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
-    """A configuration whose table `agents` names every agent of its environment.
+    """A configuration whose table `agents` names every agent of its environment, if it is here.
 
     Args:
-        config: may have patterns there, or nothing.
+        config: may have patterns there, or nothing. With a gateway they stay.
         groups: of the environment; (): nobody here knows it.
 
     Raises:
@@ -81,6 +83,8 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
             it.
     """
     tables = config.agents
+    if config.env_runner.gateway:
+        return _with_simulators(config)
     if not groups:
         if tables.has_patterns:
             key = tables.first_given
@@ -92,9 +96,14 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
-    played_by = tables.found_in([group.agents for group in groups])
+    return _playing(config, tables.found_in([group.agents for group in groups]))
+
+
+def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunConfig:
+    """A configuration with this table of agents."""
+    tables = config.agents
     modules = {}
-    for module_id, table in tables.modules.items():
+    for module_id, table in config.agents.modules.items():
         modules[module_id] = dict(table)
         if "algorithm" in table:
             # Whoever acts reads this without the algorithm, which may bring a module of its own.
@@ -103,6 +112,19 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
     found.validate()
     _check_goals(found)
     return found
+
+
+def _with_simulators(config: RunConfig) -> RunConfig:
+    """Of a run whose simulators tell their agents when they dial: patterns stay."""
+    tables = config.agents
+    if tables.agents:
+        return _playing(config, tables.agents)
+    if others := [each for each in tables.modules if each != DEFAULT_MODULE]:
+        raise ConfigError(
+            f"modules: simulators have one agent, unless the table agents says who acts for whom: "
+            f"add it, or leave out {listed(others)}"
+        )
+    return config
 
 
 def _with_one_agent(config: RunConfig) -> RunConfig:
@@ -159,5 +181,6 @@ def _check_goals(config: RunConfig) -> None:
         if not has_metrics_by_agent(agents):
             raise ConfigError(
                 f"stop_return: {name!r} is one of {len(agents)} agents, and with more than "
-                f"{MOST_AGENTS} only modules have goals: name one of {listed(config.module_ids)}"
+                f"{MOST_WITH_METRICS} only modules have goals: name one of "
+                f"{listed(config.module_ids)}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -66,18 +66,34 @@ class RunConfig:
         return tuple(each for each in self.agents.acting_ids if each not in self.module_ids)
 
     @property
-    def played_by(self) -> dict[str, tuple[str, ...]]:
-        """By agent, the modules that may play it, trained or not, as preflight has found them; {}:
-        the environments have one agent."""
-        return {agent: may_play(said) for agent, said in self.agents.agents.items()}
-
-    @property
     def critics_see(self) -> tuple[str, ...]:
         """What value functions see beside the observations of their own agents: values of
         `critic_sees`, without "observation"."""
         tables = self.agents.modules.values()
         seen = [self.module.critic_sees, *(table.get("critic_sees") for table in tables)]
         return tuple(sorted({str(each) for each in seen if each not in (None, "observation")}))
+
+    @property
+    def played_by(self) -> dict[str, tuple[str, ...]]:
+        """By agent, the modules that may play it, trained or not, as preflight has found them; {}:
+        the environments have one agent. With a gateway it may have patterns."""
+        return _all_ids(self.agents.agents)
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Of several agents; (): there is one, or simulators tell their agents later."""
+        return () if self.env_runner.gateway else tuple(self.played_by)
+
+    def played_by_in(self, groups: Sequence[Sequence[str]]) -> dict[str, tuple[str, ...]]:
+        """By agent of an environment, the modules that may play it.
+
+        Args:
+            groups: the agents of the environment; those of a group have equal spaces.
+
+        Raises:
+            ConfigError: the run had simulators, and its table does not suit these agents.
+        """
+        return _all_ids(self.agents.found_in(groups)) if self.env_runner.gateway else self.played_by
 
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""
@@ -134,15 +150,27 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
-        if (runner.gateway or runner.is_elsewhere) and self.module.critic_sees != "observation":
+        outside = runner.gateway or runner.is_elsewhere
+        if outside and (seen := self.critics_see):
             raise ConfigError(
-                f"critic_sees = {self.module.critic_sees!r}: simulators send what an agent "
-                "observes, and no more that a value function could see; leave it out"
+                f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
+                "that a value function could see; leave it out"
             )
-        if (runner.gateway or runner.is_elsewhere) and (key := tables.first_given):
-            where = f"gateway = {runner.gateway!r}" if runner.gateway else f"env = {runner.env!r}"
+        if runner.gateway and (drawn := tables.mapping or self.others):
+            what = f"mapping = {drawn!r}" if tables.mapping else f"module {self.others[0]!r}"
             raise ConfigError(
-                f"{key} with {where}: its environments have one agent; leave out {key}"
+                f"agents: {what} with gateway = {runner.gateway!r}: simulators play with modules "
+                "that are trained, the same ones in every episode"
+            )
+        if runner.gateway and any(len(ids) > 1 for ids in self.played_by.values()):
+            raise ConfigError(
+                f"agents: a list of modules with gateway = {runner.gateway!r}: simulators play "
+                "with the same module in every episode; name one for each pattern"
+            )
+        is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
+        if is_elsewhere and (key := tables.first_given):
+            raise ConfigError(
+                f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
             )
         for module_id, table in self.agents.modules.items():
             if not is_frozen(table):
@@ -367,3 +395,8 @@ def _value(key: str, value: Any, hint: Any, where: str) -> Any:
         if text.startswith("Invalid enum value"):
             text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
         raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error
+
+
+def _all_ids(agents: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:
+    """By agent or pattern, the modules that may play."""
+    return {agent: may_play(said) for agent, said in agents.items()}

@@ -175,7 +175,8 @@ def _play_together(
         return ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
 
     try:
-        modules, played_by, tables = [], config.played_by, config.agents
+        modules, tables = [], config.agents
+        played_by = config.played_by_in([group.agents for group in envs.groups])
         ids = [*config.module_ids, *tables.frozen_ids]
         for module_id, role in cast(envs, played_by, ids).items():
             spaces = role.spaces.observation_space, role.spaces.action_space

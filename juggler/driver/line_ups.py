@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.agents_config import listed
-from juggler.driver.agents_config import matches as fits
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import must_be_given_again
+from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import place_and_module
@@ -102,7 +102,8 @@ def play_matches(
         factory = record_games(config.env_runner, factory, [list(videos)])
     envs = make_multi_agent_envs(config.env_runner, factory)
     try:
-        chosen = _chosen(envs.agents, players, config)
+        own = config.played_by_in([group.agents for group in envs.groups])
+        chosen = _chosen(envs.agents, players, own)
         seats = _Seats(where, config.agents.acting_ids, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
         seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
@@ -114,9 +115,14 @@ def play_matches(
 
 
 def _chosen(
-    agents: tuple[str, ...], players: Mapping[str, str | Policy], config: RunConfig
+    agents: tuple[str, ...], players: Mapping[str, str | Policy], own: Mapping[str, Sequence[str]]
 ) -> dict[str, str | Policy]:
     """Who plays each agent.
+
+    Args:
+        agents: their names.
+        players: given, by name or pattern.
+        own: by agent, the modules that may play it where nobody is given.
 
     Raises:
         ConfigError: a pattern matches no agent, or it is not said who plays an agent.
@@ -126,14 +132,13 @@ def _chosen(
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")
     chosen = {}
     for agent in agents:
-        own = config.played_by[agent]
         named = next((who for pattern, who in players.items() if fits(agent, pattern)), None)
-        if named is None and len(own) > 1:
+        if named is None and len(own[agent]) > 1:
             raise ConfigError(
-                f"agent {agent!r} is played by one of {listed(own)} in each episode of this run: "
-                "name a player for it"
+                f"agent {agent!r} is played by one of {listed(own[agent])} in each episode of this "
+                "run: name a player for it"
             )
-        chosen[agent] = own[0] if named is None else named
+        chosen[agent] = own[agent][0] if named is None else named
     return chosen
 
 

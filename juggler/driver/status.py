@@ -74,7 +74,7 @@ class StatusReader:
 
     def _agents(self) -> Iterator[status_pb2.AgentStatus]:
         """Each agent, if there are several and not many."""
-        agents = self.parts.config.played_by
+        agents = self.parts.config.agent_names
         for agent in agents if has_metrics_by_agent(agents) else ():
             metrics = self.parts.metrics.of_agent(agent)
             yield status_pb2.AgentStatus(

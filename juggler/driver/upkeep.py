@@ -184,10 +184,9 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
             module_id: _module_line(parts, module_id) for module_id in core.modules
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
-    if has_metrics_by_agent(parts.config.played_by):
-        line["by_agent"] = {
-            agent: parts.metrics.of_agent(agent).line() for agent in parts.config.played_by
-        }
+    agents = parts.config.agent_names
+    if has_metrics_by_agent(agents):
+        line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
     stop_return = parts.config.driver.stop_return
     if isinstance(stop_return, Mapping):
         line["stop_returns"] = ReturnGoals(stop_return).now(parts.metrics)

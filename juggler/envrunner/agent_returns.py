@@ -14,12 +14,12 @@ from juggler.runtime.wire.v1 import training_pb2
 AgentReturns = dict[tuple[str, str], list[float]]
 
 #: With more agents, a run has no metrics of each.
-MOST_AGENTS: Final = 32
+MOST_WITH_METRICS: Final = 32
 
 
 def has_metrics_by_agent(agents: Collection[str]) -> bool:
     """Tell whether a run has metrics of each agent: not of one alone, nor of many."""
-    return 0 < len(agents) <= MOST_AGENTS
+    return 0 < len(agents) <= MOST_WITH_METRICS
 
 
 def add_returns(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from juggler.gateway.row_layout import Layout
 from juggler.runtime.episodes.version import Version
@@ -13,6 +15,31 @@ _TO_SIMULATOR_ACTIONS = b"\x12"
 _BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
 _ACTIONS_ACTIONS = b"\x22"
 _TENSOR_DATA = b"\x22"
+
+
+class Part(NamedTuple):
+    """The actions of one agent.
+
+    Attributes:
+        size: in bytes.
+        pieces: the bytes.
+    """
+
+    size: int
+    pieces: list[bytes]
+
+
+def action_batch(seq: int, parts: Sequence[Part]) -> bytes:
+    """A ToSimulator with an ActionBatch.
+
+    Args:
+        seq: of the batch of steps.
+        parts: the actions of its agents.
+    """
+    number = varint(seq)
+    size = 1 + len(number) + sum(part.size for part in parts)
+    head = [_TO_SIMULATOR_ACTIONS, varint(size), _BATCH_SEQ, number]
+    return b"".join(chain(head, *(part.pieces for part in parts)))
 
 
 class Answers:
@@ -26,32 +53,29 @@ class Answers:
         self._leaves = layout.leaves
         self._policy = policy
         self._version: Version | None = None
-        self._beginnings: dict[int, tuple[int, list[bytes]]] = {}  # by rows, of that version
+        # By agent and rows, of that version.
+        self._beginnings: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
 
-    def message(self, seq: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
-        """A ToSimulator with an ActionBatch.
-
+    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> Part:
+        """
         Args:
-            seq: of the batch of steps.
+            agent: its index in the session.
             rows: R.
             data: of each leaf, R rows.
             version: of the weights that acted.
         """
         if version != self._version:
             self._version, self._beginnings = version, {}
-        if rows not in self._beginnings:
-            self._beginnings[rows] = self._written(rows, version)
-        size, beginnings = self._beginnings[rows]
-        number = varint(seq)
-        parts = [_TO_SIMULATOR_ACTIONS, varint(1 + len(number) + size), _BATCH_SEQ, number]
-        for beginning, content in zip(beginnings, data, strict=True):
-            parts += (beginning, content)
-        return b"".join(parts)
+        key = agent, rows
+        if key not in self._beginnings:
+            self._beginnings[key] = self._written(agent, rows, version)
+        size, beginnings = self._beginnings[key]
+        return Part(size, [*chain.from_iterable(zip(beginnings, data, strict=True))])
 
-    def _written(self, rows: int, version: Version) -> tuple[int, list[bytes]]:
-        """The size of the message, and the bytes before those of each leaf."""
+    def _written(self, agent: int, rows: int, version: Version) -> tuple[int, list[bytes]]:
+        """The size of the part, and the bytes before those of each leaf."""
         newest = pb.PolicyVersion(generation=version.generation, update=version.update)
-        head = pb.Actions(policy=self._policy, version=newest).SerializeToString()
+        head = pb.Actions(agent=agent, policy=self._policy, version=newest).SerializeToString()
         tensors = []
         for leaf in self._leaves:
             shape = (rows, *leaf.shape)

@@ -35,6 +35,8 @@ class Environments(PacedSlots):
     def __init__(self, observation_space: Space[Any], policy: GatheredPolicy, steps: int) -> None:
         super().__init__(observation_space, policy, steps, _MOST_UPDATES)
         self._parked = 0  # rows that stand still at their first step
+        # Places with a row whose agent waits for its next episode, and since when.
+        self._resting: dict[int, float] = {}
 
     # -- who is there ---------------------------------------------------------------------------
 
@@ -53,8 +55,15 @@ class Environments(PacedSlots):
             self.of["acted"][place] = False
             self._places.give_back(place)
 
+    def pause(self, places: NDArray[np.intp]) -> None:
+        """Complete rows, as `PacedSlots.pause` does."""
+        for place in places.tolist():
+            self._resting.pop(place, None)
+        super().pause(places)
+
     def cut(self, place: int) -> None:
         """Complete its row, and truncate the episode at its end."""
+        self._resting.pop(place, None)
         row, step = int(self.of["row"][place]), int(self.of["step"][place])
         columns = self.rows.columns
         if row >= 0 and step:
@@ -80,6 +89,8 @@ class Environments(PacedSlots):
             slots: [B] the places of their rows, in order.
             observations: [B, ...] after those actions, as batches hold them.
         """
+        if self._resting:
+            self._wake(slots, observations)
         acted = self.of["acted"][slots]  # [B]
         if not acted.any():
             return
@@ -96,6 +107,19 @@ class Environments(PacedSlots):
                 self.counts["episodes"] += len(over)
         self.observe(slots, observations)
 
+    def rest(self, places: NDArray[np.intp]) -> None:
+        """Agents wait for their next episodes, which are to go on in their rows."""
+        held = places[self.of["row"][places] >= 0]
+        self._resting.update(dict.fromkeys(held.tolist(), time.monotonic()))
+
+    def _wake(self, slots: NDArray[np.intp], observations: Tree) -> None:
+        """Begin the next episode of agents that have rested, with the observations [B, ...]."""
+        back = [at for at, place in enumerate(slots.tolist()) if place in self._resting]
+        for at in back:
+            del self._resting[int(slots[at])]
+        if back:
+            self.observe(slots[back], take(observations, back))
+
     def act(
         self, places: NDArray[np.intp], recording: NDArray[np.bool_], observations: Tree
     ) -> Any:
@@ -109,12 +133,17 @@ class Environments(PacedSlots):
     def hand_in_old(self, version: Version) -> None:
         """Hand in rows that began with weights too far behind the newest."""
         self._newest[:] = version
-        self.hand_in(self._is_old(self.of["row"]) & self.of["acted"])
+        old = self._is_old(self.of["row"])
+        self.hand_in(old & self.of["acted"])
+        resting = np.array([place for place in self._resting if old[place]], np.intp)  # [B]
+        self.pause(resting)
 
     def hand_in_stalled(self) -> None:
         """Hand in rows of simulators that take long for a step. To be called now and then."""
-        of = self.of
-        stalled = of["acted_at"] < time.monotonic() - STALL_SECONDS
+        of, since = self.of, time.monotonic() - STALL_SECONDS
+        late = [place for place, at in self._resting.items() if at < since]
+        self.pause(np.array(late, np.intp))
+        stalled = of["acted_at"] < since
         self.hand_in(stalled & of["acted"])
         standing = of["acted"] & stalled & (of["row"] >= 0) & (of["step"] == 0)
         self._parked = int(np.count_nonzero(standing))

@@ -10,15 +10,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from google.protobuf.message import DecodeError
 
+from juggler.gateway.answers import action_batch
 from juggler.gateway.clock import Clock
 from juggler.gateway.gateway_stream import GatewayStream
 from juggler.gateway.local_inference import LocalInference
 from juggler.gateway.player import Acted
+from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, Code, Session, SessionError
-from juggler.gateway.step_batches import Steps, read_steps
+from juggler.gateway.sessions import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    SERVED,
+    Code,
+    Session,
+    SessionAgent,
+    SessionError,
+)
+from juggler.gateway.step_batches import Batch, Steps, read_steps
 from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SWEEP_SECONDS = 0.25
@@ -60,7 +71,7 @@ class GatewayServer:
         self._counts: Counter[str] = Counter()
         self._manager = SessionManager(work, settings, self._counts)
         self._local = LocalInference(self._manager, self.wake)
-        self._arrivals: list[Steps] = []
+        self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
         self._news = False
         self._began = 0.0  # to take messages, seconds
@@ -74,6 +85,12 @@ class GatewayServer:
         self._clock.start()
         self.wake()
         return bound
+
+    def take_env_ended(self) -> list[tuple[float, int]]:
+        """Return and length of the environments' episodes that ended since the last call, where
+        simulators may have several agents."""
+        ended, self._manager.env_ended = self._manager.env_ended, []
+        return ended
 
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""
@@ -131,7 +148,7 @@ class GatewayServer:
         self._work.go_on()
         self._act()  # for requests that have just come
         if self._manager.player is not None:
-            self._local.go_on(self._work.wanted())
+            self._local.go_on(self._work.wanted(DEFAULT_MODULE))
             self._work.go_on()
         self._sweep()
         self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
@@ -141,15 +158,32 @@ class GatewayServer:
         arrivals, self._arrivals = self._arrivals, []
         if arrivals:
             self.seconds["gathering"] += began - arrivals[0].arrived
-            assert self._manager.player is not None
-            for steps, refusal in self._manager.player.arrive(arrivals):
-                self._manager.fail(steps.session, refusal)
+            self._take_steps(arrivals)
         leaving, self._leaving = self._leaving, []
         for session in leaving:
             if session.stream is not None:
                 session.stream.close()
             self._manager.close(session)
         self.seconds["messages"] += time.perf_counter() - began
+
+    def _take_steps(self, arrivals: list[Batch]) -> None:
+        by_module: dict[str, list[Steps]] = defaultdict(list)
+        for batch in arrivals:
+            for steps in batch.parts:
+                by_module[steps.agent.module_id].append(steps)
+        refused: set[Steps] = set()
+        errors: dict[Session, SessionError] = {}
+        for module_id, of_module in by_module.items():
+            for steps, refusal in self._manager.players[module_id].arrive(of_module):
+                refused.add(steps)
+                errors.setdefault(steps.session, refusal)
+        for batch in arrivals:
+            if (episodes := batch.session.episodes) is not None:
+                taken = [steps for steps in batch.parts if steps not in refused]
+                over = batch.over if len(taken) == len(batch.parts) else []
+                self._manager.env_ended += episodes.book(taken, over)
+        for session, error in errors.items():
+            self._manager.fail(session, error)
 
     # -- what streams say -----------------------------------------------------------------------
 
@@ -200,59 +234,70 @@ class GatewayServer:
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
-    def _steps(self, session: Session, batch: pb.StepBatch) -> None:
+    def _steps(self, session: Session, message: pb.StepBatch) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
-        if session.repeats(batch.seq):
+        if session.repeats(message.seq):
             return
-        assert self._manager.player is not None
-        steps = read_steps(session, batch, self._manager.player.layout)
-        for at in (*steps.terminated, *steps.truncated):
-            session.acted[steps.environments[at]] = 0
-        session.asks(steps.environments)
-        self._arrivals.append(steps)
+        batch = read_steps(session, message, self._layout_of)
+        for steps in batch.parts:
+            for at in steps.ended:
+                steps.agent.acted[steps.environments[at]] = 0
+            steps.agent.asks(steps.environments)
+        self._arrivals.append(batch)
+
+    def _layout_of(self, agent: SessionAgent) -> Layout:
+        return self._manager.players[agent.module_id].layout
 
     # -- what they are told ---------------------------------------------------------------------
 
     def _act(self) -> None:
-        player = self._manager.player
-        while player is not None and player.waiting:
-            started = time.perf_counter()
-            answers = player.act(self._work.wanted(), self._settings.max_batch)
-            if not answers:
-                return
-            for answer in answers:
-                self._answer(answer)
-                self.counted["waited_seconds"] += started - answer.steps.arrived
-                self.counted["inferred_rows"] += answer.steps.rows
-            self.seconds["inference"] += time.perf_counter() - started
-            self.counted["inferences"] += 1
-            self.counted["inferred_batches"] += len(answers)
+        for module_id, player in self._manager.players.items():
+            while player.waiting:
+                started = time.perf_counter()
+                wanted, holds_up = self._work.wanted(module_id), self._work.holds_up(module_id)
+                answers = player.act(wanted, self._settings.max_batch, holds_up)
+                if not answers:
+                    break
+                for answer in answers:
+                    self._answer(answer)
+                    self.counted["waited_seconds"] += started - answer.steps.batch.arrived
+                    self.counted["inferred_rows"] += answer.steps.rows
+                self.seconds["inference"] += time.perf_counter() - started
+                self.counted["inferences"] += 1
+                self.counted["inferred_batches"] += len(answers)
 
     def _answer(self, answer: Acted) -> None:
-        steps = answer.steps
-        session = steps.session
-        session.acts(steps.environments)
-        for at in steps.paused:
-            session.acted[steps.environments[at]] = 0
-        session.told_to_wait = False
-        message = self._manager.answers.message(
-            steps.seq, steps.rows, answer.actions, answer.version
+        """Answer a batch of steps once all of its agents have their actions."""
+        steps, batch = answer.steps, answer.steps.batch
+        writes = self._manager.answers[steps.agent.module_id]
+        batch.answers[steps.index] = writes.part(
+            steps.index, steps.rows, answer.actions, answer.version
         )
-        session.answers(steps.seq, message)
+        if len(batch.answers) < len(batch.parts):
+            return
+        for steps in batch.parts:
+            steps.agent.acts(steps.environments)
+            for at in steps.paused:
+                steps.agent.acted[steps.environments[at]] = 0
+        batch.session.told_to_wait = False
+        parts = [batch.answers[steps.index] for steps in batch.parts]
+        batch.session.answers(batch.seq, action_batch(batch.seq, parts))
 
     def _sweep(self) -> None:
         """Do what is due every now and then."""
         now = time.monotonic()
-        if self._manager.player is None or now < self._next_sweep:
+        players = self._manager.players.values()
+        if not players or now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_SECONDS
-        self._manager.player.environments.hand_in_stalled()
-        self._manager.player.recorder.hand_in_stalled()
+        for player in players:
+            player.environments.hand_in_stalled()
+            player.recorder.hand_in_stalled()
         for session in self._manager.sessions.overdue():
             self._manager.close(session)
             self._counts["sessions_lost"] += 1
-        waiting = {steps.session for steps in self._manager.player.waiting}
-        waiting |= {recording.session for recording in self._manager.player.recorder.waiting}
+        waiting = {steps.session for player in players for steps in player.waiting}
+        waiting |= {each.session for player in players for each in player.recorder.waiting}
         self._waiting_since = (self._waiting_since or now) if waiting else None
         if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
             self._tell(waiting)
@@ -271,22 +316,28 @@ class GatewayServer:
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
             run_id=self._settings.run_id,
-            modes=[m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged],
+            modes=self._modes(),
             counts=self.counts(),
         )
-        if self._manager.player is not None:
-            info.agents.append(self._manager.agent)
+        info.agents.extend(self._manager.agents.values())
         return info
+
+    def _modes(self) -> list[pb.Mode]:
+        if self._settings.agents:
+            return [pb.REMOTE_INFERENCE]
+        return [m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged]
 
     def counts(self) -> dict[str, float]:
         """Counts of events so far, by name."""
-        counts: dict[str, float] = {**self._counts, **self.counted}
-        counts["sessions"] = len(self._manager.sessions.by_id)
-        if self._manager.player is not None:
-            counts.update(self._manager.player.environments.counts)
-            counts["environments"] = len(self._manager.player.environments)
-            counts["steps_waiting"] = len(self._manager.player.waiting)
-            counts["recorded_steps_waiting"] = self._manager.player.recorder.steps_waiting
+        counts: dict[str, float] = defaultdict(float, {**self._counts, **self.counted})
+        sessions = self._manager.sessions.by_id.values()
+        counts["sessions"] = len(sessions)
+        for player in self._manager.players.values():
+            for name, count in player.environments.counts.items():
+                counts[name] += count
+            counts["environments"] = sum(session.environments for session in sessions)
+            counts["steps_waiting"] += len(player.waiting)
+            counts["recorded_steps_waiting"] += player.recorder.steps_waiting
         if inferences := self.counted["inferences"]:
             counts["rows_per_inference"] = self.counted["inferred_rows"] / inferences
         return counts

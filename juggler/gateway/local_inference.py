@@ -1,4 +1,4 @@
-"""Simulators that act by themselves: recordings come in, policies go out."""
+"""Simulators that act by themselves: recordings come in, policies go out. They have one agent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalInference:
             text = "more recordings wait than the gateway can hold: send smaller ones"
             raise SessionError(Code.FULL, text, message.seq, retryable=True)
         ended = recording.terminated or recording.truncated
-        session.acted[recording.environment] = 0 if ended else 1
+        session.alone.acted[recording.environment] = 0 if ended else 1
         player.recorder.arrive(recording)
 
     def policy(self, session: Session) -> None:
@@ -112,7 +112,7 @@ class LocalInference:
         Raises:
             SessionError: they did not, or are.
         """
-        version, session = recording.version, recording.session
+        version, versions = recording.version, recording.session.alone.versions
         if version is None:
             return
         too_old = version.update < player.version.update - player.recorder.max_staleness
@@ -122,10 +122,10 @@ class LocalInference:
                 "of the policy that acted"
             )
             raise SessionError(Code.UNKNOWN_VERSION, text, recording.seq)
-        if version < session.versions.get(recording.environment, version):
+        if version < versions.get(recording.environment, version):
             text = f"environment {recording.environment}: older weights acted than before"
             raise SessionError(Code.OUT_OF_ORDER, text, recording.seq)
-        session.versions[recording.environment] = version
+        versions[recording.environment] = version
 
 
 def _message(version: Version) -> pb.PolicyVersion:

@@ -152,7 +152,10 @@ class Player:
             steps.acting = steps.slots
             if steps.paused:
                 steps.acting = np.delete(steps.slots, steps.paused)
-                self.environments.pause(steps.slots[steps.paused])
+                waits = (
+                    self.environments.rest if steps.session.episodes else self.environments.pause
+                )
+                waits(steps.slots[steps.paused])
             self.waiting.append(steps)
 
     def _see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
@@ -169,15 +172,16 @@ class Player:
 
     # -- actions that go -------------------------------------------------------------------------
 
-    def act(self, wanted: int, most_rows: int) -> list[Acted]:
+    def act(self, wanted: int, most_rows: int, holds_up: bool = True) -> list[Acted]:
         """Answer steps that wait, oldest first.
 
         Args:
             wanted: rows that may begin. A batch of steps that needs more begins all of its rows if
                 at least one may begin.
             most_rows: of steps at once; a single batch of steps may have more.
+            holds_up: steps wait until their rows may begin; else they are not recorded.
         """
-        chosen, recording = self._next(wanted, most_rows)
+        chosen, recording = self._next(wanted, most_rows, holds_up)
         if not chosen:
             return []
         places = np.concatenate([steps.acting for steps in chosen])  # [B]
@@ -201,7 +205,9 @@ class Player:
             begin = end
         return answers
 
-    def _next(self, wanted: int, most_rows: int) -> tuple[list[Steps], NDArray[np.bool_]]:
+    def _next(
+        self, wanted: int, most_rows: int, holds_up: bool
+    ) -> tuple[list[Steps], NDArray[np.bool_]]:
         """The batches to answer now, and for each of their rows whether it is recorded."""
         chosen: list[Steps] = []
         recording: list[bool] = []
@@ -214,7 +220,7 @@ class Player:
         while self.waiting and (not rows or rows < most_rows):
             steps = self.waiting.popleft()
             new = int(np.count_nonzero(self.environments.of["row"][steps.acting] < 0))
-            if new and wanted <= 0 and not steps.session.real_time:
+            if new and wanted <= 0 and holds_up and not steps.session.real_time:
                 later.append(steps)
                 standing += len(steps.acting) - new
                 continue
@@ -264,9 +270,18 @@ class Player:
     def batch(self, rows: int) -> tuple[EpisodeBatch, list[tuple[float, int]], State]:
         """A batch of complete rows, the episodes that ended, and what connectors have learned."""
         batch = self.environments.rows.batch(rows, self._policy.log_probabilities)
-        ended, self.environments.ended = self.environments.ended, []
         delta, self._delta = self._delta, {}
-        return batch, ended, delta
+        return batch, self.take_ended(), delta
+
+    def take_ended(self) -> list[tuple[float, int]]:
+        """Return and length of the episodes that ended since the last call."""
+        ended, self.environments.ended = self.environments.ended, []
+        return ended
+
+    def take_stale(self) -> int:
+        """Steps that were dropped since the last call, with those of complete rows that are too old
+        by now."""
+        return self.recorder.take_stale() + self.environments.drop_stale()
 
 
 def _shown(arrivals: list[Steps]) -> NDArray[np.bool_]:
@@ -306,5 +321,5 @@ def _arrays(tree: Any) -> list[NDArray[Any]]:
 
 
 def _said(error: SessionError, steps: Steps, at: int) -> SessionError:
-    text = f"environment {steps.environments[at]}: {error}"
+    text = f"{steps.agent.at(steps.environments[at])}: {error}"
     return SessionError(error.code, text, steps.seq, error.retryable)

@@ -61,7 +61,7 @@ class Recording:
     @property
     def place(self) -> int:
         """The place of its environment in the gateway."""
-        return self.session.slots[self.environment]
+        return self.session.alone.slots[self.environment]
 
     @property
     def left(self) -> int:
@@ -100,11 +100,11 @@ class Reader:
         if message.agent:
             text = f"a recording of agent {message.agent}: this session has agent 0 alone"
             raise SessionError(Code.UNKNOWN_AGENT, text)
-        known, environment = len(session.slots), message.environment
+        known, environment = session.environments, message.environment
         if environment >= known:
             text = f"environment {environment}: the hello announced 0 to {known - 1}"
             raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
-        if not message.starts and not session.acted[environment]:
+        if not message.starts and not session.alone.acted[environment]:
             text = (
                 f"environment {environment} is in no episode: the first recording of one says "
                 "starts, and the last one terminated or truncated"

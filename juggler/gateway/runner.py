@@ -9,24 +9,25 @@ from typing import Any
 
 from gymnasium import Space
 
-from juggler.envrunner.deliveries import Deliveries, receipt_for
-from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.deliveries import Deliveries
+from juggler.envrunner.environments.seeding import module_seeds, seed_process
 from juggler.envrunner.envrunner_worker import (
     index_of,
     prepare_process,
     report_slow_streams,
     step_back,
 )
-from juggler.envrunner.finiteness import NonFinite, check_finite
-from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy, policy_in
-from juggler.envrunner.paced.rows import oldest_version
+from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.envrunner.paced.gathered_policy import policy_in
 from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
-from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, OwnCode
+from juggler.envrunner.rounds import RequestedRound
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup, may_play
+from juggler.envrunner.stage import OwnCode
 from juggler.gateway import transport
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
+from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
@@ -35,13 +36,13 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import CommandLoop, Contact, attach_and_run
-from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import calls
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 #: How often to look for weights that a request waits for.
 _LOOK_SECONDS = 0.005
+#: Rows that may begin: as many as there are agents.
+_ANY = 1 << 40
 
 
 def main(program: EnvRunnerProgram) -> None:
@@ -58,17 +59,26 @@ def main(program: EnvRunnerProgram) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A sample request without an answer."""
+    """A round of sample requests without an answer.
 
-    command_id: int
-    request: training_pb2.SampleRequest
-    at: float  # seconds of `time.monotonic`
+    Attributes:
+        requests: by command id.
+        at: when it came, in seconds of `time.monotonic`.
+    """
+
+    requests: dict[int, training_pb2.SampleRequest]
+    at: float
 
 
 class GatewayRunner:
-    """Takes part in a run as any EnvRunner does, once the first simulator has told its spaces.
+    """Takes part in a run as any EnvRunner does, once simulators have told the spaces of each
+    module's agents.
 
     Commands come in the process's first thread and are carried out in the gateway's turns.
+
+    Where simulators may have several agents, no row of one waits for rows of another: while any
+    round is open, the agents of all its modules begin rows as they like. A round is over when every
+    module has a batch, or one has two; then each hands over what it has.
     """
 
     def __init__(
@@ -92,13 +102,11 @@ class GatewayRunner:
         self._loop.on(training_pb2.Learners, self._learners)
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._server: GatewayServer | None = None
-        self._player: Player | None = None
-        # By the driver: the command's id, the seed and the setup.
-        self._told: tuple[int, int, EnvRunnerSetup] | None = None
-        self._rows = 0
-        self._streams: LearnerStreams | None = None  # of its module, once it is set up
+        # By the driver: the command's id, and the setup.
+        self._told: tuple[int, EnvRunnerSetup] | None = None
+        self._modules: dict[str, ServedModule] = {}
         self._deliveries = Deliveries(attachment)
-        self._has_weights = False
+        self._round = RequestedRound()  # that comes
         self._new: deque[_Asked] = deque()  # from the first thread
         self._asked: deque[_Asked] = deque()  # whose weights are here
 
@@ -107,36 +115,39 @@ class GatewayRunner:
         try:
             return self._loop.run()
         finally:
-            self._deliveries.settle([self._streams] if self._streams else [])
+            self._deliveries.settle([module.streams for module in self._modules.values()])
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close("the run is over, or lost this gateway")
         if self._contact.health is not None:
             self._contact.health.ready(False)
-        if self._streams is not None:
-            self._streams.close()
+        for module in self._modules.values():
+            module.streams.close()
 
     # -- commands, in the first thread ----------------------------------------------------------
 
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> None:
-        """The reply follows when the first simulator has told the spaces."""
+        """The reply follows when simulators have told the spaces."""
         told = from_json(setup.config, EnvRunnerSetup)
         config = told.env_runner
-        ((module_id, acting),) = told.modules.items()  # simulators have one agent
-        self._streams = LearnerStreams(
-            module_id, self._index, self._attachment, self._contact, self._deliveries.settled
-        )
-        self._told = command_id, setup.seed, told
-        self._rows = config.envs_per_runner
+        for module_id, seed in zip(told.modules, self._seeds(told, setup.seed), strict=True):
+            streams = LearnerStreams(
+                module_id, self._index, self._attachment, self._contact, self._deliveries.settled
+            )
+            self._modules[module_id] = ServedModule(streams, told.modules[module_id], seed)
+        self._told = command_id, told
+        seed_process(setup.seed)
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
+        first = next(iter(told.modules.values()))
         settings = GatewaySettings(
             max_batch=config.gateway_max_batch,
             max_wait=config.gateway_max_wait_ms / 1000,
             run_id=self._attachment.run_id,
             fragment_steps=config.fragment_steps,
-            refuses_logged=_why_not_logged(acting),
+            refuses_logged=_why_not_logged(first),
+            agents={agent: may_play(said)[0] for agent, said in told.agents.items()},
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
         carrier = transport.make_transport(token)
@@ -147,6 +158,11 @@ class GatewayRunner:
         text = f"takes simulators at {address}; waits for the first one"
         self._attachment.report(training_pb2.Note(text=text))
 
+    @staticmethod
+    def _seeds(told: EnvRunnerSetup, seed: int) -> list[int]:
+        """The seed of each module's noise."""
+        return module_seeds(seed, len(told.modules)) if told.agents else [seed]
+
     def _address(self) -> str:
         """The address of this gateway: each gateway of a host has its own port."""
         host, port = split_address(self._gateway_address.address)
@@ -154,18 +170,21 @@ class GatewayRunner:
         return f"{host}:{port + self._index if port else 0}"
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
-        """Dial the learners that train its module now, and let go of those that no longer do."""
-        if self._streams is not None and message.module_id == self._streams.module_id:
-            self._streams.connect(message.learners)
+        """Dial the learners that train a module now, and let go of those that no longer do."""
+        if (module := self._modules.get(message.module_id)) is not None:
+            module.streams.connect(message.learners)
         return attach_pb2.Done()
 
     def _sample(self, command_id: int, request: training_pb2.SampleRequest) -> None:
-        if self._streams is None or request.module_id != self._streams.module_id:
+        if request.module_id not in self._modules:
             raise ValueError(
-                f"asked for a batch of module {request.module_id!r}, and a gateway acts with the "
-                "only module that it was set up with"
+                f"asked for a batch of module {request.module_id!r}, and this gateway acts with "
+                f"{', '.join(map(repr, self._modules))}"
             )
-        self._new.append(_Asked(command_id, request, time.monotonic()))
+        if not self._round.add(command_id, request):
+            return  # others of the round follow
+        requests, self._round = self._round.requests, RequestedRound()
+        self._new.append(_Asked(requests, time.monotonic()))
         if self._server is not None:
             self._server.wake()
 
@@ -174,98 +193,129 @@ class GatewayRunner:
 
     # -- called by the server, within `at_work` ---------------------------------------------------
 
-    def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
-        """Build the player, and tell the driver the spaces."""
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
+    ) -> Player:
+        """Build the player of a module. With the last one, tell the driver the spaces."""
         assert self._told is not None
-        command_id, seed, told = self._told
-        ((module_id, acting),) = told.modules.items()
-        seed_process(seed)
-        parts = ActingParts.build(acting, observation_space, action_space, self._own_code)
-        policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, seed)
-        self._player = Player(
+        command_id, told = self._told
+        config = told.env_runner
+        player = self._modules[module_id].prepare(
             observation_space,
             action_space,
-            policy,
-            parts.connectors,
-            told.env_runner.fragment_steps,
-            acting.row_age,
+            config.envs_per_runner * agents,
+            config.fragment_steps,
+            self._own_code,
         )
+        missing = [each for each, module in self._modules.items() if module.player is None]
+        if missing:
+            text = f"has agents of module {module_id}; waits for those of {', '.join(missing)}"
+            self._attachment.report(training_pb2.Note(text=text))
+            return player
         step_back()
         if self._contact.health is not None:
             self._contact.health.ready(True)
-        ready = parts.ready(module_id, self._rows, told.env_runner.fragment_steps)
-        self._attachment.reply(command_id, training_pb2.Ready(modules=[ready]))
-        return self._player
+        ready = [module.ready for module in self._modules.values()]
+        self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
+        return player
 
-    def wanted(self) -> int:
-        player = self._player
-        assert player is not None
-        return (
-            len(self._asked) * self._rows
-            - len(player.environments.rows.complete)
-            - player.environments.rows_begun
-        )
+    def wanted(self, module_id: str) -> int:
+        module = self._modules[module_id]
+        assert module.player is not None
+        asked = sum(1 for each in self._asked if _is_for(each, module_id))
+        if self._has_several_agents:
+            return _ANY if asked else 0
+        return asked * module.rows - module.complete - module.player.environments.rows_begun
+
+    def holds_up(self, module_id: str) -> bool:
+        """A module without a share in the open rounds holds nobody up."""
+        return not (self._has_several_agents and self._asked)
+
+    @property
+    def _has_several_agents(self) -> bool:
+        assert self._told is not None
+        return bool(self._told[1].agents)
 
     def go_on(self) -> None:
-        player, streams = self._player, self._streams
-        if player is None or streams is None:
-            return
-        weights = streams.newest
-        if weights is not None and (not self._has_weights or weights.version > player.version):
-            player.use(weights.tree[streams.module_id], weights.version)
-            self._has_weights = True
-        while self._new and self._can_begin(player, streams, self._new[0]):
-            asked = self._new.popleft()
-            if streams.sender(asked.request.learner) is None:
-                self._deliveries.no_learner(asked.command_id, asked.request)
-                continue
-            if asked.request.connector_state:
-                player.learn_from_others(from_bytes(asked.request.connector_state))
-            if asked.request.HasField("seed"):
-                player.seed(asked.request.seed)
-            self._asked.append(asked)
-        while self._asked and len(player.environments.rows.complete) >= self._rows:
-            self._hand_over(player, streams, self._asked.popleft())
+        for module in self._modules.values():
+            module.take_weights()
+        while self._new and self._can_begin(self._new[0]):
+            self._begin(self._new.popleft())
+        while self._asked and self._is_over(self._asked[0]):
+            self._hand_over(self._asked.popleft())
 
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
 
-    def _can_begin(self, player: Player, streams: LearnerStreams, asked: _Asked) -> bool:
-        """Whether its weights are here, or its learner is gone."""
-        if not streams.subscribed or streams.sender(asked.request.learner) is None:
-            return True
-        if not self._has_weights and time.monotonic() - asked.at > FIRST_WEIGHTS_SECONDS:
-            raise streams.out_of_reach(TimeoutError("no weights came from the learner."))
-        return self._has_weights and player.version >= Version.of(asked.request.at_least)
+    def _can_begin(self, asked: _Asked) -> bool:
+        each = asked.requests.values()
+        return all(self._modules[one.module_id].can_begin(one, asked.at) for one in each)
 
-    def _hand_over(self, player: Player, streams: LearnerStreams, asked: _Asked) -> None:
-        """Send a batch to its learner; the receipt follows when it is there."""
-        started = time.perf_counter()
-        request, deliveries = asked.request, self._deliveries
-        batch, ended, delta = player.batch(self._rows)
-        receipt = receipt_for(request)
-        receipt.live_steps = batch.live_steps
-        receipt.version.CopyFrom(oldest_version(batch).message())
-        receipt.episode_returns.extend(episode[0] for episode in ended)
-        receipt.episode_lengths.extend(episode[1] for episode in ended)
-        receipt.stale_steps = player.recorder.take_stale()
-        try:
-            check_finite(batch)
-        except NonFinite as error:
-            deliveries.answer(asked.command_id, receipt, "nonfinite", str(error))
-            raise
-        if delta:
-            receipt.connector_delta = to_bytes(delta)
-        sender = streams.sender(request.learner)
-        if sender is None:
-            why = f"no learner {request.learner}"
-            deliveries.answer(asked.command_id, receipt, "learner_lost", why)
-            return
+    def _begin(self, asked: _Asked) -> None:
+        """Answer those requests whose learners are gone, and begin to record for the others."""
+        assert self._told is not None
+        left: dict[int, training_pb2.SampleRequest] = {}
+        for command_id, request in asked.requests.items():
+            if self._modules[request.module_id].streams.sender(request.learner) is None:
+                self._deliveries.no_learner(command_id, request)
+                continue
+            seeds: list[int | None] = [None] * len(self._modules)
+            if request.HasField("seed"):
+                seeds = [*self._seeds(self._told[1], request.seed)]
+            of_modules = dict(zip(self._modules, seeds, strict=True))
+            self._modules[request.module_id].begin(request, of_modules[request.module_id])
+            left[command_id] = request
+        if left:
+            self._asked.append(_Asked(left, asked.at))
+
+    def _is_over(self, asked: _Asked) -> bool:
+        modules = [self._modules[each.module_id] for each in asked.requests.values()]
+        return all(module.complete >= module.rows for module in modules) or any(
+            module.complete >= 2 * module.rows for module in modules
+        )
+
+    def _hand_over(self, asked: _Asked) -> None:
+        """Send each batch to its learner; the receipts follow when they are there.
+
+        Raises:
+            NonFinite: steps of a module are lost. All requests are answered.
+        """
         assert self._server is not None
-        receipt.counts.update(self._server.counted)
-        deliveries.has_spent(self._server.seconds)
-        deliveries.spent({"frames": time.perf_counter() - started})
-        deliveries.send(asked.command_id, request, receipt, batch, sender)
+        broken: NonFinite | None = None
+        told = False  # how episodes of environments ended: one receipt of a round has it
+        for command_id, request in asked.requests.items():
+            started, module = time.perf_counter(), self._modules[request.module_id]
+            receipt, batch, error = module.hand_over(request)
+            sender = module.streams.sender(request.learner)
+            receipt.counts.update(self._server.counted)
+            self._deliveries.has_spent(self._server.seconds)
+            self._deliveries.spent({"frames": time.perf_counter() - started})
+            if error is not None:
+                self._deliveries.answer(command_id, receipt, "nonfinite", str(error))
+                broken = error
+                continue
+            if sender is None:
+                why = f"no learner {request.learner}"
+                self._deliveries.answer(command_id, receipt, "learner_lost", why)
+                continue
+            if not told:
+                env_ended, told = self._server.take_env_ended(), True
+                receipt.env_returns.extend(episode[0] for episode in env_ended)
+                receipt.env_lengths.extend(episode[1] for episode in env_ended)
+            if batch is None:
+                self._deliveries.answer(command_id, receipt)
+            else:
+                self._deliveries.send(command_id, request, receipt, batch, sender)
+        for module_id, module in self._modules.items():
+            if module.player is not None and not _is_for(asked, module_id):
+                module.player.take_ended()  # in no receipt: nobody counts them
+        if broken is not None:
+            raise broken
+
+
+def _is_for(asked: _Asked, module_id: str) -> bool:
+    """Whether a round has a request for a module."""
+    return any(each.module_id == module_id for each in asked.requests.values())
 
 
 def _why_not_logged(told: ActingSetup) -> str:

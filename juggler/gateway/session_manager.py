@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymnasium import Space, spaces
 
+from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.player import Player
@@ -18,11 +20,14 @@ from juggler.gateway.sessions import (
     RESUME_SECONDS,
     Code,
     Session,
+    SessionAgent,
     SessionError,
     Sessions,
     check_hello,
 )
-from juggler.gateway.step_batches import Steps
+from juggler.gateway.shared_episodes import SharedEpisodes
+from juggler.gateway.step_batches import Batch
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
@@ -36,11 +41,17 @@ _MOST_NUMBERS = 1 << 22
 class Work(Protocol):
     """What a gateway acts for: it asks for samples and brings weights."""
 
-    def prepare(self, observation_space: Space[Any], action_space: Space[Any]) -> Player:
-        """Make the player. Called once, with the spaces of the first simulator."""
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Space[Any], action_space: Space[Any]
+    ) -> Player:
+        """Make the player of a module. Called once for each, with the spaces of the first agents
+        that it acts for, and how many of them one environment has."""
 
-    def wanted(self) -> int:
-        """Rows that may be begun now."""
+    def wanted(self, module_id: str) -> int:
+        """Rows of a module that may be begun now."""
+
+    def holds_up(self, module_id: str) -> bool:
+        """Whether its agents wait until their rows may begin; else they act all the same."""
 
     def patience(self) -> float:
         """Seconds to wait for events before `go_on` is called again."""
@@ -59,6 +70,8 @@ class GatewaySettings:
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
         refuses_logged: why nobody learns from data of other policies; "": it is learned from.
+        agents: by name or pattern of agents, the module that acts for them; the first that matches
+            counts. {}: simulators have one agent each.
     """
 
     max_batch: int
@@ -67,6 +80,7 @@ class GatewaySettings:
     fragment_steps: int
     resume_seconds: float = RESUME_SECONDS
     refuses_logged: str = ""
+    agents: Mapping[str, str] = field(default_factory=dict)
 
 
 class SessionManager:
@@ -79,34 +93,46 @@ class SessionManager:
 
     Attributes:
         sessions: all of them.
-        player: acts for them; None until the first simulator has told its spaces.
-        agent: with those spaces.
-        answers: writes actions.
+        players: act for them, by module; each is made once a simulator has told its spaces.
+        agents: with those spaces, by module.
+        answers: write actions, by module.
+        env_ended: return and length of the environments' episodes that ended, of all their agents
+            together. Empty where simulators have one agent each.
     """
 
     def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
         self.sessions = Sessions(settings.resume_seconds)
-        self.player: Player | None = None
-        self.agent = pb.Agent()
-        self.answers: Answers
+        self.players: dict[str, Player] = {}
+        self.agents: dict[str, pb.Agent] = {}
+        self.answers: dict[str, Answers] = {}
+        self.env_ended: list[tuple[float, int]] = []
+
+    @property
+    def player(self) -> Player | None:
+        """Of simulators with one agent each; None: there is none yet, or they have several."""
+        return None if self._settings.agents else self.players.get(DEFAULT_MODULE)
+
+    @property
+    def environments(self) -> int:
+        """How many there are, once for each agent."""
+        return sum(len(player.environments) for player in self.players.values())
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        environments = 0 if self.player is None else len(self.player.environments)
-        check_hello(hello, environments, len(self.sessions.by_id))
+        check_hello(hello, self.environments, len(self.sessions.by_id))
+        cast = cast_agents(hello, self._settings.agents)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
         resumed = bool(hello.resume_token)
         if resumed:
             session = self.sessions.resumed(hello)
-            self._must_have_our_spaces(hello.agents[0])
+            self._must_be_as_before(session, hello, cast)
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.last_word(session, SessionError(Code.SUPERSEDED, text))
             session.stream = stream
         else:
-            player = self._prepared(hello.agents[0])
-            session = Session(player.environments.seat(hello.environments), hello, stream)
+            session = self._begun(stream, hello, cast)
             self.sessions.add(session)
         stream.session = session
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
@@ -124,37 +150,88 @@ class SessionManager:
         )
         stream.send(pb.ToSimulator(welcome=welcome).SerializeToString())
 
-    def _prepared(self, agent: pb.Agent) -> Player:
-        """The player, which is made for the spaces of the first simulator."""
-        if self.player is None:
+    def _begun(self, stream: GatewayStream, hello: pb.Hello, cast: list[str]) -> Session:
+        """A new session, once its agents have players."""
+        fresh: dict[str, tuple[pb.Agent, Space[Any], Space[Any]]] = {}
+        for given, module_id in zip(hello.agents, cast, strict=True):
+            if module_id not in self.agents and module_id not in fresh:
+                fresh[module_id] = self._read(given, module_id)
+            ours = self.agents[module_id] if module_id in self.agents else fresh[module_id][0]
+            self._must_have(ours, given)
+        for module_id, (agent, *both) in fresh.items():
             try:
-                observation_space = space_from_message(agent.observation_space)
-                action_space = space_from_message(agent.action_space)
-                _must_fit(observation_space, action_space, self._settings.fragment_steps)
-                self.player = self._work.prepare(observation_space, action_space)
+                player = self._work.prepare(module_id, cast.count(module_id), *both)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
-            self.answers = Answers(self.player.action_layout, "default")
-            self.agent.observation_space.CopyFrom(space_to_message(observation_space))
-            self.agent.action_space.CopyFrom(space_to_message(action_space))
-        self._must_have_our_spaces(agent)
-        return self.player
+            self.players[module_id], self.agents[module_id] = player, agent
+            self.answers[module_id] = Answers(player.action_layout, module_id)
+        several = bool(self._settings.agents)
+        agents = [
+            SessionAgent(
+                index,
+                given.id if several else "",
+                module_id,
+                self.players[module_id].environments.seat(hello.environments),
+            )
+            for index, (given, module_id) in enumerate(zip(hello.agents, cast, strict=True))
+        ]
+        episodes = SharedEpisodes(len(agents), hello.environments) if several else None
+        return Session(agents, hello, stream, episodes)
 
-    def _must_have_our_spaces(self, agent: pb.Agent) -> None:
+    def _read(self, given: pb.Agent, module_id: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
+        """What the agents of a module have in common, as this one says it.
+
+        Raises:
+            SessionError: nobody can learn in its spaces.
+        """
+        try:
+            observation_space = space_from_message(given.observation_space)
+            action_space = space_from_message(given.action_space)
+            _must_fit(observation_space, action_space, self._settings.fragment_steps)
+        except (WireError, UnsupportedSpace) as error:
+            raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{error}") from error
+        agent = pb.Agent(
+            observation_space=space_to_message(observation_space),
+            action_space=space_to_message(action_space),
+            policy=module_id if self._settings.agents else "",
+        )
+        return agent, observation_space, action_space
+
+    def _must_be_as_before(self, session: Session, hello: pb.Hello, cast: list[str]) -> None:
+        """
+        Raises:
+            SessionError: a session that goes on began with other agents.
+        """
+        for agent, given, module_id in zip(session.agents, hello.agents, cast, strict=True):
+            if agent.module_id != module_id:
+                text = f"{_whose(given)}a session goes on with the agents that it began with"
+                raise SessionError(Code.UNKNOWN_AGENT, text)
+            self._must_have(self.agents[module_id], given)
+
+    def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
+        """
+        Raises:
+            SessionError: an agent has other spaces than those before it.
+        """
         for name in ("observation_space", "action_space"):
-            ours, given = getattr(self.agent, name), getattr(agent, name)
+            our, its = getattr(ours, name), getattr(given, name)
             try:
-                same = ours == given or space_to_message(space_from_message(given)) == ours
+                same = our == its or space_to_message(space_from_message(its)) == our
             except WireError as error:
-                raise SessionError(Code.WRONG_SPACES, f"{name}: {error}") from error
-            if not same:
-                raise SessionError(
-                    Code.WRONG_SPACES,
-                    f"this {name} is {_one_line(given)}; that of the run's first simulator is "
-                    f"{_one_line(ours)}: all simulators of a run must have the same",
-                )
+                raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{name}: {error}") from error
+            if same:
+                continue
+            first = "that of the run's first simulator is"
+            rule = "all simulators of a run must have the same"
+            if ours.policy:
+                first = f"that of the first agent of module {ours.policy!r} is"
+                rule = "all agents of a module must have the same"
+            raise SessionError(
+                Code.WRONG_SPACES,
+                f"{_whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
+            )
 
-    def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Steps]) -> None:
+    def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
         """End the session of a stream that sent something wrong."""
         session = stream.session
         if session is None:
@@ -162,7 +239,7 @@ class SessionManager:
             stream.close()
             self._counts["hellos_refused"] += 1
         elif session.stream is stream:
-            arrivals[:] = [steps for steps in arrivals if steps.session is not session]
+            arrivals[:] = [batch for batch in arrivals if batch.session is not session]
             self.fail(session, error)
 
     def fail(self, session: Session, error: SessionError) -> None:
@@ -179,8 +256,13 @@ class SessionManager:
     def close(self, session: Session) -> None:
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
-        assert self.player is not None
-        self.player.unseat(session.slots)
+        places: dict[str, list[int]] = defaultdict(list)
+        for agent in session.agents:
+            places[agent.module_id] += agent.slots
+        for module_id, of_module in places.items():
+            self.players[module_id].unseat(of_module)
+        if session.episodes is not None:
+            self.env_ended += session.episodes.cut()
         self.sessions.remove(session)
         session.stream = None
 
@@ -216,6 +298,11 @@ def _numbers(space: Space[Any]) -> int:
         else:
             numbers += math.prod(leaf.shape or ())
     return numbers
+
+
+def _whose(agent: pb.Agent) -> str:
+    """For people: how an error about an agent begins."""
+    return f"agent {agent.id!r}: " if agent.id else ""
 
 
 def _one_line(message: Any) -> str:

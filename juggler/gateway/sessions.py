@@ -1,4 +1,4 @@
-"""Sessions of simulators: their places, their modes, and answers that they may have missed."""
+"""Sessions of simulators: their agents, their modes, and answers that they may have missed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from juggler.envrunner.agent_names import MOST_AGENTS
+from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -18,7 +20,7 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
 MOST_SESSIONS = 4096
-MOST_ENVIRONMENTS = 1 << 16  # of a gateway
+MOST_ENVIRONMENTS = 1 << 16  # of a gateway, once for each agent
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -55,44 +57,91 @@ class Stream(Protocol):
         """End it once everything is sent."""
 
 
+class SessionAgent:
+    """One agent of a simulator, in each of its N environments.
+
+    Args:
+        index: in the hello.
+        name: its id, for people; "": the simulator has one agent.
+        module_id: the module that acts for it.
+        slots: [N] its places in the player of that module.
+
+    Attributes:
+        places: [N] the slots as an array.
+        everyone: the numbers of the environments, in order.
+        waiting: 1 for each environment, by number, where its action is due.
+        acted: 1 for each environment where it has had an action in its episode.
+        versions: the last weights in each environment, if its simulator acts.
+    """
+
+    def __init__(self, index: int, name: str, module_id: str, slots: list[int]) -> None:
+        self.index, self.module_id, self.slots = index, module_id, slots
+        self.of_whom = f"agent {name!r} of " if name else ""
+        self.places = np.array(slots, np.intp)
+        self.everyone = list(range(len(slots)))
+        self._ones = b"\x01" * len(slots)
+        self.waiting = bytearray(len(slots))
+        self.acted = bytearray(len(slots))
+        self.versions: dict[int, Version] = {}
+
+    def at(self, environment: int) -> str:
+        """For people: where something happened."""
+        return f"{self.of_whom}environment {environment}"
+
+    def asks(self, environments: list[int]) -> None:
+        """The actions in these environments are due."""
+        if environments is self.everyone:
+            self.waiting = bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment] = 1
+
+    def acts(self, environments: list[int]) -> None:
+        """It has had its actions in these environments."""
+        if environments is self.everyone:
+            self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
+        else:
+            for environment in environments:
+                self.waiting[environment], self.acted[environment] = 0, 1
+
+
 class Session:
     """One simulator.
 
     Args:
-        slots: places of its environments.
+        agents: that act in each of its environments.
         hello: its first message.
+        stream: its connection.
+        episodes: of its environments; None: nobody counts them, as each agent's are counted.
 
     Attributes:
         mode: who acts.
+        environments: N.
         batches_in_flight: the most batches of steps, or recordings, without an answer.
-        versions: the last weights of each environment, if its simulator acts.
         wants_news: it has the newest policy, and is to be told of the next one.
-        waiting: 1 for each environment, by number, whose action is due.
-        acted: 1 for each environment that has had an action in its episode.
-        places: [N] the slots as an array.
-        everyone: the numbers of its environments, in order.
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
         lost_at: when it vanished, in seconds of `time.monotonic`.
     """
 
-    def __init__(self, slots: list[int], hello: pb.Hello, stream: Stream) -> None:
+    def __init__(
+        self,
+        agents: list[SessionAgent],
+        hello: pb.Hello,
+        stream: Stream,
+        episodes: SharedEpisodes | None = None,
+    ) -> None:
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
-        self.slots = slots
+        self.agents, self.episodes = agents, episodes
         self.mode = hello.mode
+        self.environments = hello.environments
         remote = hello.mode == pb.REMOTE_INFERENCE
         # Episodes end at any time, so there may be many recordings of one environment.
-        self.batches_in_flight = BATCHES_IN_FLIGHT if remote else BATCHES_IN_FLIGHT * len(slots)
-        self.versions: dict[int, Version] = {}
+        self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
         self.wants_news = False
-        self.places = np.array(slots, np.intp)
-        self.everyone = list(range(len(slots)))
-        self._ones = b"\x01" * len(slots)
         self.real_time = hello.real_time
         self.client = hello.client
-        self.waiting = bytearray(len(slots))
-        self.acted = bytearray(len(slots))
         self.last_seq = 0
         self.stream: Stream | None = stream
         self.lost_at = 0.0
@@ -144,21 +193,11 @@ class Session:
         if self.stream is not None:
             self.stream.send(message)
 
-    def asks(self, environments: list[int]) -> None:
-        """The actions of these environments are due."""
-        if environments is self.everyone:
-            self.waiting = bytearray(self._ones)
-        else:
-            for environment in environments:
-                self.waiting[environment] = 1
-
-    def acts(self, environments: list[int]) -> None:
-        """These environments have had their actions."""
-        if environments is self.everyone:
-            self.waiting, self.acted = bytearray(len(self._ones)), bytearray(self._ones)
-        else:
-            for environment in environments:
-                self.waiting[environment], self.acted[environment] = 0, 1
+    @property
+    def alone(self) -> SessionAgent:
+        """The agent of a session that has one."""
+        (agent,) = self.agents
+        return agent
 
     def vanishes(self) -> None:
         self.stream, self.lost_at = None, time.monotonic()
@@ -198,11 +237,13 @@ class Sessions:
                 "Begin a new one without a token",
                 retryable=True,
             )
-        if hello.environments != len(session.slots) or hello.mode != session.mode:
+        now = hello.environments, hello.mode, len(hello.agents)
+        if now != (session.environments, session.mode, len(session.agents)):
             raise SessionError(
                 Code.WRONG_SPACES,
-                f"a session of {len(session.slots)} environments in mode {session.mode} goes on "
-                f"with {hello.environments} in {hello.mode}: send the hello that it began with",
+                f"a session of {session.environments} environments with {len(session.agents)} "
+                f"agents in mode {session.mode} goes on with {now[0]} environments and {now[2]} "
+                f"agents in mode {now[1]}: send the hello that it began with",
             )
         return session
 
@@ -217,7 +258,7 @@ def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
 
     Args:
         hello: of a new session, or of one that resumes.
-        environments: how many there are.
+        environments: how many there are, once for each agent.
         sessions: how many there are.
 
     Raises:
@@ -233,17 +274,19 @@ def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
     if hello.mode not in SERVED:
         served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
         raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
-    if len(hello.agents) != 1 or hello.agents[0].policy not in ("", "default"):
-        text = 'this gateway serves one agent, with the policy "default"'
+    if not 1 <= len(hello.agents) <= MOST_AGENTS:
+        text = f"{len(hello.agents)} agents in one session: have 1 to {MOST_AGENTS}"
         raise SessionError(Code.NOT_SERVED, text)
     if hello.resume_token:
         return
     if not hello.environments:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
-    if sessions >= MOST_SESSIONS or environments + hello.environments > MOST_ENVIRONMENTS:
+    more = hello.environments * len(hello.agents)
+    if sessions >= MOST_SESSIONS or environments + more > MOST_ENVIRONMENTS:
         raise SessionError(
             Code.FULL,
             f"{sessions} sessions with {environments} environments are here, and at most "
-            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS} may be: start another gateway",
+            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
+            "gateway",
             retryable=True,
         )

@@ -1,31 +1,37 @@
-"""A simulator's batch of steps, read and checked."""
+"""A simulator's batches of steps, read and checked."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.gateway.answers import Part
 from juggler.gateway.row_layout import Layout
-from juggler.gateway.sessions import Code, Session, SessionError
+from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """R rows of one session, mostly as lists: the rows of many sessions become arrays together.
+    """R rows of one agent of a session, mostly as lists: the rows of many sessions become arrays
+    together.
 
     Attributes:
         session: of the simulator.
-        seq: of the batch.
+        agent: of the session.
+        batch: that they came in.
         environments: [R] their numbers in the session.
-        slots: [R] their places in the gateway.
+        slots: [R] their places in the player of the agent's module.
         rewards: [R]
-        terminated: places among the R rows where the episode ended.
+        rewarded: places among the R rows whose rewards are those of an action, if the session
+            counts episodes.
+        terminated: places where the episode ended.
         truncated: places where the episode was cut off.
         paused: places that want no action.
         raw: the bytes of each leaf of the observations.
@@ -35,16 +41,17 @@ class Steps:
             player.
         begin: where its rows begin in `observations`.
         observations: a tree [B, ...] of all rows of a turn; set by the player.
-        acting: places in the gateway of the rows that want an action; set by the player.
+        acting: places in the player of the rows that want an action; set by the player.
         rows: R.
-        arrived: seconds of `time.perf_counter`.
     """
 
     session: Session
-    seq: int
+    agent: SessionAgent
+    batch: Batch
     environments: list[int]
     slots: NDArray[np.intp]
     rewards: list[float]
+    rewarded: list[int]
     terminated: list[int]
     truncated: list[int]
     paused: list[int]
@@ -56,53 +63,121 @@ class Steps:
     observations: Any = None
     acting: NDArray[np.intp] = field(init=False)
     rows: int = field(init=False)
-    arrived: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.acting, self.rows = self.slots, len(self.environments)
 
+    @property
+    def seq(self) -> int:
+        return self.batch.seq
 
-def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
+    @property
+    def index(self) -> int:
+        """Of the agent."""
+        return self.agent.index
+
+    @property
+    def ended(self) -> list[int]:
+        """Places among the R rows where the episode ended or was cut off."""
+        return [*self.terminated, *self.truncated]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one message says of a session's agents.
+
+    Attributes:
+        session: of the simulator.
+        seq: of the message.
+        parts: of different agents.
+        over: the environments whose episodes are over with it, if the session counts them.
+        answers: the actions of each part, by the index of its agent.
+        arrived: seconds of `time.perf_counter`.
+    """
+
+    session: Session
+    seq: int
+    parts: list[Steps] = field(default_factory=list)
+    over: list[int] = field(default_factory=list)
+    answers: dict[int, Part] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.perf_counter)
+
+
+def read_steps(
+    session: Session, message: pb.StepBatch, layout_of: Callable[[SessionAgent], Layout]
+) -> Batch:
     """Read and check a batch of steps.
+
+    Args:
+        session: that it came from.
+        message: from the network.
+        layout_of: of what an agent observes.
 
     Raises:
         SessionError: its session may not send that.
     """
-    if len(batch.agents) != 1 or batch.agents[0].agent != 0:
-        agents = [rows.agent for rows in batch.agents]
-        text = f"rows of the agents {agents}: this session has agent 0 alone"
-        raise SessionError(Code.UNKNOWN_AGENT, text, batch.seq)
-    rows = batch.agents[0]
+    batch = Batch(session, message.seq)
     try:
-        given = list(rows.environments)
-        environments = _environments(session, given)
-        count = len(environments)
-        rewards = list(rows.rewards) or [0.0] * count
-        _must_have(len(rewards), count, "rewards")
-        terminated = _flagged(rows.terminated, count, "terminated")
-        truncated = _flagged(rows.truncated, count, "truncated")
-        paused = _flagged(rows.paused, count, "paused")
-        if terminated or truncated or paused:
-            truncated = [at for at in truncated if at not in set(terminated)]
-            _check_ends(session, environments, [*terminated, *truncated], paused)
-        if not math.isfinite(sum(rewards)):
-            bad = next((i for i, each in enumerate(rewards) if not math.isfinite(each)), 0)
-            raise SessionError(
-                Code.NOT_FINITE,
-                f"the reward of environment {environments[bad]} is {rewards[bad]}: rewards must "
-                "be finite numbers",
-            )
-        raw = layout.raw(rows.observations, count, "observations")
-        final_raw, final_rows = _finals(rows, count, truncated, layout)
+        _check_agents(session, [rows.agent for rows in message.agents])
+        for rows in message.agents:
+            agent = session.agents[rows.agent]
+            batch.parts.append(_read_rows(session, agent, batch, rows, layout_of(agent)))
+        if session.episodes is not None:
+            batch.over, early = session.episodes.follow(batch.parts)
+            if early is not None:
+                raise SessionError(
+                    Code.OUT_OF_ORDER,
+                    f"{session.agents[early[0]].at(early[1])} acts, and has ended in this episode: "
+                    "pause it until all agents that act there have ended",
+                )
     except SessionError as error:
-        error.seq = batch.seq
+        error.seq = message.seq
         raise
+    return batch
+
+
+def _check_agents(session: Session, given: list[int]) -> None:
+    known = len(session.agents)
+    if given and max(given) < known and len(set(given)) == len(given):
+        return
+    has = "agent 0 alone" if known == 1 else f"the agents 0 to {known - 1}"
+    text = f"rows of the agents {given[:20]}: this session has {has}; name each at most once"
+    raise SessionError(Code.UNKNOWN_AGENT, text)
+
+
+def _read_rows(
+    session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows, layout: Layout
+) -> Steps:
+    given = list(rows.environments)
+    environments = _environments(agent, given)
+    count = len(environments)
+    rewards = list(rows.rewards) or [0.0] * count
+    _must_have(len(rewards), count, "rewards")
+    terminated = _flagged(rows.terminated, count, "terminated")
+    truncated = _flagged(rows.truncated, count, "truncated")
+    paused = _flagged(rows.paused, count, "paused")
+    if terminated or truncated or paused:
+        truncated = [at for at in truncated if at not in set(terminated)]
+        _check_ends(agent, environments, [*terminated, *truncated], paused)
+    if not math.isfinite(sum(rewards)):
+        bad = next((i for i, each in enumerate(rewards) if not math.isfinite(each)), 0)
+        raise SessionError(
+            Code.NOT_FINITE,
+            f"the reward of {agent.at(environments[bad])} is {rewards[bad]}: rewards must be "
+            "finite numbers",
+        )
+    raw = layout.raw(rows.observations, count, "observations")
+    final_raw, final_rows = _finals(rows, count, truncated, layout)
     return Steps(
         session,
-        batch.seq,
+        agent,
+        batch,
         environments,
-        session.places[given] if given else session.places,
+        agent.places[given] if given else agent.places,
         rewards,
+        [at for at, each in enumerate(environments) if agent.acted[each]]
+        if session.episodes is not None
+        else [],
         terminated,
         truncated,
         paused,
@@ -112,23 +187,23 @@ def read_steps(session: Session, batch: pb.StepBatch, layout: Layout) -> Steps:
     )
 
 
-def _environments(session: Session, given: list[int]) -> list[int]:
-    known = len(session.slots)
-    environments = given or session.everyone
+def _environments(agent: SessionAgent, given: list[int]) -> list[int]:
+    known = len(agent.slots)
+    environments = given or agent.everyone
     if given and (max(given) >= known or len(set(given)) != len(given)):
         text = (
             f"environments {given[:20]}: name each at most once, from 0 to {known - 1}, as many "
             "as the hello said"
         )
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
-    if 1 not in session.waiting:
+    if 1 not in agent.waiting:
         return environments
     for environment in environments:
-        if session.waiting[environment]:
+        if agent.waiting[environment]:
             raise SessionError(
                 Code.OUT_OF_ORDER,
-                f"environment {environment} has not had its last action yet: wait for the "
-                "answer to the batch before",
+                f"{agent.at(environment)} has not had its last action yet: wait for the answer to "
+                "the batch before",
             )
     return environments
 
@@ -147,15 +222,15 @@ def _must_have(length: int, count: int, name: str) -> None:
 
 
 def _check_ends(
-    session: Session, environments: list[int], ended: list[int], paused: list[int]
+    agent: SessionAgent, environments: list[int], ended: list[int], paused: list[int]
 ) -> None:
     for at in ended:
-        if not session.acted[environments[at]]:
-            text = f"environment {environments[at]} ended an episode before it had an action"
+        if not agent.acted[environments[at]]:
+            text = f"{agent.at(environments[at])} ended an episode before it had an action"
             raise SessionError(Code.OUT_OF_ORDER, text)
     for at in paused:
         if at not in ended:
-            text = f"environment {environments[at]} is paused where no episode ended: it cannot be"
+            text = f"{agent.at(environments[at])} is paused where no episode ended: it cannot be"
             raise SessionError(Code.OUT_OF_ORDER, text)
 
 

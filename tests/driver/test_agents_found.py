@@ -163,6 +163,21 @@ def test_where_environments_are_elsewhere_agents_are_to_be_named() -> None:
             with_agents(_config(**keys), ())
 
 
+def test_with_a_gateway_patterns_stay_since_simulators_tell_their_agents_later() -> None:
+    at = {"gateway": "127.0.0.1:0"}
+    table = {"agents": {"player_*": "a", "*": "b"}, "modules": {"b": {"algorithm": "ppo"}}}
+    config = _config(**at, **table)
+    assert not needs_environment(config)
+    found = with_agents(config, ())
+    assert found.played_by == table["agents"]
+    assert found.module_ids == ("a", "b")
+    assert found.agents.modules["b"] == {"algorithm": "ppo", "module": "none"}
+    assert found.played_by_in([["player_0", "x"]]) == {"player_0": "a", "x": "b"}
+    with pytest.raises(ConfigError, match="unless the table agents says who acts for whom"):
+        with_agents(_config(**at, modules={"b": {}}), ())
+    assert with_agents(_config(**at), ()).played_by == {}
+
+
 @pytest.mark.parametrize(
     ("env", "needed"),
     [("open_spiel:kuhn_poker", True), ("pettingzoo:classic/go_v5", True), ("CartPole-v1", False)],

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 
 import pytest
-from support.fuzzed_modes import Local, Logged, Remote
+from support.fuzzed_modes import Local, Logged, Remote, Several
 from support.fuzzed_simulators import Simulator, exchange
 from support.fuzzed_world import RESUME_SECONDS, STALL_SECONDS, FuzzedGateway, fuzzed_gateway
 
@@ -28,14 +28,15 @@ class Story:
     Args:
         seed: of all of it.
         wild: some messages are damaged.
+        several: simulators have several agents.
     """
 
-    def __init__(self, seed: int, wild: bool) -> None:
+    def __init__(self, seed: int, wild: bool, several: bool) -> None:
         self.rng = random.Random(seed)
-        self.wild = wild
+        self.wild, self.several = wild, several
 
     def tell(self, length: int) -> FuzzedGateway:
-        with fuzzed_gateway(self.rng) as gateway:
+        with fuzzed_gateway(self.rng, self.several) as gateway:
             self.gateway = gateway
             self.simulators: list[Simulator] = [self._newcomer()]
             exchange(self.simulators)  # the first one says the spaces
@@ -46,7 +47,8 @@ class Story:
             return gateway
 
     def _newcomer(self) -> Simulator:
-        kind = self.rng.choice((Remote, Remote, Remote, Local, Logged))
+        kinds = (Several,) if self.several else (Remote, Remote, Remote, Local, Logged)
+        kind = self.rng.choice(kinds)
         return kind(self.gateway)
 
     def _happens(self, name: str) -> None:
@@ -148,6 +150,11 @@ class Story:
         assert kept.rows._places.used == gateway.player.recorder.bytes_waiting == 0
         assert not kept.rows._finals
         gateway.ended.update(kept.ended)  # since the last batch
+        gateway.env_ended += gateway.server.take_env_ended()
+        if self.several and not gateway.wild:
+            of_agents = sum(total * count for (total, _), count in gateway.ended.items())
+            assert sum(total for total, _ in gateway.env_ended) == of_agents
+            assert all(length for _, length in gateway.env_ended)
         steps = [s for s in gateway.known.values() if s.sent and not s.simulator.wild]
         missing = [step for step in steps if not step.seen]
         assert all(step.may_miss for step in missing), "a step is nowhere"
@@ -166,7 +173,8 @@ def _waits(one: Simulator) -> bool:
     return one.here and not one.wild and bool(one.unanswered or asks)
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("wild", [False, True])
-def test_whatever_simulators_do_every_step_is_somewhere(wild: bool) -> None:
+def test_whatever_simulators_do_every_step_is_somewhere(wild: bool, several: bool) -> None:
     for seed in range(30):
-        Story(seed, wild).tell(150)
+        Story(seed, wild, several).tell(150)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import juggler
@@ -87,6 +88,40 @@ except GatewayError as error:
 """
 
 
+#: Of rock, paper and scissors. One of them is killed in the middle of a game.
+GAME = """
+import os, sys
+from juggler.client import connect_agents, play_agents
+from juggler.envrunner.multi_agent.matrix_game import MatrixGame
+
+game = MatrixGame()
+if sys.argv[2] == "0":
+    play_agents(game, sys.argv[1], episodes=50)
+    spaces = {name: (game.observation_space(name), game.action_space(name))
+              for name in game.possible_agents}
+    session = connect_agents(sys.argv[1], spaces)
+    session.step(game.reset()[0])
+    os._exit(0)
+play_agents(game, sys.argv[1])
+"""
+
+DUEL = """
+env = "duel"
+algorithm = "ppo"
+num_env_runners = 1
+envs_per_runner = 4
+batch_size = 128
+stop_steps = 6000
+
+[agents]
+row = "left"
+"col*" = "right"
+
+[modules.right]
+algorithm = "impala"
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("simulator", "count"), [(ONE, 16), (LOCAL, 4)], ids=["16 remote", "4 local"]
@@ -109,6 +144,27 @@ def test_what_a_random_policy_did_teaches_impala(tmp_path: Path) -> None:
     assert sum(played.returns) / 20 > 60  # of 22 where actions are random
 
 
+@pytest.mark.slow
+def test_two_modules_learn_from_simulators_of_a_game_for_two(tmp_path: Path) -> None:
+    config = tmp_path / "duel.toml"
+    config.write_text(DUEL)
+    summary = learned_from(tmp_path, str(config), GAME, 4)
+    assert summary["episode_return_mean"] == 0  # what one wins, the other loses
+    assert summary["episode_length_mean"] == 1
+    for books in summary["by_module"].values():
+        assert books["env_steps_trained"] >= 2500
+        dropped = sum(books["env_steps_dropped"].values())
+        accounted = books["env_steps_trained"] + dropped + books["env_steps_in_flight"]
+        assert books["env_steps_sampled"] == accounted
+        assert books["env_steps_lost_unreported"] == 0
+    assert summary["by_module"].keys() == {"left", "right"}
+    run = tmp_path / "run"
+    played = juggler.evaluate(run, env="juggler:MatrixGame", episodes=10)
+    assert played.returns == [0.0] * 10
+    policy = juggler.load_policy(run, module_id="right")
+    assert policy.act(np.ones(1, np.float32))[0] in (0, 1, 2)
+
+
 def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dict[str, Any]:
     """A run with simulators in processes of their own -> its summary, whose books balance."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -123,7 +179,7 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while not (found := re.search(r"takes simulators at (\S+);", output.read_text())):
             assert time.monotonic() < deadline, output.read_text()
             assert run.poll() is None, output.read_text()

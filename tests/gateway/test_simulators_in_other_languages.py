@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.agents_world import AgentsWorld
 from support.gateway_world import GatewayWorld, eventually
 from support.network import free_address
 
+from juggler.gateway import runner
 from juggler.runtime.episodes.version import Version
 
 ROOT = Path(__file__).parents[2]
@@ -44,14 +47,16 @@ def place(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def learning(command: str, place: Path) -> Iterator[str]:
-    """Where a run of the page takes simulators; it must solve its task."""
+def learning(
+    command: str, place: Path, steps: int = 1_000_000, said: str = "solved: return"
+) -> Iterator[str]:
+    """Where a run of the page takes simulators; it must end so, which is with its task solved."""
     address = free_address()
-    config = place / "examples" / "simulators" / "balance.toml"
-    config.write_text(config.read_text().replace("127.0.0.1:5005", address))
+    for config in (place / "examples" / "simulators").glob("*.toml"):
+        config.write_text(config.read_text().replace("127.0.0.1:5005", address))
     (found,) = commands(command)
     arguments = found.replace("127.0.0.1:5005", address).split()[1:]
-    arguments += ["--run-dir", "run", "--stop-steps", "1000000"]
+    arguments += ["--run-dir", "run", "--stop-steps", str(steps)]
     output = place / "output"
     with output.open("w") as file:
         run = subprocess.Popen(
@@ -65,7 +70,7 @@ def learning(command: str, place: Path) -> Iterator[str]:
         eventually(lambda: "takes simulators at" in output.read_text(), 60)
         yield address
         assert run.wait(300) == 0, output.read_text()
-        assert "solved: return" in output.read_text(), output.read_text()
+        assert said in output.read_text(), output.read_text()
     finally:
         run.kill()
         run.wait()
@@ -84,8 +89,26 @@ def follow(lines: list[str], place: Path, address: str) -> str:
 @pytest.mark.slow
 def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
     assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
-    with learning("juggler train examples", place) as address:
-        assert "ENDED: the gateway leaves" in follow(commands("npm"), place, address)
+    with learning("juggler train examples/simulators/bal", place) as address:
+        assert "ENDED: the gateway leaves" in follow(commands("node sim"), place, address)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("play", ["node nim.js", "build/nim/nim"])
+def test_a_game_for_two_is_learned_from(place: Path, play: str) -> None:
+    *build, last = commands(play)
+    if "cmake" in build[0]:
+        follow(build, place, "")
+        build = []
+    nim, ended = "juggler train examples/simulators/nim", "ended (stop_steps)"
+    with learning(nim, place, 20_000, ended) as address:
+        assert "ENDED: the gateway leaves" in follow([*build, last], place, address)
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    assert summary["episode_return_mean"] == 0  # what one wins, the other loses
+    assert summary["env_steps_trained"] >= 20_000
+    assert summary["env_steps_sampled"] == (
+        summary["env_steps_trained"] + sum(summary["env_steps_dropped"].values())
+    )
 
 
 @pytest.mark.slow
@@ -97,6 +120,30 @@ def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
     follow(build, place, "")
     with learning("juggler train cartpole", place) as address:
         assert "ENDED: the gateway leaves" in follow([simulate], place, address)
+
+
+def test_the_game_for_two_in_python_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
+        exec(block, scope)
+    world = AgentsWorld(tmp_path, {"row": "rows", "column": "columns"}, environments=1)
+    try:
+        spaces = {name: (scope["box"]([1]), scope["discrete"](3)) for name in ("row", "column")}
+        with scope["connect_agents"](world.address, spaces):
+            world.begin()
+        world.learners["columns"].publish(2)  # scissors, and rock for the other
+        for _ in range(2):
+            world.driver.tell(*world.requests(rows=0, columns=2))
+        assert scope["play_rock_paper_scissors"](world.address, 5) == [1.0] * 5
+        receipts = world.receipts("rows", "columns")
+        assert world.batch("rows").rewards.tolist() == [[1, 1, 1, 1]]
+        assert world.batch("columns").rewards.tolist() == [[-1, -1, -1, -1]]
+        assert [total for each in receipts.values() for total in each.env_returns] == [0.0] * 4
+    finally:
+        world.close()
 
 
 def test_the_simulators_in_python_play() -> None:

@@ -13,8 +13,8 @@ from support.alone import ROOT, copy_of_the_checkout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it builds with
 
-TEMPLATES = ["balance.toml", "cpp/CMakeLists.txt", "cpp/simulator.cc"]
-TEMPLATES += ["node/package.json", "node/simulator.js"]
+TEMPLATES = ["balance.toml", "nim.toml", "cpp/CMakeLists.txt", "cpp/simulator.cc", "cpp/nim.cc"]
+TEMPLATES += ["node/package.json", "node/simulator.js", "node/nim.js"]
 FOR_OTHERS = {f"examples/simulators/{name}" for name in TEMPLATES}
 FOR_OTHERS |= {str(path.relative_to(ROOT)) for path in ROOT.glob("proto/**/*.proto")}
 CONFIGURATION = "juggler/driver/configs/cartpole.toml"

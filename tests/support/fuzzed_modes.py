@@ -15,6 +15,7 @@ from support.fuzzed_simulators import Place, Simulator, Told
 from support.fuzzed_world import MOST_UPDATES
 from support.gateway_world import TWO_WAYS
 
+ENDS = "terminated", "truncated"
 CHOSEN = Values(space_to_message(TWO_WAYS))
 
 
@@ -86,14 +87,12 @@ class Remote(Simulator):
                     self._ended(step.episode)
 
     def answered(self, about: Told, answer: pb.ActionBatch) -> None:
-        (given,) = answer.agents
-        actions = CHOSEN.from_tensors(given.actions)  # [R]
-        version = Version(given.version.generation, given.version.update)
-        for place, action, paused in zip(about.places, actions, about.paused, strict=True):
+        actions = [each for part in answer.agents for each in _chosen(part)]
+        for place, chosen, paused in zip(about.places, actions, about.paused, strict=True):
             place.due = False
             if not paused:
-                assert self.gateway.legal(place.shown)[action]
-                place.action = int(action), version
+                assert self.gateway.legal(place.shown)[chosen[0]]
+                place.action = chosen
 
     def cut(self, episode: Episode) -> None:
         super().cut(episode)
@@ -104,6 +103,95 @@ class Remote(Simulator):
     def _ended(self, episode: Episode) -> None:
         self.ended[episode.total] += 1
         self.may_end[episode.total] += 1
+
+
+class Several(Remote):
+    """The gateway acts for one to three agents in each environment."""
+
+    def begin(self) -> None:
+        self.agents = self.rng.choice((1, 2, 2, 3))
+        super().begin()
+
+    def connect(self) -> None:
+        if not self.token:  # a place for each agent of each environment
+            self.places = [Place() for _ in range(len(self.places) * self.agents)]
+        super().connect()
+
+    def greeting(self) -> pb.Hello:
+        greeting = super().greeting()
+        greeting.environments //= self.agents
+        (agent,) = greeting.agents
+        for number in range(self.agents):
+            each = greeting.agents.add() if number else agent
+            each.CopyFrom(agent)
+            each.id = f"agent {number}"
+        return greeting
+
+    def act(self) -> None:
+        ready = [n for n, place in enumerate(self.places) if not (place.due or place.rests)]
+        if not self.here or not ready or len(self.unanswered) >= self.welcome.batches_in_flight:
+            return
+        chosen = self.rng.sample(ready, self.rng.randint(1, len(ready)))
+        ends = {
+            n: "" if self.places[n].action is None else self.rng.choice(("", "", *ENDS))
+            for n in chosen
+        }
+        over = self._over({n for n in chosen if ends[n]})
+        parts: list[pb.Rows] = []
+        told = Told([], [], [])
+        for number in self.rng.sample(range(self.agents), self.agents):
+            mine = [n for n in chosen if n % self.agents == number]
+            if mine:
+                rows = pb.Rows(agent=number, environments=[n // self.agents for n in mine])
+                finals: list[Any] = []
+                shown = [self._add(rows, n, ends[n], over, told, finals) for n in mine]
+                rows.observations.extend(self.gateway.tensors(shown))
+                if finals:
+                    rows.final_observations.extend(self.gateway.tensors(finals, masks=False))
+                parts.append(rows)
+        for n, place in enumerate(self.places):
+            if n // self.agents in over:
+                place.rests = False
+        self.ask("steps", told, agents=parts)
+
+    def _over(self, ended: set[int]) -> set[int]:
+        """The environments in which everybody who takes part ends now."""
+        running = {n for n, place in enumerate(self.places) if place.runs}
+        return {n // self.agents for n in ended} - {n // self.agents for n in running - ended}
+
+    def _add(
+        self, rows: pb.Rows, n: int, ends: str, over: set[int], told: Told, finals: list[Any]
+    ) -> Any:
+        """One row of an agent -> what it shows. The last observations of those who are truncated
+        go to `finals`."""
+        place, is_over = self.places[n], n // self.agents in over
+        place.due = True
+        step: Step | None = None
+        after = self.look()
+        paused = bool(ends) and (not is_over or self.rng.random() < 0.3)
+        if place.action is not None:
+            step = self.step(place, place.shown, after, *place.action)
+            step.ends, place.action = ends, None
+        place.shown, place.runs, place.rests = after, not paused, paused and not is_over
+        if ends:
+            place.episode, place.shown = Episode(), self.look()
+            if ends == "truncated":
+                rows.final_rows.append(len(rows.rewards))
+                finals.append(after)
+        rows.rewards.append(step.reward if step else self.rng.random())
+        rows.terminated.append(ends == "terminated")
+        rows.truncated.append(ends == "truncated")
+        rows.paused.append(paused)
+        told.steps.append(step)
+        told.places.append(place)
+        told.paused.append(paused)
+        return np.full(3, np.inf, np.float32) if paused else place.shown
+
+
+def _chosen(part: pb.Actions) -> list[tuple[int, Version]]:
+    """The actions of one agent, with the weights that chose them."""
+    version = Version(part.version.generation, part.version.update)
+    return [(int(action), version) for action in CHOSEN.from_tensors(part.actions)]
 
 
 class Local(Simulator):

@@ -35,13 +35,15 @@ class Place:
         action: the last one, with the weights that chose it; None: it is due, or none was asked
             for.
         due: an answer is.
+        runs: an episode does, of one of several agents.
+        rests: it has ended, and others of its environment have not.
     """
 
     def __init__(self) -> None:
         self.episode = Episode()
         self.shown: Any = None
         self.action: tuple[int, Version] | None = None
-        self.due = False
+        self.due = self.runs = self.rests = False
 
 
 class Simulator:
@@ -95,11 +97,11 @@ class Simulator:
         self.stream = Stream()
         self.inbox: list[tuple[Stream, bytes | None]] = []
         self.welcome: pb.Welcome | None = None
+        self.post(pb.FromSimulator(hello=self.greeting()))
+
+    def greeting(self) -> pb.Hello:
         changes = {"resume_token": self.token, "real_time": self.real_time}
-        greeting = hello(
-            self.gateway.space, mode=self.mode, environments=len(self.places), **changes
-        )
-        self.post(pb.FromSimulator(hello=greeting))
+        return hello(self.gateway.space, mode=self.mode, environments=len(self.places), **changes)
 
     def post(self, message: pb.FromSimulator) -> None:
         self.inbox.append((self.stream, message.SerializeToString()))

@@ -113,8 +113,13 @@ class InstantPublisher(Publisher):
 
 
 @contextmanager
-def fuzzed_gateway(rng: random.Random) -> Iterator[FuzzedGateway]:
-    """One of any kind."""
+def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]:
+    """One of any kind.
+
+    Args:
+        rng: chooses.
+        several: for simulators with several agents.
+    """
     time = FakeTime()
     with ExitStack() as stack:
         for module in (gateway_server, environments, recorder, sessions, step_batches):
@@ -122,16 +127,18 @@ def fuzzed_gateway(rng: random.Random) -> Iterator[FuzzedGateway]:
         for module in (environments, recorder):
             stack.enter_context(patch.object(module, "STALL_SECONDS", STALL_SECONDS))
         stack.enter_context(patch.object(gateway_server, "read_steps", time.read_steps))
-        yield FuzzedGateway(rng, time)
+        yield FuzzedGateway(rng, time, several)
 
 
 class FuzzedGateway(Books):
     """
     Attributes:
         messages: that were taken.
+        several: simulators may have several agents.
+        env_ended: return and length of the environments' episodes that ended, if they may.
     """
 
-    def __init__(self, rng: random.Random, time: FakeTime) -> None:
+    def __init__(self, rng: random.Random, time: FakeTime, several: bool) -> None:
         self.rng, self.time = rng, time
         self.rows, self.asked = rng.choice((1, 1, 2, 3)), 0
         self.steps = rng.choice((1, 2, 4, 7))
@@ -143,8 +150,15 @@ class FuzzedGateway(Books):
         self.player: Player | None = None
         wait = rng.choice((0.0, 0.05))
         settings = GatewaySettings(
-            rng.choice((1, 3, 64)), wait, "a run", self.steps, RESUME_SECONDS
+            rng.choice((1, 3, 64)),
+            wait,
+            "a run",
+            self.steps,
+            RESUME_SECONDS,
+            agents={"agent *": "default"} if several else {},
         )
+        self.several = several
+        self.env_ended: list[tuple[float, int]] = []
         transport = make_transport("")
         self.server = GatewayServer(transport, self, settings, self.failures.append)  # type: ignore[arg-type]
         self.server._clock = time  # type: ignore[assignment]
@@ -200,7 +214,9 @@ class FuzzedGateway(Books):
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(self, observation_space: Any, action_space: Any) -> Player:
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Any, action_space: Any
+    ) -> Player:
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(self.connectors), observation_space, action_space
         )
@@ -212,7 +228,10 @@ class FuzzedGateway(Books):
         self.player.publisher = InstantPublisher(policy, *both)
         return self.player
 
-    def wanted(self) -> int:
+    def holds_up(self, module_id: str) -> bool:
+        return True
+
+    def wanted(self, module_id: str) -> int:
         assert self.player is not None
         kept = self.player.environments
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
@@ -226,6 +245,7 @@ class FuzzedGateway(Books):
             return
         while self._new:
             player.use(*self._new.pop(0))
+        self.env_ended += self.server.take_env_ended()
         while self.asked and len(player.environments.rows.complete) >= self.rows:
             self.asked -= 1
             batch, ended, _ = player.batch(self.rows)
@@ -253,7 +273,7 @@ class FuzzedGateway(Books):
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
         assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
         everyone = self.server._manager.sessions.by_id.values()
-        assert len(kept) == sum(len(session.slots) for session in everyone)
+        assert len(kept) == sum(len(s.agents) * s.environments for s in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:
         return sum(counts.get(f"steps_{name}", 0) for name in ("unrecorded", "stale", "lost"))

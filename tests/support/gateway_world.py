@@ -166,7 +166,9 @@ class GatewayWorld:
 
     # -- what the server asks for -----------------------------------------------------------------
 
-    def prepare(self, observation_space: Any, action_space: Any) -> Player:
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Any, action_space: Any
+    ) -> Player:
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(self._connectors), observation_space, action_space
         )
@@ -178,7 +180,10 @@ class GatewayWorld:
         )
         return self.player
 
-    def wanted(self) -> int:
+    def holds_up(self, module_id: str) -> bool:
+        return True
+
+    def wanted(self, module_id: str) -> int:
         assert self.player is not None
         return (
             self._asked * self.rows

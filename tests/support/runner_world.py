@@ -146,6 +146,7 @@ class RunnerWorld:
         row_age: of every module.
         steps: fragment_steps.
         frozen: what modules play with that are not trained, by id.
+        environments: envs_per_runner.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class RunnerWorld:
         row_age: int = 100,
         steps: int = 4,
         frozen: Mapping[str, Tree] | None = None,
+        environments: int = 2,
     ) -> None:
         self.driver = Driver()
         self._frozen = frozen or {}
@@ -170,7 +172,7 @@ class RunnerWorld:
             row_age=row_age,
         )
         self.setup = EnvRunnerSetup(
-            env_runner=EnvRunnerConfig(envs_per_runner=2, fragment_steps=steps),
+            env_runner=EnvRunnerConfig(envs_per_runner=environments, fragment_steps=steps),
             modules={
                 **dict.fromkeys(self.learners, acting),
                 **{
@@ -181,23 +183,29 @@ class RunnerWorld:
             agents=dict(agents),
         )
         contact = Contact("", token="secret", local=True)
-        attachment = cast(Attachment, self.driver)
-        self.runner = EnvRunner(attachment, self.driver.inbox, contact)
+        self.runner: Any = self._make(cast(Attachment, self.driver), contact)
         self._batch_ids = self._rounds = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def _make(self, attachment: Attachment, contact: Contact) -> Any:
+        return EnvRunner(attachment, self.driver.inbox, contact)
+
     def begin(self) -> training_pb2.Ready:
         """Set the runner up, and introduce it to the learners, with weights of update 0."""
         ready = self.set_up()
+        self.introduce()
+        return ready
+
+    def introduce(self) -> None:
+        """Introduce the runner to the learners, with weights of update 0."""
         for learner in self.learners.values():
             learner.publish(0)
             self.driver.ask(learner.message(), attach_pb2.Done)
-        return ready
 
     def set_up(self) -> training_pb2.Ready:
-        setup = training_pb2.Setup(config=to_json(self.setup), seed=7)
-        return self.driver.ask(setup, training_pb2.Ready)
+        self.driver.tell(training_pb2.Setup(config=to_json(self.setup), seed=7))
+        return self.driver.hear(training_pb2.Ready)
 
     def send_frozen(self, **instead: Tree) -> None:
         """Send what modules play with that are not trained, or something else instead."""

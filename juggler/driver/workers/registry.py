@@ -12,6 +12,7 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
+from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
@@ -263,7 +264,10 @@ class WorkerRegistry:
         """
         rows, steps = self._environments(role), self.config.env_runner.fragment_steps
         several = bool(self.config.played_by)
-        most = rows * sum(module.module_id in each for each in self.config.played_by.values())
+        if self.config.env_runner.gateway:  # what it knows are patterns
+            most = rows * MOST_AGENTS
+        else:
+            most = rows * sum(module.module_id in each for each in self.config.played_by.values())
         right = 1 <= module.rows <= most if several else module.rows == rows
         if right and module.steps == steps:
             return

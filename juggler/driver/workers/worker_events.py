@@ -35,7 +35,7 @@ class WorkerEvents:
         self._parts = parts
         self._runners = RunnerEvents(parts)
         self._learners = LearnerEvents(parts)
-        self._agents = parts.config.played_by
+        self._agents = parts.config.agent_names
         self._receipts_first = ReceiptsFirst(parts.commands.pool, parts.config.driver.synchronous)
         # Of those who are attached:
         self._failed_once: set[Worker] = set()

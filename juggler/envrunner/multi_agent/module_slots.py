@@ -273,13 +273,7 @@ class ModuleSlots:
 
     def _drop_stale(self) -> int:
         """Free complete rows that are too old for a batch -> all steps dropped since last time."""
-        columns, rows = self._paced.rows.columns, self._paced.rows
-        # A row that is full in time waits for at most as long again.
-        oldest = self._version.update - 2 * self._row_age
-        for row in [row for row in rows.complete if int(rows.first_updates[row]) < oldest]:
-            self._paced.counts["steps_stale"] += int(columns["lengths"][row])
-            rows.complete.remove(row)
-            rows.give_back(row)
+        self._paced.drop_stale()
         return self._paced.counts.pop("steps_stale", 0)
 
     def _lost(

@@ -275,3 +275,15 @@ class PacedSlots:
         of["step"][places] = 0
         standing = of["acted"] & (of["row"] >= 0) & (of["step"] == 0)
         self._any_stale = bool((standing & self._is_old(of["row"])).any())
+
+    def drop_stale(self) -> int:
+        """Free complete rows that are too old for a batch -> the steps in them."""
+        rows, columns, dropped = self.rows, self.rows.columns, 0
+        # A row that is full in time waits for at most as long again.
+        oldest = int(self._newest[1]) - 2 * self._row_age
+        for row in [row for row in rows.complete if int(rows.first_updates[row]) < oldest]:
+            dropped += int(columns["lengths"][row])
+            rows.complete.remove(row)
+            rows.give_back(row)
+        self.counts["steps_stale"] += dropped
+        return dropped

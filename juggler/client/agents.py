@@ -1,0 +1,172 @@
+"""A session of a simulator with several agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from juggler.client.connection import PROTOCOL, AnySession, Connection
+from juggler.client.spaces import Values, as_first, as_message, one_of
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+
+def connect_agents(
+    address: str,
+    agents: Mapping[str, tuple[Any, Any]],
+    *,
+    real_time: bool = False,
+    token: str | None = None,
+    tls: str | None = None,
+    timeout: float = 60.0,
+    name: str = "juggler.client",
+) -> AgentsSession:
+    """Begin a session of an environment with several agents. The gateway acts for all of them.
+
+    Args:
+        address: address of the gateway, "host:port".
+        agents: by the id of each agent, its observation space and its action space. The table
+            `agents` of the run's configuration says which module acts for whom.
+        real_time: as in `connect`.
+        token: as in `connect`.
+        tls: as in `connect`.
+        timeout: how many seconds to wait for the gateway.
+        name: name of the simulator, for people.
+
+    Raises:
+        GatewayError: the gateway does not answer, or refuses the simulator.
+        ValueError: the address is not valid, or there is no agent.
+    """
+    if not agents:
+        raise ValueError("agents is empty: give the spaces of each agent by its id")
+    spaces = {key: (as_message(each[0]), as_message(each[1])) for key, each in agents.items()}
+    hello = pb.Hello(
+        protocol_min=PROTOCOL,
+        protocol_max=PROTOCOL,
+        client=name,
+        mode=pb.REMOTE_INFERENCE,
+        environments=1,
+        real_time=real_time,
+        agents=[
+            pb.Agent(id=key, observation_space=observations, action_space=actions)
+            for key, (observations, actions) in spaces.items()
+        ],
+    )
+    values = {key: (Values(observed), Values(acted)) for key, (observed, acted) in spaces.items()}
+    return AgentsSession(Connection(address, hello, token, tls, timeout), values)
+
+
+class _Agent:
+    """
+    Attributes:
+        index: in the hello.
+        observations: values of its observations.
+        actions: values of its actions.
+        acted: it has had an action in this episode.
+        reward: what it got since its last action.
+    """
+
+    def __init__(self, index: int, observations: Values, actions: Values) -> None:
+        self.index, self.observations, self.actions = index, observations, actions
+        self.acted = False
+        self.reward = 0.0
+
+
+class AgentsSession(AnySession):
+    """Asks for the actions of several agents in one environment, each at its own pace.
+
+    Args:
+        connection: the session's connection.
+        values: by agent, values of its observations and of its actions.
+
+    Attributes:
+        versions: by agent, generation and update of the weights that acted last for it.
+    """
+
+    def __init__(self, connection: Connection, values: Mapping[str, tuple[Values, Values]]) -> None:
+        super().__init__(connection)
+        self.versions: dict[str, tuple[int, int]] = {}
+        self._agents = {name: _Agent(i, *both) for i, (name, both) in enumerate(values.items())}
+
+    def step(
+        self,
+        observations: Mapping[str, Any] | None = None,
+        rewards: Mapping[str, float] | None = None,
+        terminated: Mapping[str, bool] | bool = False,
+        truncated: Mapping[str, bool] | bool = False,
+    ) -> dict[str, Any]:
+        """Report what happened, and wait for the actions of the agents that act next.
+
+        An agent acts next if it is among `observations` and does not end. In a turn-based game that
+        is the one on turn. An agent that has ended acts again in the next episode, which begins
+        when all have ended.
+
+        Args:
+            observations: by agent, what it observes: of all that act next, and of all that are
+                truncated.
+            rewards: by agent, since the last call. An agent's rewards between two of its actions
+                add up to the reward of the first one; those before its first action are ignored.
+            terminated: by agent, whether its episode ended; true: of everyone.
+            truncated: by agent, whether its episode was cut off, as by a time limit; true: of
+                everyone.
+
+        Returns:
+            By agent, the action of everyone who acts next.
+
+        Raises:
+            GatewayError: the session is over.
+            ValueError: an agent is not known, or something does not fit its spaces.
+        """
+        shown = observations or {}
+        self._check_known(shown, rewards, terminated, truncated)
+        for name, reward in (rewards or {}).items():
+            self._agents[name].reward += float(reward)
+        parts: dict[str, pb.Rows] = {}
+        acting: list[str] = []
+        for name, agent in self._agents.items():
+            over, cut = _is_set(terminated, name), _is_set(truncated, name)
+            if over or cut:
+                if agent.acted:
+                    parts[name] = self._last(name, agent, shown.get(name), over)
+                agent.acted, agent.reward = False, 0.0
+            elif name in shown:
+                seen = agent.observations.tensors(as_first(shown[name]))
+                reward = agent.reward if agent.acted else 0.0
+                parts[name] = pb.Rows(agent=agent.index, rewards=[reward], observations=seen)
+                acting.append(name)
+        if not parts:
+            return {}
+        self._seq += 1
+        answer = self._connection.exchange(pb.StepBatch(seq=self._seq, agents=parts.values()))
+        given = {each.agent: each for each in answer.agents}
+        return {name: self._acts(name, given[self._agents[name].index]) for name in acting}
+
+    def _last(self, name: str, agent: _Agent, shown: Any, terminated: bool) -> pb.Rows:
+        """The row with the end of an agent's episode, which has no next observation."""
+        if shown is None and not terminated:
+            raise ValueError(f"agent {name!r} was truncated: give its last observation, too")
+        last = agent.observations.blank() if shown is None else as_first(shown)
+        seen = agent.observations.tensors(last)
+        rows = pb.Rows(agent=agent.index, rewards=[agent.reward], observations=seen, paused=[True])
+        (rows.terminated if terminated else rows.truncated).append(True)
+        if not terminated:
+            rows.final_rows.append(0)
+            rows.final_observations.extend(seen)
+        return rows
+
+    def _acts(self, name: str, given: pb.Actions) -> Any:
+        agent = self._agents[name]
+        agent.acted, agent.reward = True, 0.0
+        self.versions[name] = (given.version.generation, given.version.update)
+        return one_of(agent.actions.from_tensors(given.actions))
+
+    def _check_known(self, *given: Any) -> None:
+        for mapping in given:
+            for name in mapping if isinstance(mapping, Mapping) else ():
+                if name not in self._agents:
+                    raise ValueError(
+                        f"agent {name!r} is none of this session's: {', '.join(self._agents)}"
+                    )
+
+
+def _is_set(flags: Mapping[str, bool] | bool, name: str) -> bool:
+    return bool(flags.get(name, False) if isinstance(flags, Mapping) else flags)

@@ -1,0 +1,287 @@
+"""Simulators with several agents: what each of them does becomes batches of its module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agents_world import SPACES, THREE_WAYS, AgentsWorld, see
+from support.gateway_world import eventually
+
+from juggler.client import GatewayError, connect, connect_agents, play_agents
+from juggler.envrunner.multi_agent.matrix_game import MatrixGame
+from juggler.gateway import runner
+
+TWO = {"row": "rows", "column": "columns"}
+SHARED = {"*": "both"}
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+    worlds: list[AgentsWorld] = []
+
+    def make(agents: dict[str, str], environments: int = 1, **keys: Any) -> AgentsWorld:
+        worlds.append(AgentsWorld(tmp_path, agents, environments=environments, **keys))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def test_two_modules_learn_from_a_game_in_which_both_act_at_once(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        ready = world.begin()
+        assert {each.module_id: each.rows for each in ready.modules} == {"rows": 1, "columns": 1}
+        world.learners["columns"].publish(2)  # chooses 2, and the other module 0
+        world.driver.tell(*world.requests(rows=0, columns=2))
+        rewards: dict[str, float] = {}
+        for t in range(5):
+            shown = {"row": see(t, 0), "column": see(t, 1)}
+            over = t == 4
+            actions = session.step(shown, rewards, over)
+            assert actions == ({} if over else {"row": 0, "column": 2})
+            rewards = {"row": 1.0 + t, "column": -1.0 - t}
+        receipts = world.receipts("rows", "columns")
+        assert session.versions == {"row": (1, 0), "column": (1, 2)}
+    for number, (module_id, sign) in enumerate((("rows", 1), ("columns", -1))):
+        batch, receipt = world.batch(module_id), receipts[module_id]
+        assert batch.live_steps == receipt.live_steps == 4
+        assert batch.rewards.tolist() == [[sign * 1, sign * 2, sign * 3, sign * 4]]
+        assert batch.actions.tolist() == [[2 * number] * 4]
+        assert batch.observations[0, :, 0].tolist() == [0, 1, 2, 3]
+        assert (batch.observations[0, :, 1] == number).all()
+        assert batch.terminated.tolist() == [[False, False, False, True]]
+        assert list(receipt.episode_returns) == [sign * 10]
+    told = [each for each in receipts.values() if each.env_returns]
+    assert [(list(each.env_returns), list(each.env_lengths)) for each in told] == [([0.0], [4])]
+
+
+def test_one_module_may_act_for_all_agents(make_world: Callable[..., AgentsWorld]) -> None:
+    world = make_world(SHARED, environments=2)
+    with world.connect("a", "b") as one, world.connect("b", "a") as other:
+        assert world.begin().modules[0].rows == 4
+        world.ask("both")
+        for t in range(5):
+            for number, session in enumerate((one, other)):
+                shown = {"a": see(t, number), "b": see(t, number + 2)}
+                assert session.step(shown, {"a": 1, "b": 2}).keys() == {"a", "b"}
+        assert world.receipts("both")["both"].live_steps == 16
+    batch = world.batch("both")
+    assert sorted(batch.observations[:, 0, 1].tolist()) == [0, 1, 2, 3]
+    for row in range(4):
+        assert batch.observations[row, :, 0].tolist() == [0, 1, 2, 3]
+        assert batch.rewards[row].tolist() == [1 + (batch.observations[row, 0, 1] > 1)] * 4
+
+
+def test_rewards_between_two_turns_of_an_agent_add_up_to_its_step(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    names = "row", "column"
+    with world.connect(*names) as session:
+        world.begin()
+        world.ask("rows", "columns")
+        for ply in range(9):
+            name = names[ply % 2]
+            actions = session.step({name: see(ply, 0)}, {"row": 1.0, "column": 10.0 * ply})
+            assert actions.keys() == {name}
+        assert session.step(rewards={"row": 100.0}, terminated=True) == {}
+        receipts = world.receipts(*dict.fromkeys(TWO.values()))
+    rows, columns = world.batch("rows"), world.batch("columns")
+    assert rows.rewards.tolist() == [[2, 2, 2, 2]]
+    assert columns.rewards.tolist() == [[50, 90, 130, 80]]
+    assert columns.terminated.tolist() == [[False] * 3 + [True]]
+    assert rows.observations[0, :, 0].tolist() == [0, 2, 4, 6]
+    assert columns.observations[0, :, 0].tolist() == [1, 3, 5, 7]
+    # The episode had a fifth action of row, which is in its next row.
+    told = [list(each.env_returns) for each in receipts.values() if each.env_returns]
+    assert told == [[8 + 100 + 350]]
+
+
+def test_an_agent_that_ends_early_is_followed_to_its_own_end(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world({"*": "all"}, steps=2)
+    ends = {"a": 5, "b": 2, "c": 3}
+    with world.connect(*ends) as session:
+        world.begin()
+        world.ask("all", rounds=8)
+        for episode in range(3):
+            for t in range(6):
+                shown = {n: see(10 * episode + t, end) for n, end in ends.items() if t <= end}
+                terminated = {n: t == end for n, end in ends.items() if n != "c"}
+                actions = session.step(shown, dict.fromkeys(ends, 1), terminated, {"c": t == 3})
+                assert actions.keys() == {n for n, end in ends.items() if t < end}
+        receipts = [world.receipts("all")["all"] for _ in range(4)]
+    assert {each for receipt in receipts for each in receipt.env_lengths} == {5}
+    assert {each for receipt in receipts for each in receipt.env_returns} == {10.0}
+    seen: set[tuple[float, float]] = set()
+    for episode in (each for _ in range(4) for each in world.batch("all").episodes()):
+        assert (episode.rewards == 1).all()
+        ends_at = float(episode.observations[0, 1])
+        for place, number in episode.observations.tolist():
+            assert number == ends_at
+            assert (place, number) not in seen
+            seen.add((place, number))
+        after = float(episode.last_observation[0]) % 10
+        assert episode.terminated == (after == ends_at != 3 or (ends_at != 3 and after == 0))
+        assert episode.truncated == (after == ends_at == 3)
+    assert len(seen) == 4 * 3 * 2
+
+
+def test_who_has_ended_may_not_act_before_all_have(make_world: Callable[..., AgentsWorld]) -> None:
+    world = make_world(TWO, environments=2)
+    with world.connect("row", "column") as other:
+        world.begin()
+        world.ask("rows", "columns")
+        with world.connect("row", "column") as session:
+            both = {"row": see(0, 0), "column": see(0, 0)}
+            session.step(both)
+            assert session.step(both, terminated={"row": True}).keys() == {"column"}
+            with pytest.raises(GatewayError, match="OUT_OF_ORDER: agent 'row' of environment 0"):
+                session.step({"row": see(0, 0)})
+        assert other.step(both).keys() == {"row", "column"}
+
+
+def test_a_round_is_over_when_one_module_has_two_batches(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns", rounds=2)
+        session.step({"column": see(0, 0)})
+        for t in range(9):
+            session.step({"row": see(t, 0)})
+        first = world.receipts("rows", "columns")
+        assert (first["rows"].live_steps, first["columns"].live_steps) == (4, 0)
+        assert not first["columns"].dropped
+        for t in range(9, 13):
+            session.step({"row": see(t, 0)})
+        second = world.receipts("rows", "columns")
+        assert (second["rows"].live_steps, second["columns"].live_steps) == (4, 0)
+    assert world.batch("rows").observations[0, :, 0].tolist() == [0, 1, 2, 3]
+    assert world.batch("rows").observations[0, :, 0].tolist() == [4, 5, 6, 7]
+
+
+def test_a_module_without_a_share_in_a_round_acts_and_is_not_recorded(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows")
+        for t in range(5):
+            both = {"row": see(t, 0), "column": see(t, 0)}
+            assert session.step(both, {"row": 1, "column": 1}).keys() == both.keys()
+        assert world.receipts("rows")["rows"].live_steps == 4
+        assert world.counts()["steps_unrecorded"] == 4
+        world.ask("columns")
+        for t in range(5):
+            session.step({"column": see(t, 0)}, {"column": 2})
+        receipt = world.receipts("columns")["columns"]
+        assert receipt.live_steps == 4
+    assert world.batch("columns").rewards.tolist() == [[2, 2, 2, 2]]
+
+
+def test_a_gateway_is_ready_when_every_module_has_agents(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row"):
+        assert (
+            world.notes.get(timeout=30) == "has agents of module rows; waits for those of columns"
+        )
+        with connect_agents(world.address, {"column": (THREE_WAYS, THREE_WAYS)}):
+            ready = {each.module_id: each for each in world.begin().modules}
+    assert list(ready["rows"].observation_space.box.shape) == [2]
+    assert ready["columns"].environment_observation_space.discrete.n == 3
+
+
+def test_a_session_goes_on_over_another_connection(make_world: Callable[..., AgentsWorld]) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns")
+        for t in range(5):
+            session._connection.break_off()
+            session.step({"row": see(t, 0), "column": see(t, 0)}, {"row": t, "column": t})
+        world.receipts("rows", "columns")
+    for module_id in ("rows", "columns"):
+        assert world.batch(module_id).rewards.tolist() == [[1, 2, 3, 4]]
+
+
+def test_a_simulator_that_vanishes_leaves_what_it_has_done(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    session = world.connect("row", "column")
+    world.begin()
+    world.ask("rows", "columns")
+    for t in range(3):
+        session.step({"row": see(t, 0), "column": see(t, 0)}, {"row": 3, "column": 4})
+    session.close()
+    eventually(lambda: world.counts()["sessions"] == 0)
+    receipts = world.receipts("rows", "columns")
+    assert [each.live_steps for each in receipts.values()] == [2, 2]
+    assert [x for each in receipts.values() for x in each.env_returns] == [14.0]
+    for module_id, reward in (("rows", 3), ("columns", 4)):
+        batch = world.batch(module_id)
+        assert batch.rewards[0, :2].tolist() == [reward] * 2
+        assert batch.truncated[0, :2].tolist() == [False, True]
+    assert not any(len(player.environments) for player in _players(world))
+
+
+def test_a_client_without_names_acts_where_the_table_has_one_pattern(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world({"player_*": "both"})
+    with connect(world.address, *SPACES) as session:
+        world.begin()
+        world.ask("both")
+        for t in range(5):
+            assert session.step(see(t, t), 1.0) == 0
+        receipt = world.receipts("both")["both"]
+        assert receipt.live_steps == 4
+        assert world.batch("both").rewards.tolist() == [[1, 1, 1, 1]]
+
+
+def test_a_game_with_a_known_interface_plays_in_one_line(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with connect_agents(
+        world.address, {n: (MatrixGame().observation_space(n), THREE_WAYS) for n in TWO}
+    ):
+        world.begin()
+    world.ask("rows", "columns", rounds=3)
+    returns = play_agents(MatrixGame([[1, 0, 0]] * 3, [[5, 0, 0]] * 3), world.address, episodes=8)
+    assert returns == [{"row": 1.0, "column": 5.0}] * 8
+    receipts = world.receipts("rows", "columns")
+    assert receipts["columns"].live_steps == 4
+    assert world.batch("columns").rewards.tolist() == [[5, 5, 5, 5]]
+
+
+def _players(world: AgentsWorld) -> list[Any]:
+    return list(world.runner._server._manager.players.values())
+
+
+def test_a_client_says_what_it_cannot_send(make_world: Callable[..., AgentsWorld]) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns")
+        with pytest.raises(ValueError, match="agent 'raw' is none of this session's: row, column"):
+            session.step({"raw": see(0, 0)})
+        session.step({"row": see(0, 0)})
+        with pytest.raises(ValueError, match="agent 'row' was truncated: give its last"):
+            session.step(truncated=True)
+    with pytest.raises(ValueError, match="agents is empty"):
+        connect_agents(world.address, {})
