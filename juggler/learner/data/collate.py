@@ -58,20 +58,19 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
     ):
         _check_alike(name, [getattr(batch, name) for batch in batches], dimensions)
     copies = _Copies(batches, pin_memory)
-    sample: dict[str, Any] = {
-        # Padding needs any valid action: the row's last one.
-        c.ACTIONS: tree_map(
-            copies.steps,
-            *(b.actions for b in batches),
-            *(tree_map(_last_step, b.actions) for b in batches),
-        ),
-    }
+    sample: dict[str, Any] = {}
     for names in (c.OBSERVED, c.OBSERVED_BY_CRITIC)[: 1 + batches[0].has_critic]:
         before, last, final = ([getattr(batch, name) for batch in batches] for name in names)
         after = [tree_map(_as_step, each) for each in last]
         sample[names[0]] = tree_map(copies.steps, *before, *after)
         sample[names[1]] = tree_map(copies.joined, *last)
         sample[names[2]] = tree_map(copies.joined, *final)
+    # Padding needs any valid action: the row's last one.
+    sample[c.ACTIONS] = tree_map(
+        copies.steps,
+        *(b.actions for b in batches),
+        *(tree_map(_last_step, b.actions) for b in batches),
+    )
     for name in _ZERO_FILLED:
         arrays = [getattr(batch, name) for batch in batches]
         sample[name] = copies.steps(*arrays, *(np.zeros((), array.dtype) for array in arrays))

@@ -42,7 +42,7 @@ def make_world(
     monkeypatch.setattr(
         envrunner_worker, "step_back", lambda *_: None
     )  # all later tests would, too
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_: envs)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     worlds: list[RunnerWorld] = []
 
     def make(played_by: dict[str, str] = PLAYED_BY, **keys: Any) -> RunnerWorld:
@@ -239,7 +239,7 @@ def test_a_request_without_a_complete_row_is_answered_at_once(
     agents = dict.fromkeys(("red", "green"), "all")
     envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
     monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_: envs)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     world = RunnerWorld(tmp_path, agents)
     world.begin()
     live = [world.play(all=0)["all"].live_steps for _ in range(5)]
