@@ -116,8 +116,7 @@ class GatheredPolicy:
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
         self._generator.manual_seed(noise_seed(seed))
-        self._noise = torch.zeros(0)  # [L, M]
-        self._noise_left = 0  # its last entries, which no action has used yet
+        self._noise, self._noise_left = torch.zeros(0), 0  # [L, M], and its last unused entries
 
     def grow(self, capacity: int) -> None:
         """Make room for more agents."""
@@ -166,8 +165,7 @@ class GatheredPolicy:
     def _next_noise(self, count: int) -> Tensor:
         """The noise [B, M] of the next actions, which is drawn for many of them at once."""
         if self._noise_left < count:
-            size = max(1, self._distribution.noise_size)
-            ahead = max(count, _NOISE_AHEAD // size)
+            ahead = max(count, _NOISE_AHEAD // max(1, self._distribution.noise_size))
             self._noise = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
             self._noise_left = ahead
         begin, self._noise_left = -self._noise_left, self._noise_left - count
