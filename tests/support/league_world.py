@@ -91,6 +91,16 @@ def line_up(league: League) -> AssignLineUp:
     return command
 
 
+def finished(assigned: AssignLineUp, *returns: float, length: int = 1) -> MatchFinished:
+    by_agent = dict(zip(assigned.players, returns, strict=True))
+    return MatchFinished(assigned.match_id, assigned.attempt, by_agent, length)
+
+
+def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:
+    builder = Asking(inner=inner or LeagueBuilder(mains=2))
+    return begun(LeagueConfig(**{"min_games": 1, "decay": 1.0, **keys}), builder), builder
+
+
 def book_games(league: League, player: str, other: str, wins: int, losses: int) -> None:
     """Book games as if they had been drawn, so that the win rate of a pair is what a test needs."""
     for result in [1] * wins + [-1] * losses:
