@@ -117,6 +117,7 @@ class RockPaperScissors:
         batch: matches for one update.
         rounds: of one match, which the sum of their rewards decides.
         lr: of each update.
+        spread: the standard deviation of initial logits.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class RockPaperScissors:
         batch: int = 16,
         rounds: int = 4,
         lr: float = 0.2,
+        spread: float = 0.5,
     ) -> None:
         self.league, self.batch, self.rounds, self.lr = league, batch, rounds, lr
+        self.spread = spread
         self.random = np.random.default_rng(seed)
         self.scripted = scripted or {}
         self.logits: dict[str, np.ndarray] = {}
@@ -153,7 +156,7 @@ class RockPaperScissors:
         if source in self.scripted:
             return np.log(self.scripted[source])  # [A]
         if source == INITIAL:
-            return self.random.normal(size=3) * 0.5  # [A]
+            return self.random.normal(size=3) * self.spread  # [A]
         return self.logits[source].copy()
 
     def policy(self, player: str) -> np.ndarray:
