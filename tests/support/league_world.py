@@ -91,6 +91,16 @@ def line_up(league: League) -> AssignLineUp:
     return command
 
 
+def finished(assigned: AssignLineUp, *returns: float, length: int = 1) -> MatchFinished:
+    by_agent = dict(zip(assigned.players, returns, strict=True))
+    return MatchFinished(assigned.match_id, assigned.attempt, by_agent, length)
+
+
+def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:
+    builder = Asking(inner=inner or LeagueBuilder(mains=2))
+    return begun(LeagueConfig(**{"min_games": 1, "decay": 1.0, **keys}), builder), builder
+
+
 def book_games(league: League, player: str, other: str, wins: int, losses: int) -> None:
     """Book games as if they had been drawn, so that the win rate of a pair is what a test needs."""
     for result in [1] * wins + [-1] * losses:
@@ -107,6 +117,7 @@ class RockPaperScissors:
         batch: matches for one update.
         rounds: of one match, which the sum of their rewards decides.
         lr: of each update.
+        spread: the standard deviation of initial logits.
     """
 
     def __init__(
@@ -117,8 +128,10 @@ class RockPaperScissors:
         batch: int = 16,
         rounds: int = 4,
         lr: float = 0.2,
+        spread: float = 0.5,
     ) -> None:
         self.league, self.batch, self.rounds, self.lr = league, batch, rounds, lr
+        self.spread = spread
         self.random = np.random.default_rng(seed)
         self.scripted = scripted or {}
         self.logits: dict[str, np.ndarray] = {}
@@ -143,7 +156,7 @@ class RockPaperScissors:
         if source in self.scripted:
             return np.log(self.scripted[source])  # [A]
         if source == INITIAL:
-            return self.random.normal(size=3) * 0.5  # [A]
+            return self.random.normal(size=3) * self.spread  # [A]
         return self.logits[source].copy()
 
     def policy(self, player: str) -> np.ndarray:

@@ -92,7 +92,8 @@ class Matches:
     def finish(self, event: MatchFinished) -> bool:
         """Book the outcome, for each two sides, and close the match.
 
-        Nothing is booked for players that are gone, or were reset since the line-up was drawn.
+        Nothing is booked for players that were reset since the line-up was drawn. None of them is
+        gone: then the line-up would have been drawn anew.
 
         Returns:
             Whether it was awaited. What comes of a match that is not open, or of an earlier
@@ -108,8 +109,7 @@ class Matches:
         scores = self._by_side(event.scores) if event.scores else returns
         del self.open[event.match_id]
         counts = [
-            not player.retired and player.life == life
-            for player, life in zip(self._of(match), match.lives, strict=True)
+            player.life == life for player, life in zip(self._of(match), match.lives, strict=True)
         ]
         for side, player in enumerate(self._of(match)):
             if counts[side]:

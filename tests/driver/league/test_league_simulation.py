@@ -21,7 +21,7 @@ from juggler.driver.league.league import League
 from juggler.driver.league.ratings import nash_averaging
 from juggler.driver.league.self_play import SelfPlay
 
-UPDATES = 3000
+UPDATES = 2000
 SNAPSHOT = 50  # updates
 SEEDS = range(12)
 
@@ -44,7 +44,7 @@ def trained(builder: LeagueBuilder, seed: int) -> tuple[float, float]:
     least win rate against its past."""
     # Policies change within tens of updates, so payoffs must forget as fast.
     config = LeagueConfig(decay=0.8, min_games=2, max_historical=100)
-    world = RockPaperScissors(League(config, AGENTS, seed, builder), seed)
+    world = RockPaperScissors(League(config, AGENTS, seed, builder), seed, spread=1.0)
     past: list[np.ndarray] = []
     exploitabilities: list[float] = []
     least: list[float] = []

@@ -1,0 +1,184 @@
+"""What goes wrong in a league, and what is kept of it when it is saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.league_world import AGENTS, asking, begun, finished, line_up, ready
+
+from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.events import (
+    Add,
+    AssignLineUp,
+    Freeze,
+    MatchRequested,
+    PlayerRemoved,
+    Report,
+    Reset,
+    Retire,
+    StepsTrained,
+)
+from juggler.driver.league.league import League
+from juggler.driver.league.rllib import Rllib
+
+
+@dataclass(kw_only=True)
+class Broken(LeagueBuilder):
+    wrong: Any = None
+
+    def build(self, results: Any) -> Iterable[Any]:
+        if isinstance(self.wrong, Exception):
+            raise self.wrong
+        return self.wrong
+
+    def match(self, results: Any) -> Pairing:
+        if isinstance(self.wrong, Exception):
+            raise self.wrong
+        return self.wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (RuntimeError("no idea"), "Broken.build failed: RuntimeError: no idea"),
+        (None, "Broken.build failed: TypeError"),
+        (["main-0"], "'main-0' is no command of a builder"),
+        ([Freeze("mian-0")], "no player is called 'mian-0': did you mean 'main-0'?"),
+        ([Retire("main-0")], "main-0 is the last player that learns"),
+        ([Reset("main-0")], "main-0 has not been trained since it was last reset"),
+        ([Add("main-0", "main")], "has had a player 'main-0': use a new id"),
+        ([Add("main 1", "main")], "'main 1' is no id of a player"),
+        ([Add("x", "historical")], "role = 'historical'"),
+        ([Add("x", "main", source="random")], "'random' has no weights to begin with"),
+        ([Add(f"x{n}", "main") for n in range(4)], "at most max_learning = 2 players learn"),
+    ],
+)
+def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) -> None:
+    league = begun(LeagueConfig(max_learning=2), Broken(wrong=wrong))
+    reports = [command for command in league.build() if isinstance(command, Report)]
+    assert len(reports) == 1
+    assert told in reports[0].message
+    for _ in range(3):
+        assigned = league.book(MatchRequested())[-1]
+        assert isinstance(assigned, AssignLineUp)
+        assert assigned.branch == "self-play"
+
+
+def test_the_same_report_is_told_once() -> None:
+    league = begun(LeagueConfig(), Broken(wrong=[Retire("nobody"), Retire("main-0")]))
+    (report,) = league.build()
+    assert "no player is called 'nobody'" in report.message  # type: ignore[union-attr]
+    assert report.message.endswith("(and 1 more)")  # type: ignore[union-attr]
+    assert league.build() == []
+
+
+@pytest.mark.parametrize(
+    ("pairing", "told"),
+    [
+        ("main-0", "is no Pairing"),
+        (Pairing("main-0", {}), "names no opponents"),
+        (Pairing("main-0", {"main-0": float("nan")}), "the weight of 'main-0' is nan"),
+        (Pairing("main-0", {"main-0": -1}), "the weight of 'main-0' is -1"),
+        (Pairing("main-0", {"nobody": 1}), "nobody whom it named could play"),
+        (Pairing("nobody", {"main-0": 1}), "nobody whom it named could play"),
+    ],
+)
+def test_a_pairing_that_is_wrong_becomes_self_play_with_a_word(pairing, told) -> None:
+    league = begun(LeagueConfig(), Broken(wrong=pairing))
+    report, assigned = league.book(MatchRequested())
+    assert isinstance(report, Report)
+    assert report.message.startswith("Broken.match failed: ValueError: ")
+    assert told in report.message
+    assert isinstance(assigned, AssignLineUp)
+    assert set(assigned.players.values()) == {"main-0"}
+    assert league.book(MatchRequested())[0] != report  # told once
+
+
+def test_players_that_cannot_play_are_left_out_of_a_pairing() -> None:
+    league = begun(LeagueConfig(), Broken(wrong=Pairing("main-0", {"gone": 1e9, "main-0": 1})))
+    assert set(line_up(league).players.values()) == {"main-0"}
+
+
+@pytest.mark.parametrize("again", [[Reset("main-0")], [Freeze("main-0"), Reset("main-0")]])
+def test_resets_cannot_go_in_a_circle(again) -> None:
+    league, builder = asking()
+    league.book(StepsTrained("main-0", 1))
+    done = [builder.change(league, *again) for _ in range(5)]
+    assert sum(Reset("main-0") in commands for commands in done) == 1
+
+
+def test_a_copy_that_could_not_be_made_leaves_the_league_as_it_was() -> None:
+    league, builder = asking()
+    builder.wanted = [Freeze("main-0")]
+    league.build()
+    assert league.book(PlayerRemoved("main-0-v0")) == []
+    assert set(line_up(league).players.values()) == {"main-0", "main-1"}
+    league.book(StepsTrained("main-0", 1))
+    assert builder.change(league, Freeze("main-0")) == [Freeze("main-0", "main-0-v1")]
+
+
+def test_a_league_that_nobody_learns_in_is_refused() -> None:
+    class Nobody(LeagueBuilder):
+        def initial(self) -> list[Any]:
+            return []
+
+    with pytest.raises(ValueError, match=r"Nobody\.initial adds no player that learns"):
+        League(LeagueConfig(), AGENTS, 0, Nobody()).begin()
+
+
+# What is kept.
+
+
+def play(league: League, count: int) -> list[AssignLineUp]:
+    """Matches whose outcome follows from their id, with changes in between."""
+    line_ups = []
+    for number in range(count):
+        assigned = line_up(league)
+        line_ups.append(assigned)
+        league.book(finished(assigned, assigned.match_id % 3, 1))
+        for player in set(assigned.players.values()):
+            if league.roster[player].learning:
+                league.book(StepsTrained(player, 1))
+        if number % 10 == 9:
+            ready(league, league.build())
+    return line_ups
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        AlphaStar(mains=2, min_phase_steps=5, max_phase_steps=10),
+        Rllib(min_matches=5, snapshot_at=0.5, keep_training_probability=0.2),
+    ],
+)
+def test_the_next_100_line_ups_are_the_same_after_it_is_saved(builder) -> None:
+    config = LeagueConfig(max_historical=20, fixed=["random"])
+    league = begun(config, builder, seed=7)
+    play(league, 250)
+    open_match = line_up(league)  # is not part of the state
+
+    data = json.loads(json.dumps(league.to_state()))
+    other = League.from_state(data, config, AGENTS, builder)
+
+    assert other.to_state() == league.to_state()
+    assert play(league, 100) == play(other, 100)
+    assert other.to_state() == league.to_state()
+    assert other.book(finished(open_match, 1, -1)) == []
+    assert len(league.roster.players) > len(league.roster.present()) > 10
+
+
+def test_another_seed_draws_other_line_ups() -> None:
+    builder = AlphaStar()
+    first, second = (play(begun(builder=builder, seed=seed), 20) for seed in (1, 2))
+    assert first != second
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not the state of a league: .*next_match_id"):
+        League.from_state({"seed": 0}, LeagueConfig(), AGENTS)
