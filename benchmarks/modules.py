@@ -3,8 +3,8 @@
     python benchmarks/modules.py --modules 1 16 --updates 40
 
 16 agents play CartPole beside each other, and share the modules evenly, so that each run samples
-the same. Memory is the proportional set size of all processes of the run, taken once each module has
-made so many updates, and CPU time is theirs for 1,000 trained agent steps from then on.
+the same. Memory is the proportional set size of all processes of the run, when each module has made
+so many updates. CPU time is theirs for 1,000 trained agent steps from then on.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from pettingzoo_games import games, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
-#: One screen of this game takes as long as twenty steps of others.
+#: Its screens take as long as twenty steps of others, and its module takes minutes to build.
 FEWER = {"butterfly/cooperative_pong_v6": 500}
 
 
@@ -27,7 +27,8 @@ def test_a_game_trains_with_defaults(place: Place, name: str) -> None:
         pytest.skip(reason)
     steps = FEWER.get(name, 2_000)
     options = ["--stop-steps", steps, "--run-dir", "run"]
-    run = place.run("train", "--env", f"pettingzoo:{name}", *options, SDL_VIDEODRIVER="dummy")
+    train = ["train", "--env", f"pettingzoo:{name}", *options]
+    run = place.run(*train, seconds=900, SDL_VIDEODRIVER="dummy")
     assert run.status == 0, run.output
     assert_books_balance(place.path / "run")
     end = summary(place.path / "run")
