@@ -37,13 +37,13 @@ def main() -> None:
         sizes = {}
         for process in [parent, *parent.children(recursive=True)]:
             name = " ".join(process.cmdline())[:60]
-            sizes[f"{process.pid} {name}"] = _pss(process.pid)
+            sizes[f"{process.pid} {name}"] = pss(process.pid)
         run.send_signal(signal.SIGTERM)
         run.wait(10)
     print(json.dumps({"processes": sizes, "megabytes": sum(sizes.values())}))
 
 
-def _pss(pid: int) -> float:
+def pss(pid: int) -> float:
     """A process's own memory, and its share of memory held with others, in megabytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):

@@ -27,6 +27,7 @@ def test_the_extra_that_one_needs_is_named(capsys: pytest.CaptureFixture[str]) -
     extras = {line.split()[0]: line.split()[3] for line in _lines(capsys)}
     assert extras["cartpole"] == extras["memory-cartpole"] == "-"
     assert extras["hopper"] == "mujoco"
+    assert extras["kuhn-poker"] == "openspiel"
     assert extras["lunarlander"] == "box2d"
     assert extras["pong"] == extras["breakout"] == "atari"
 

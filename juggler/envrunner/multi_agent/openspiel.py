@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ class OpenSpielGame:
             observation=spaces.Box(-np.inf, np.inf, (self._size,), np.float32),
             action_mask=spaces.Box(0, 1, (actions,), np.int8),
         )
-        self._random = np.random.default_rng()
+        self._random = random.Random()  # NumPy's takes longer to seed and to choose
         self.agents: list[str] = []
         self.agent_selection = self.possible_agents[0]
 
@@ -91,7 +92,7 @@ class OpenSpielGame:
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         """Begin a game."""
         if seed is not None:
-            self._random = np.random.default_rng(seed)
+            self._random.seed(seed)
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -152,7 +153,7 @@ class OpenSpielGame:
         """Draw what chance decides, reward everybody, and find who is on turn."""
         while self._state.is_chance_node():
             outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
-            self._state.apply_action(int(self._random.choice(outcomes, p=chances)))
+            self._state.apply_action(self._random.choices(outcomes, chances)[0])
         returns = np.array(self._state.returns())  # [players]
         gained, self._returns = returns - self._returns, returns
         for agent, reward in zip(self.possible_agents, gained.tolist(), strict=True):

@@ -1,0 +1,39 @@
+"""Every game of PettingZoo that is installed trains with defaults, as its own API tests play it.
+
+`benchmarks/pettingzoo_games.py` trains each of them for 50,000 steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.place import Place, assert_books_balance, summary
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from pettingzoo_games import games, why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+
+#: Its screens take as long as twenty steps of others, and its module takes minutes to build.
+FEWER = {"butterfly/cooperative_pong_v6": 500}
+
+
+@pytest.mark.parametrize("name", games())
+def test_a_game_trains_with_defaults(place: Place, name: str) -> None:
+    if reason := why_not(name):
+        pytest.skip(reason)
+    steps = FEWER.get(name, 2_000)
+    options = ["--stop-steps", steps, "--run-dir", "run"]
+    train = ["train", "--env", f"pettingzoo:{name}", *options]
+    run = place.run(*train, seconds=900, SDL_VIDEODRIVER="dummy")
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    end = summary(place.path / "run")
+    assert end["env_steps_trained"] >= steps
+    assert end["restarts"] == 0
+    for module in end["modules"].values():
+        assert module["skipped"] == 0
+    place.assert_nothing_is_left()
