@@ -174,7 +174,7 @@ def test_what_acts_needs_no_algorithm() -> None:
     [
         ({"agents": {"*": "connectors"}}, "'connectors' cannot be a module's id, because check"),
         ({"agents": {"*": "learner_pipelines"}}, "choose another"),
-        ({"agents": {"*": "random"}}, "'random' cannot be a module's id, because it is the player"),
+        ({"modules": {"random": {}}}, "'random' cannot be a module's id, because it is"),
         ({"agents": {"*": "a b"}}, "'a b' cannot be a module's id: use 1 to 64 letters"),
         ({"agents": {"*": ""}}, "'' cannot be a module's id"),
         ({"agents": {"*": "x" * 65}}, "use 1 to 64 letters"),

@@ -336,7 +336,7 @@ def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
 
 
 class SmallQ(Small):
-    """Explores as PQN wants it."""
+    """Explores as PQN and DQN want it."""
 
     def __init__(self, **keys: Any) -> None:
         super().__init__(**keys)
@@ -347,7 +347,7 @@ class SmallQ(Small):
 def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)
-    make = {"default": partial(SmallQ if name == "pqn" else Small, dtype=torch.float64)}
+    make = {"default": partial(SmallQ if name in ("pqn", "dqn") else Small, dtype=torch.float64)}
     core = kind(make, ALGORITHMS[name].config())
     population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
     state = population.init(seed=5)
