@@ -27,7 +27,7 @@ TWO_BY_TWO = """
 env = "juggler:MatrixGame"
 env_kwargs = {payoffs = [[3, -2], [-2, 1]]}
 algorithm = "ppo"
-synchronous = true      # policies that answer an older one run round the equilibrium
+synchronous = true      # the same numbers every time
 num_env_runners = 1
 envs_per_runner = 32
 fragment_steps = 16
