@@ -23,7 +23,7 @@ from juggler.driver.league.self_play import SelfPlay
 
 UPDATES = 2000
 SNAPSHOT = 50  # updates
-SEEDS = range(12)
+SEEDS = range(3)
 
 
 def half_pfsp() -> LeagueBuilder:
