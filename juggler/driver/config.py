@@ -167,6 +167,11 @@ class RunConfig:
                 f"agents: a list of modules with gateway = {runner.gateway!r}: simulators play "
                 "with the same module in every episode; name one for each pattern"
             )
+        if runner.gateway and tables.shared and not tables.agents:
+            raise ConfigError(
+                f"shared with gateway = {runner.gateway!r}: simulators have one agent, unless the "
+                "table agents says who acts for whom: add it, or leave out shared"
+            )
         is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
         if is_elsewhere and (key := tables.first_given):
             raise ConfigError(

@@ -156,11 +156,13 @@ def _build(
     own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
     if not own:
         return
-    does(f"sampling for an update of {listed(own)}")
+    if several:
+        does(f"sampling for an update of {listed(own)}")
     batches = first_batches(config, env, built)
     for module_id, each in own.items():
         if module_id in batches:
-            does(f"trying an update of {listed([module_id])} with {each.config.learner.algorithm}")
+            which = f" of module {module_id!r}" if several else ""
+            does(f"trying an update{which} with {each.config.learner.algorithm}")
             with _failures_of(module_id if several else ""):
                 each.try_update(batches[module_id])
 

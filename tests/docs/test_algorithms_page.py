@@ -100,7 +100,7 @@ def _learner(name: str, make: dict[str, Callable[[], RLModule]], **keys: Any) ->
     package, _, attribute = algorithm.core.partition(":")
     core = getattr(importlib.import_module(package), attribute)
     if name == "dqn":
-        keys = {"replay_begin": 0, "minibatch_size": 8, **keys}
+        keys = {"replay_begin": 0, "replay_batch_size": 8, **keys}
     return Learner(core(make, algorithm.config(**keys)), seed=1)
 
 

@@ -106,6 +106,7 @@ RUN_TABLES = [
     ("docs/from-rllib.md", "Configuration"),
     ("docs/from-cleanrl.md", "Arguments"),
     ("docs/from-stable-baselines3.md", "Arguments of PPO"),
+    ("docs/from-stable-baselines3.md", "Arguments of DQN"),
     ("docs/from-acme.md", "Hyper-parameters"),
 ]
 MODEL_TABLES = [

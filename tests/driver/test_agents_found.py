@@ -169,10 +169,10 @@ def test_with_a_gateway_patterns_stay_since_simulators_tell_their_agents_later()
     config = _config(**at, **table)
     assert not needs_environment(config)
     found = with_agents(config, ())
-    assert found.played_by == table["agents"]
+    assert found.played_by == {"player_*": ("a",), "*": ("b",)}
     assert found.module_ids == ("a", "b")
     assert found.agents.modules["b"] == {"algorithm": "ppo", "module": "none"}
-    assert found.played_by_in([["player_0", "x"]]) == {"player_0": "a", "x": "b"}
+    assert found.played_by_in([["player_0", "x"]]) == {"player_0": ("a",), "x": ("b",)}
     with pytest.raises(ConfigError, match="unless the table agents says who acts for whom"):
         with_agents(_config(**at, modules={"b": {}}), ())
     assert with_agents(_config(**at), ()).played_by == {}

@@ -59,6 +59,7 @@ def assert_only_main_is_trained(run_dir: Path) -> None:
             "episodes",
             "episode_return_mean",
             "episode_length_mean",
+            "evaluation_return_mean",
         }
     end = summary(run_dir)["by_module"]
     assert end["old"]["env_steps_played"] > 0

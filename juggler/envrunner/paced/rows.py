@@ -189,7 +189,7 @@ class Rows:
     def _view_by_step(self) -> None:
         apart = ("lengths", "places", "states", "recorded")  # have one value for each row
         self.by_step = {
-            name: tree_map(lambda array: array.reshape(-1, *array.shape[2:]), column)
+            name: tree_map(_flat, column)
             for name, column in self.columns.items()
             if name not in apart
         }
@@ -207,6 +207,12 @@ class Rows:
         for k, observation in enumerate(observations):
             put(stacked, k, observation)
         return stacked
+
+
+def _flat(column: NDArray[Any]) -> NDArray[Any]:
+    """A view of a column [P, T + 1, ...] -> [P (T + 1), ...]."""
+    rows, width, *rest = column.shape
+    return column.reshape(rows * width, *rest)  # rather than -1: the rest may be of size 0
 
 
 def oldest_version(batch: EpisodeBatch) -> Version:

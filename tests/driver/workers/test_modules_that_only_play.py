@@ -123,6 +123,7 @@ def test_steps_that_are_played_are_counted_beside_the_books(world: WorkersWorld)
         "episodes": 2,
         "episode_return_mean": 0.0,
         "episode_length_mean": 5.0,
+        "evaluation_return_mean": None,
     }
     assert line["by_module"]["random"]["env_steps_played"] == 8
 

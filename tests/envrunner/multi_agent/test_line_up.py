@@ -227,9 +227,10 @@ def test_whole_episodes_are_played_by_who_was_drawn() -> None:
     envs, line_ups = every_agent_acts(0), kept()
     sampler = sampler_of(envs, BOTH, steps=4, module=Forgetful, line_ups=line_ups)
     modules = list(sampler._modules.values())
-    returns, _ = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
+    played = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
     first = line_ups.drawn
-    assert len(returns) == 12
+    assert len(played.returns) == 12
+    assert {module_id for _, module_id in played.agent_returns} == {"main", "old"}
     assert {player for players in first.values() for player in players} == {"main", "old"}
-    again, _ = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
-    assert (again, line_ups.drawn) == (returns, first)
+    again = play_whole_episodes(envs, modules, 12, seed=3, line_ups=line_ups)
+    assert (again.returns, line_ups.drawn) == (played.returns, first)

@@ -111,7 +111,7 @@ def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
     make_batch: MakeBatch,
 ) -> None:
     schedule = [(0.0, 1.0), (100.0, 0.0)]
-    core = make_core(replay_begin=0, minibatch_size=8, exploration_epsilon=schedule)
+    core = make_core(replay_begin=0, replay_batch_size=8, exploration_epsilon=schedule)
     learner = Learner(core)
     arrived, metrics = 0, {}
     for seed in range(3):
@@ -134,7 +134,7 @@ def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeB
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alpha: float) -> None:
     keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
-    keys["minibatch_size"] = 8
+    keys["replay_batch_size"] = 8
     one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
     for seed in range(4):
         one.update_from_episodes([make_batch(4, 6, seed=seed)])
@@ -147,7 +147,7 @@ def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alph
 
 
 def test_priorities_reach_the_replay_of_a_learner(make_batch: MakeBatch) -> None:
-    core = make_core(priority_exponent=1.0, minibatch_size=8, replay_begin=0)
+    core = make_core(priority_exponent=1.0, replay_batch_size=8, replay_begin=0)
     learner = Learner(core)
     learner.update_from_episodes([make_batch(4, 6)])
     tree, _ = learner.save()
@@ -181,7 +181,7 @@ def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
 
 
 def test_new_steps_are_told_once(make_batch: MakeBatch) -> None:
-    core = make_core(minibatch_size=4, replay_begin=0)
+    core = make_core(replay_batch_size=4, replay_begin=0)
     batch = make_batch(4, 6)
     drawn = list(core.data_source().add({"default": collate([batch])}))
     told = [int(each["default"][NEW_STEPS]) for each in drawn]

@@ -96,7 +96,7 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
     make = partial(build_module, module, VECTOR, TWO, {"hidden_sizes": [8], **model})
     kind = getattr(importlib.import_module(package), attribute)
     if name == "dqn":
-        config = {"replay_begin": 0, "minibatch_size": 8, **config}
+        config = {"replay_begin": 0, "replay_batch_size": 8, **config}
     core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
     return core
 

@@ -32,12 +32,12 @@ class DqnConfig(LearnerConfig):
     """Whether checkpoints hold the kept steps. Without them a run that is resumed begins with none,
     and so does a synchronous run after each checkpoint."""
 
-    minibatch_size: int = 64
+    replay_batch_size: int = 64
     """Kept steps that are drawn for one optimizer step, by each learner of a group."""
 
     replay_ratio: float = 8.0
     """How often a kept step is drawn on average, while new ones replace old ones. So there is one
-    optimizer step for every minibatch_size / replay_ratio steps that are sampled."""
+    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
 
     n_step: int = 1
     """Steps whose rewards are summed before a value estimates the rest."""
@@ -66,7 +66,7 @@ class DqnConfig(LearnerConfig):
         super().validate()
         for key in (
             "replay_capacity",
-            "minibatch_size",
+            "replay_batch_size",
             "n_step",
             "target_period",
         ):

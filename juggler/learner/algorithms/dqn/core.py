@@ -82,7 +82,7 @@ class Dqn(GradientCore):
         return Replay(
             partial(rows_of_transitions, n=config.n_step, gamma=config.gamma),
             capacity=config.replay_capacity,
-            size=config.minibatch_size,
+            size=config.replay_batch_size,
             ratio=config.replay_ratio,
             begin=config.replay_begin,
             priority_exponent=config.priority_exponent,
