@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import tomli_w
 from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
 
 pytestmark = pytest.mark.slow
@@ -63,27 +62,10 @@ def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
     assert end["solved"], metrics(place.path / "run")
 
 
-#: For CartPole.
-DQN = {
-    "env": "CartPole-v1",
-    "algorithm": "dqn",
-    "num_env_runners": 1,
-    "envs_per_runner": 4,
-    "fragment_steps": 32,
-    "batch_size": 128,
-    "lr": 5e-4,
-    "replay_ratio": 16.0,
-    "exploration_epsilon": [[0.0, 1.0], [8000.0, 0.04]],
-    "model": {"hidden_sizes": [256, 256], "activation": "relu"},
-    "stop_return": 90.0,
-    "stop_steps": 60_000,
-}
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_dqn_holds_poles_four_times_as_long_as_random_play(place: Place, seed: int) -> None:
-    place.write("dqn.toml", tomli_w.dumps(DQN))
-    end = train(place, "dqn.toml", "--seed", seed)
+    limits = ("--stop-return", 90, "--stop-steps", 60_000)
+    end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
     assert end["solved"], metrics(place.path / "run")
 
 

@@ -39,7 +39,7 @@ def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., RunnerWorld]]:
     monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_: envs)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     worlds: list[RunnerWorld] = []
 
     def make(**keys: Any) -> RunnerWorld:
