@@ -124,6 +124,7 @@ def _with_simulators(config: RunConfig) -> RunConfig:
             f"modules: simulators have one agent, unless the table agents says who acts for whom: "
             f"add it, or leave out {listed(others)}"
         )
+    _check_goals(config)
     return config
 
 
@@ -163,17 +164,22 @@ def _check_goals(config: RunConfig) -> None:
     Raises:
         ConfigError: `stop_return` names neither a module nor an agent.
     """
-    goals, agents = config.driver.stop_return, config.played_by
+    goals, agents = config.driver.stop_return, config.agent_names
     for name, goal in goals.items() if isinstance(goals, dict) else ():
-        if not agents:
+        if not config.played_by:
             raise ConfigError(
                 f"stop_return.{name}: the environment {config.env_runner.env} has one agent: give "
                 f"a number alone, such as stop_return = {goal:g}"
             )
         if name in config.module_ids:
             continue
-        known = [*dict.fromkeys((*config.module_ids, *agents))]
+        if config.env_runner.gateway:
+            raise ConfigError(
+                f"stop_return: {name!r} is not a module of this run, and with a gateway only "
+                f"modules have goals: name one of {listed(config.module_ids)}"
+            )
         if name not in agents:
+            known = [*dict.fromkeys((*config.module_ids, *agents))]
             raise ConfigError(
                 f"stop_return: {name!r} is neither a module nor an agent of this run"
                 f"{nearest(name, known)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from juggler.driver.core.events import Finish, StopRequested
@@ -110,9 +111,13 @@ class Ending:
         synchronous = self._parts.config.driver.synchronous
         return synchronous and self._newest_update() == self._parts.core.updates
 
-    def _newest_update(self) -> int | None:
-        """Of the newest checkpoint."""
+    def _newest(self) -> Path | None:
+        """The newest checkpoint, unless somebody has removed it."""
         newest = self._parts.snapshots.newest
+        return newest if newest and newest.is_dir() else None
+
+    def _newest_update(self) -> int | None:
+        newest = self._newest()
         return int(newest.stem) if newest else None
 
     def _see_what_failed(self) -> None:
@@ -135,7 +140,7 @@ class Ending:
         if self._last_line is None:
             parts.happened(Finish())
             self._last_line = self._upkeep.write_line()
-        newest = parts.snapshots.newest
+        newest = self._newest()
         summary = {
             **self._last_line,
             "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
@@ -146,7 +151,7 @@ class Ending:
             "reason_for_stop": parts.end.reason or "killed",
             "failure": parts.end.failure or None,
             "run_dir": str(self._directory.path),
-            "checkpoint": str(newest) if newest and newest.is_dir() else None,
+            "checkpoint": str(newest) if newest else None,
         }
         try:
             self._directory.write_summary(summary)
@@ -159,10 +164,10 @@ class Ending:
     def how_to_go_on(self) -> str:
         """For people, behind the text of a failure. A resumed run that made no update has failed
         at what it would do again, so nothing is said."""
-        update, newest = self._newest_update(), self._parts.snapshots.newest
+        update = self._newest_update()
         trained = self._parts.core.updates > self._parts.updates_before
         if not trained:
             return ""
-        if newest is None or not newest.is_dir():  # somebody may have removed it
+        if update is None:
             return "\nThere is no checkpoint to go on from"
         return f"\nTo go on from update {update}: juggler train --resume {self._directory.path}"

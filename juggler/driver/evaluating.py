@@ -159,20 +159,14 @@ def _play_together(
 ) -> PlayedEpisodes:
     """Episodes of several agents, each played by its module."""
     from juggler.driver.frozen_policies import frozen_parts
-    from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
+    from juggler.envrunner.multi_agent.casting import cast, random_roles
     from juggler.envrunner.multi_agent.line_up import line_ups_of
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
     from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-    from juggler.envrunner.paced.place_policy import PlacePolicy
-    from juggler.envrunner.paced.random_policy import RandomPolicy
-    from juggler.runtime.connectors.env_to_module import EnvToModule
 
     envs = make_multi_agent_envs(config.env_runner, factory)
-
-    def slots(role: Role, policy: PlacePolicy, connectors: EnvToModule) -> ModuleSlots:
-        return ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0)
 
     try:
         modules, tables = [], config.agents
@@ -186,11 +180,11 @@ def _play_together(
                 else parts(module_id, *spaces)
             )
             policy = GatheredPolicy(built, connectors, module_to_env, seed)
-            modules.append(slots(role, policy, connectors))
-        for role in random_roles(envs, played_by):
-            at_random = RandomPolicy(role.spaces.action_space, seed)
-            nothing = EnvToModule({}, {}, role.spaces.observation_space)
-            modules.append(slots(role, at_random, nothing))
+            modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0))
+        modules += [
+            ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
+            for role in random_roles(envs, played_by)
+        ]
         line_ups = line_ups_of(envs.agents, played_by, tables.mapping, own)
         return play_whole_episodes(envs, modules, episodes, seed, watch, line_ups=line_ups)
     finally:

@@ -89,8 +89,7 @@ def check_names(config: RunConfig) -> None:
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a configuration names as "package.module:Class": a kind and the name."""
-    named: list[tuple[str, object]] = []
-    named.append(("mapping", config.agents.mapping))
+    named: list[tuple[str, object]] = [("mapping", config.agents.mapping)]
     for module_id in dict.fromkeys([*config.module_ids, *config.agents.modules]):
         if is_frozen(config.agents.modules.get(module_id)):
             continue  # it is built from what its checkpoint names

@@ -20,7 +20,7 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_module
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
-from juggler.driver.trial_updates import Built, first_batches
+from juggler.driver.trial_updates import Built, can_be_tried, first_batches
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
@@ -154,7 +154,7 @@ def _build(
             built[module_id] = _build_one(of_module, group, critic_space, factory, own_classes)
         shared.add(module_id, built[module_id].learner)
     own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
-    if not own:
+    if not own or not can_be_tried(config):
         return
     if several:
         does(f"sampling for an update of {listed(own)}")

@@ -62,18 +62,21 @@ class Built:
         fetch_metrics(self.learner.update_from_episodes([batch]))
 
 
+def can_be_tried(config: RunConfig) -> bool:
+    """Whether one module acts for each agent in every episode, and all are trained."""
+    return not config.others and all(len(ids) == 1 for ids in config.played_by.values())
+
+
 def first_batches(
     config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
 ) -> dict[str, EpisodeBatch]:
     """What an EnvRunner with this environment would send to the learner of each module.
 
-    {} where line-ups are drawn, or some modules are not trained. A module is missing if none of its
-    agents acts in a few rounds.
+    A module is missing if none of its agents acts in a few rounds.
     """
     if isinstance(env, VectorEnv):
         return {DEFAULT_MODULE: _fragment(built[DEFAULT_MODULE], env)}
-    is_fixed = all(len(ids) == 1 for ids in config.played_by.values())
-    return _sampled(config, env, built) if is_fixed and not config.others else {}
+    return _sampled(config, env, built)
 
 
 def _fragment(built: Built, env: VectorEnvironment) -> EpisodeBatch:

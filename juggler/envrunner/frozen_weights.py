@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from juggler.envrunner.evaluation import TakesWeights
-from juggler.runtime.checkpoints.frozen import CONNECTORS, WEIGHTS, tree_digest
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.frozen import WEIGHTS, tree_digest
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.wire.frames import FrameReader, Limits

@@ -178,6 +178,17 @@ def test_with_a_gateway_patterns_stay_since_simulators_tell_their_agents_later()
     assert with_agents(_config(**at), ()).played_by == {}
 
 
+def test_with_a_gateway_only_modules_have_goals() -> None:
+    at = {"gateway": "127.0.0.1:0"}
+    table = {"agents": {"player_*": "a", "*": "b"}, "modules": {"b": {"algorithm": "ppo"}}}
+    assert with_agents(_config(**at, **table, stop_return={"a": 1.0}), ())
+    for nobody in ("player_*", "player_0", "*"):
+        with pytest.raises(ConfigError, match="only modules have goals: name one of"):
+            with_agents(_config(**at, **table, stop_return={nobody: 1.0}), ())
+    with pytest.raises(ConfigError, match="has one agent: give a number alone"):
+        with_agents(_config(**at, stop_return={"main": 1.0}), ())
+
+
 @pytest.mark.parametrize(
     ("env", "needed"),
     [("open_spiel:kuhn_poker", True), ("pettingzoo:classic/go_v5", True), ("CartPole-v1", False)],

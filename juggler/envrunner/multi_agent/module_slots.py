@@ -17,6 +17,7 @@ from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
 from juggler.envrunner.paced.place_policy import PlacePolicy
 from juggler.envrunner.paced.places import put, take
+from juggler.envrunner.paced.random_policy import RandomPolicy
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.envrunner.rounds import Played, Recorded
@@ -103,6 +104,16 @@ class ModuleSlots:
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
+
+    @classmethod
+    def at_random(
+        cls, role: Role, num_envs: int, agents: tuple[str, ...], steps: int, seed: int
+    ) -> ModuleSlots:
+        """Slots of the module "random", which draws legal actions and has no connectors."""
+        spaces = role.spaces
+        policy = RandomPolicy(spaces.action_space, seed)
+        nothing = EnvToModule({}, {}, spaces.observation_space)
+        return cls(role, num_envs, agents, policy, nothing, steps, 0)
 
     def forget(self) -> None:
         """Drop all rows and running episodes."""

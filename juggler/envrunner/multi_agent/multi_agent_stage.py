@@ -16,7 +16,6 @@ from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-from juggler.envrunner.paced.random_policy import RandomPolicy
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import RANDOM, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
@@ -72,7 +71,9 @@ class MultiAgentStage:
             slots = self._slots(role, policy, parts.connectors, acting.row_age, sees)
             self._modules[module_id] = slots
         for role in random_roles(envs, setup.agents):
-            self._modules[f"{RANDOM}:{role.group}"] = self._at_random(role, seed)
+            self._modules[f"{RANDOM}:{role.group}"] = ModuleSlots.at_random(
+                role, envs.num_envs, envs.agents, self._steps, seed
+            )
         self._line_ups = line_ups_of(envs.agents, setup.agents, setup.mapping, own_code.classes)
         seed_process(seed)  # as it is done where everything begins anew
         self._sampler = MultiAgentSampler(envs, self._modules, self._steps, seed, self._line_ups)
@@ -80,10 +81,10 @@ class MultiAgentStage:
     def _slots(
         self,
         role: Role,
-        policy: GatheredPolicy | RandomPolicy,
+        policy: GatheredPolicy,
         connectors: EnvToModule,
         row_age: int,
-        critic_sees: str = "observation",
+        critic_sees: str,
     ) -> ModuleSlots:
         envs = self._envs
         return ModuleSlots(
@@ -97,10 +98,6 @@ class MultiAgentStage:
             critic_sees,
             envs.critic_spaces.get(critic_sees),
         )
-
-    def _at_random(self, role: Role, seed: int) -> ModuleSlots:
-        connectors = EnvToModule({}, {}, role.spaces.observation_space)
-        return self._slots(role, RandomPolicy(role.spaces.action_space, seed), connectors, 0)
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         return [

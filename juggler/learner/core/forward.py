@@ -28,7 +28,6 @@ class Loss(NamedTuple):
             then all learners of a group get the mean over all of their samples, and decide the
             same. `next_extra` finds them in `aux.means`. {}: the algorithm decides nothing by the
             sample, as with most.
-
         priorities: how much there is to learn from each row, for a replay that draws rows by that;
             none where there is no such replay.
 

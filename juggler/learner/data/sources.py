@@ -16,8 +16,6 @@ from juggler.runtime.wire.trees import Tree
 Columns: TypeAlias = Mapping[str, Any]
 #: What one update learns from, by module id.
 Sample: TypeAlias = Mapping[str, Columns]
-
-
 #: Sums over this learner's sample -> sums over the samples of all learners of a group, elementwise.
 Sums: TypeAlias = Callable[[Tensor], Tensor]
 

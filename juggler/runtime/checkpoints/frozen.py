@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.wire.trees import Tree, leaves
 
@@ -19,9 +19,8 @@ FROM: Final = "from"
 DIGEST: Final = "digest"
 #: The directory in a run's with a checkpoint for each such module.
 DIRECTORY: Final = "frozen"
-#: What such a module plays with: arrays by name, and what its connectors had learned.
+#: The arrays by name that such a module plays with; CONNECTORS is what its connectors had learned.
 WEIGHTS: Final = "weights"
-CONNECTORS: Final = "connectors"
 
 
 def tree_digest(tree: Tree) -> str:

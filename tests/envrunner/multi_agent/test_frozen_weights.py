@@ -15,7 +15,8 @@ from support.scripted_agents import FOUR, THREE, ScriptedAgents, in_turn
 from juggler.driver.checkpoint.restoring import restores
 from juggler.envrunner import envrunner_worker
 from juggler.envrunner.multi_agent import making
-from juggler.runtime.checkpoints.frozen import CONNECTORS, WEIGHTS, tree_digest
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.frozen import WEIGHTS, tree_digest
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
