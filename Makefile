@@ -21,7 +21,7 @@ export OMP_NUM_THREADS := 1
 # Two tests at a time: many of them wait for processes to start and to end.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test test-slow check install proto clean
+.PHONY: demo test test-slow test-long check install proto clean
 
 demo: $(VENV)/installed
 	rm -rf runs/demo
@@ -33,7 +33,10 @@ test: $(VENV)/installed-dev check
 	$(PYTEST)
 
 test-slow: $(VENV)/installed-dev
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
+
+test-long: $(VENV)/installed-dev
+	$(PYTEST) -m long
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

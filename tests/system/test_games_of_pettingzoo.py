@@ -20,9 +20,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 #: Its screens take as long as twenty steps of others, and its module takes minutes to build.
 TOO_LARGE = "butterfly/cooperative_pong_v6"
 STEPS = 2_000
+#: One of each kind: in turn with masks, in turn for many, at once where agents die, at once with
+#: different spaces. The others are left to the long tests.
+OF_EACH_KIND = (
+    "classic/connect_four_v3",
+    "classic/hanabi_v5",
+    "butterfly/knights_archers_zombies_v11",
+    "mpe2/simple_world_comm_v3",
+)
 
 
-@pytest.mark.parametrize("name", [name for name in games() if name != TOO_LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.long)
+        for name in games()
+        if name != TOO_LARGE
+    ],
+)
 def test_a_game_trains_with_defaults(place: Place, name: str) -> None:
     if reason := why_not(name):
         pytest.skip(reason)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
+from support.seeds import seeds
 
 #: Two learners with a batch of the runner each make up the batch of one.
 HALVES = ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
@@ -91,7 +92,7 @@ def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@seeds
 def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, seed: int) -> None:
     options = ["--run-dir", "run", "--seed", seed, "--stop-steps", 2_000_000]
     run = place.run("train", "cartpole", *options, *HALVES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.place import Place, assert_books_balance, metrics, summary
+from support.seeds import seeds
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +16,7 @@ def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
     assert end["env_steps_dropped"].get("stale", 0) <= 0.01 * end["env_steps_trained"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     """475, and from then on, for a million steps, training stays at 400, and greedy play from soon
     after on."""
@@ -41,7 +42,7 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     assert_hardly_any_are_stale(summary(place.path / "run"))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds
 @pytest.mark.parametrize(
     ("name", "threshold"), [("acrobot", -100.0), ("pendulum", -300.0)], ids=lambda value: str(value)
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.place import Place, assert_books_balance
+from support.seeds import seeds
 
 import juggler
 
@@ -41,7 +42,7 @@ column = "column"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(3))
+@seeds
 def test_both_players_of_a_game_of_two_choices_learn_how_often_to_make_each(
     place: Place, seed: int
 ) -> None:
