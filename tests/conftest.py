@@ -22,8 +22,12 @@ _PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What trains ends after a number of steps; on a busy machine these take their time."""
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        if not item.get_closest_marker("slow"):
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(330))
+        if "[public" in item.name:  # the transport that fast tests of streams go through, too
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

@@ -85,6 +85,12 @@ class AgentsConfig:
     its share. false: steps that it has no room for are not recorded, so that it never slows the
     others down."""
 
+    league: dict[str, Any] = field(default_factory=dict)
+    """A league, whose players are the modules of the run: policies that are trained at the same
+    time and play against each other and against their past. builder says how it grows and who plays
+    whom, and options are the keys of that builder. All agents of the environment have equal
+    spaces."""
+
     shared: dict[str, list[str]] = field(default_factory=dict)
     """By pattern of names of parameters, such as encoder.*, the ids of modules that share what it
     matches: every update of one of them changes these parameters for all. Such modules are trained
@@ -179,7 +185,7 @@ class AgentsConfig:
         """Whether agents, or the modules that play them, have yet to be found in an environment."""
         if not self.agents:
             tables = self.modules.keys() - {DEFAULT_MODULE}
-            return bool(self.shared or self.mapping or tables)
+            return bool(self.shared or self.mapping or self.league or tables)
         return any(set(pattern) & set("*?[") for pattern in self.agents)
 
     def found_in(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:

@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.league_players import players_of
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
@@ -96,6 +97,8 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return config
     if not groups[0].agents:
         return _with_one_agent(config)
+    if tables.league:
+        return _playing(config, _league_in(config, groups))
     return _playing(config, tables.found_in([group.agents for group in groups]))
 
 
@@ -111,6 +114,22 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
     found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
     found.validate()
     _check_goals(found)
+    return found
+
+
+def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str | list[str]]:
+    """Every player of a league may play every agent."""
+    if len(groups) > 1:
+        one, other = groups[0].agents[0], groups[1].agents[0]
+        raise ConfigError(
+            f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
+            "league can play every agent"
+        )
+    agents = groups[0].agents
+    players = players_of(config.agents.league, agents)
+    found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
+    if config.agents.agents and config.agents.agents != found:
+        raise ConfigError("agents: a league says who plays; leave out the table agents")
     return found
 
 
@@ -139,6 +158,11 @@ def _with_one_agent(config: RunConfig) -> RunConfig:
         raise ConfigError(
             f"agents: the environment {env} has one agent, and not several to be mapped: leave "
             "out the table agents"
+        )
+    if tables.league:
+        raise ConfigError(
+            f"league: the environment {env} has one agent, and nobody to play against: leave out "
+            "the table league"
         )
     if tables.mapping:
         raise ConfigError(

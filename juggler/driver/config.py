@@ -16,6 +16,7 @@ from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
+from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import may_play
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
@@ -150,6 +151,8 @@ class RunConfig:
                 "synchronous = false"
             )
         runner, tables = self.env_runner, self.agents
+        if tables.league:
+            self._check_league()
         outside = runner.gateway or runner.is_elsewhere
         if outside and (seen := self.critics_see):
             raise ConfigError(
@@ -181,6 +184,36 @@ class RunConfig:
             if not is_frozen(table):
                 self._check_keys(module_id, table)
                 self.of(module_id)
+
+    def _check_league(self) -> None:
+        """
+        Raises:
+            ConfigError: its table is wrong, or another key does not go with it.
+        """
+        try:
+            league = LeagueConfig.from_table(self.agents.league)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"league: {error}") from error
+        if league.builder == "rllib":
+            raise ConfigError(
+                "league: builder = 'rllib' adds players that learn while it trains, and in a run "
+                "they are there from the beginning: choose another, such as alphastar"
+            )
+        if self.agents.mapping:
+            raise ConfigError(
+                f"mapping = {self.agents.mapping!r} with a league, which says who plays: leave "
+                "one of them out"
+            )
+        if self.driver.synchronous:
+            raise ConfigError(
+                "synchronous = true with a league: players copy and reset each other at moments "
+                "that nobody can repeat; leave synchronous out"
+            )
+        if self.env_runner.gateway:
+            raise ConfigError(
+                f"league with gateway = {self.env_runner.gateway!r}: simulators play with the same "
+                "modules in every episode; leave the table league out"
+            )
 
     def _check_keys(self, module_id: str, table: Mapping[str, Any]) -> None:
         """
@@ -268,7 +301,7 @@ class RunConfig:
         """
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
-        known = of_module | of_run | {"agents", "mapping"}
+        known = of_module | of_run | {"agents", "mapping", "league"}
         acting = {key: values[key] for key in values if key in known}
         acting["modules"] = {
             module_id: {key: table[key] for key in table if key in of_module or key in OWN_KEYS}

@@ -128,6 +128,7 @@ class Driver:
             journal,
             SnapshotWriter(self._mailbox, directory.checkpoints, config, clock, newest),
             clock,
+            directory.path,
             resume,
             only_local=listen is None,
             beginning=beginning,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.checkpointing import Checkpointing
@@ -19,6 +20,7 @@ from juggler.driver.workers.confirmation import Confirmation
 from juggler.driver.workers.departures import Departures
 from juggler.driver.workers.evaluations import Evaluations, Evaluator
 from juggler.driver.workers.frozen_parts import FrozenParts
+from juggler.driver.workers.league_run import LEAGUE, LeagueRun
 from juggler.driver.workers.learners import Learners
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
@@ -33,6 +35,7 @@ class RunParts:
     Each part is written to by its own methods alone.
 
     Args:
+        run_dir: where the run writes.
         resume: a state to go on from.
         only_local: all workers are processes of this host that the driver starts.
         beginning: what a new run begins with that another one has learned.
@@ -44,6 +47,7 @@ class RunParts:
         clock: how long it has taken.
         local: the worker processes of this host.
         registry: who is here.
+        league: what is told to the league of a run; None: it has none.
         frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
         commands: what workers are told.
         connectors: by module id, what the connectors of EnvRunners have learned.
@@ -66,6 +70,7 @@ class RunParts:
         progress: Progress,
         snapshots: SnapshotWriter,
         clock: RunClock,
+        run_dir: Path,
         resume: Checkpoint | None = None,
         only_local: bool = True,
         beginning: Beginning | None = None,
@@ -87,11 +92,24 @@ class RunParts:
             for module_id in self.core.modules
         }
         most_learners = config.driver.most_learners(dialled=not only_local)
-        self.registry = WorkerRegistry(
-            config, self.updates_before, most_learners, frozen=frozen or {}
-        )
-        self.frozen_parts = FrozenParts(frozen or {})
+        present = dict(frozen or {})
+        self.registry = WorkerRegistry(config, self.updates_before, most_learners, frozen=present)
+        self.frozen_parts = FrozenParts(present)
         self.commands = CommandSender(hub, self.registry, self.connectors)
+        self.league: LeagueRun | None = None
+        if config.agents.league:
+            self.league = self.commands.league = LeagueRun(
+                config,
+                run_dir,
+                self.core,
+                self.registry,
+                self.commands,
+                self.connectors,
+                self.frozen_parts,
+                progress,
+                None if resume is None else resume.counters.get(LEAGUE),
+                beginning.weights if beginning else {},
+            )
         several = len(self.core.modules) > 1
         self.stale_runners = {
             module_id: StaleRunners(

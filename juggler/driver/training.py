@@ -13,12 +13,18 @@ from typing import Any
 from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.checkpoint.beginning import beginning_of, other_run
-from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit, with_digests
+from juggler.driver.checkpoint.frozen_modules import (
+    frozen_modules,
+    kept_modules,
+    must_fit,
+    with_digests,
+)
 from juggler.driver.checkpoint.restoring import must_be_sound
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig, read_toml
 from juggler.driver.defaults import settled
 from juggler.driver.driver import Driver, Listen
+from juggler.driver.league_players import copies_of
 from juggler.driver.monitoring import MonitoringOptions
 from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
@@ -256,6 +262,8 @@ def resume_run(
         return Result(summary, run_dir, checkpoint.path)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
+    if config.agents.league:
+        frozen |= kept_modules(run_dir, copies_of(checkpoint.counters.get("league", {})))
     with _checked(config, own_code, listen, progress, started, run_dir) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)

@@ -184,6 +184,8 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
             module_id: _module_line(parts, module_id) for module_id in core.modules
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
+    if parts.league:
+        line["league"] = parts.league.line()
     agents = parts.config.agent_names
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}

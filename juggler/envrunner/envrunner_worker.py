@@ -24,7 +24,7 @@ from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
-from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import OwnCode, Stage
 from juggler.runtime.actors.attachment import Attachment
@@ -110,6 +110,8 @@ class EnvRunner:
         self._loop.on(training_pb2.Learners, self._learners)
         self._loop.on(training_pb2.SampleRequest, self._sample)
         self._loop.on(training_pb2.Evaluate, self._evaluate)
+        self._loop.on(training_pb2.AddPlayer, self._add_player)
+        self._loop.on(training_pb2.RemovePlayer, self._remove_player)
         self._frozen = FrozenWeights()
         self._stage: Stage | None = None
         self._tells_agents = False  # what each of them got
@@ -160,6 +162,16 @@ class EnvRunner:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
 
+    def _add_player(self, _: int, command: training_pb2.AddPlayer) -> attach_pb2.Done:
+        assert self._stage is not None
+        self._stage.add_player(command.module_id, from_json(command.config, ActingSetup))
+        return attach_pb2.Done()
+
+    def _remove_player(self, _: int, command: training_pb2.RemovePlayer) -> attach_pb2.Done:
+        assert self._stage is not None
+        self._stage.remove_player(command.module_id)
+        return attach_pb2.Done()
+
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train a module now, and let go of those that no longer do."""
         if streams := self._modules.get(message.module_id):
@@ -188,6 +200,9 @@ class EnvRunner:
         """
         assert self._stage is not None
         started = time.perf_counter()
+        for request in requests.values():
+            if request.line_ups:
+                self._stage.assign(request.line_ups)
         recorded = {
             command_id: request
             for command_id, request in requests.items()
@@ -248,6 +263,7 @@ class EnvRunner:
         """
         broken: NonFinite | None = None
         env_ended, others = (played.env_returns, played.env_lengths), played.others
+        matches = played.matches
         by_agent = to_messages(played.agent_returns) if self._tells_agents else []
         for command_id, request in requests.items():
             result = played.modules[request.module_id]
@@ -267,7 +283,15 @@ class EnvRunner:
                     episode_lengths=other.episode_lengths,
                 )
             receipt.agent_returns.extend(by_agent)
-            env_ended, others, by_agent = ([], []), {}, []  # they are in one receipt of a round
+            for match in matches:
+                receipt.matches.add(
+                    match_id=match.match_id,
+                    attempt=match.attempt,
+                    returns=match.returns,
+                    length=match.length,
+                )
+            # They are in one receipt of a round.
+            env_ended, others, by_agent, matches = ([], []), {}, [], []
             self._send(command_id, request, receipt, result)
         if broken is not None:
             raise broken

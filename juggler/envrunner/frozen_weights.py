@@ -49,7 +49,7 @@ class FrozenWeights:
         Raises:
             ValueError: it did not come, is something else, or does not fit the module.
         """
-        tree, found = self._trees.get(module_id, ({}, "none"))
+        tree, found = self._trees.pop(module_id, ({}, "none"))
         if found != digest:
             raise ValueError(
                 f"the weights of module {module_id!r} are not those that this run plays with: "

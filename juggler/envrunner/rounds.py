@@ -87,6 +87,23 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedMatch:
+    """What came of a match of a league.
+
+    Attributes:
+        match_id: from the driver.
+        attempt: how often its line-up was drawn anew.
+        returns: of each agent, in the order of the Setup's agents; NaN: it never acted.
+        length: environment steps.
+    """
+
+    match_id: int
+    attempt: int
+    returns: list[float]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlayedRound:
     """What came of fragment_steps steps of each environment.
 
@@ -100,6 +117,7 @@ class PlayedRound:
         others: by id, what modules did that are not trained.
         agent_returns: what each agent got in them.
         warning: for people, of an agent that does not end; "": there is none.
+        matches: of a league, that ended.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
@@ -109,3 +127,4 @@ class PlayedRound:
     others: Mapping[str, Played] = field(default_factory=dict)
     agent_returns: AgentReturns = field(default_factory=dict)
     warning: str = ""
+    matches: list[EndedMatch] = field(default_factory=list)

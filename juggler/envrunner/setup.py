@@ -47,12 +47,15 @@ class EnvRunnerSetup:
             environments have one agent, which the only module plays.
         mapping: the name of the function that chooses among those in each episode; "": they are
             drawn uniformly.
+        league: requests bring the line-ups of episodes, and modules that are not trained come and
+            go.
     """
 
     env_runner: EnvRunnerConfig
     modules: dict[str, ActingSetup]
     agents: dict[str, str | list[str]] = field(default_factory=dict)
     mapping: str = ""
+    league: bool = False
 
     @property
     def critics_see(self) -> tuple[str, ...]:

@@ -14,14 +14,14 @@ from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_ch
 from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, OwnCode
+from juggler.envrunner.stage import ActingParts, NoLeague, OwnCode
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
-class SingleAgentStage:
+class SingleAgentStage(NoLeague):
     """A vector of environments with one agent each.
 
     Args:

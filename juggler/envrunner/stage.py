@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,27 @@ class Stage(Protocol):
 
         Raises:
             EnvironmentFailed: an environment failed.
+        """
+
+    def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
+        """Play these line-ups of a league in the episodes that begin next.
+
+        Raises:
+            ValueError: there is no league, or a line-up does not fit the agents.
+        """
+
+    def add_player(self, module_id: str, acting: ActingSetup) -> None:
+        """Let a module that is not trained be in line-ups from now on.
+
+        Raises:
+            ValueError: there is no league, or what it plays with is not what the setup says.
+        """
+
+    def remove_player(self, module_id: str) -> None:
+        """Forget such a module, once no running episode has it.
+
+        Raises:
+            ValueError: there is no league.
         """
 
     def evaluate(
@@ -164,3 +185,19 @@ class ActingParts:
             ready.environment_observation_space.CopyFrom(sides[0])
             ready.environment_action_space.CopyFrom(sides[1])
         return ready
+
+
+class NoLeague:
+    """A stage on which the same modules play until the run ends."""
+
+    def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
+        self._refuse()
+
+    def add_player(self, module_id: str, acting: ActingSetup) -> None:
+        self._refuse()
+
+    def remove_player(self, module_id: str) -> None:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise ValueError("this run has no league, where line-ups and players come and go")

@@ -289,6 +289,14 @@ class Learner(GroupMember):
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
         self.forget()
 
+    def reset(self, seed: int) -> None:
+        """Begin anew with parameters that this seed gives, and a new optimizer; schedules begin
+        from 0 steps. Samples to be used again are discarded. The number of updates, and the states
+        of pipelines, go on."""
+        self.wait()
+        self.state = to_device(self.core.init(seed), self.device)
+        self.forget()
+
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and values for JSON."""
         self.wait()

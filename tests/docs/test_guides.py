@@ -44,11 +44,19 @@ ABOUT_RUNS = [
     "docs/security.md",
 ]
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
+#: Their scripts train for minutes.
+TAKES_LONG = ["docs/from-acme.md", "docs/from-cleanrl.md", "docs/connectors.md"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", *GUIDES])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long) if page in TAKES_LONG else page
+        for page in ["README.md", "docs/getting-started.md", *GUIDES]
+    ],
+)
 def test_the_python_of_a_page_runs_as_one_script_and_reaches_what_it_says(
     page: str, tmp_path: Path, run_python: Callable[..., str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_every_key_belongs_to_one_room() -> None:
         key.name for part in fields(config) for key in fields(getattr(config, part.name))
     )
     assert set(owners.values()) == {1}
-    empty = {"agents", "mapping", "modules", "shared"}
+    empty = {"agents", "league", "mapping", "modules", "shared"}
     assert config.flat().keys() == owners.keys() - empty
 
 

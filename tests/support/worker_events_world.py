@@ -103,6 +103,7 @@ class WorkersWorld:
             self.told,
             self.snapshots,
             clock,
+            directory,
             only_local=only_local,
             beginning=beginning,
             frozen=frozen,

@@ -69,6 +69,7 @@ def test_dqn_holds_poles_four_times_as_long_as_random_play(place: Place, seed: i
     assert end["solved"], metrics(place.path / "run")
 
 
+@pytest.mark.long
 @algorithms
 def test_solved_stays_solved(place: Place, algorithm: str) -> None:
     """475, and then another million steps in which what greedy play brings stays at 400.

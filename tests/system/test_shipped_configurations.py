@@ -37,8 +37,8 @@ def test_it_makes_some_updates_and_plays(place: Place, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "threshold"),
     [
-        ("hopper", 300.0),
-        ("lunarlander", -50.0),
+        pytest.param("hopper", 300.0, marks=pytest.mark.long),
+        pytest.param("lunarlander", -50.0, marks=pytest.mark.long),
         ("memory-cartpole", 250.0),
         ("mountaincar-continuous", 80.0),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,16 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
         for module_id in tables
         if is_frozen(tables[module_id])
     }
+
+
+def kept_modules(run_dir: Path, copies: Sequence[str]) -> dict[str, FrozenModule]:
+    """The copies of players that a run has kept, by id; those that are gone or damaged are not
+    there."""
+    found = {}
+    for copy_id in copies:
+        with suppress(ConfigError):
+            found[copy_id] = _frozen_module(copy_id, {FROM: str(run_dir / DIRECTORY)}, run_dir)
+    return found
 
 
 def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunConfig:

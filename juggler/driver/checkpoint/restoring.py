@@ -75,6 +75,7 @@ class _Saved(_Books):
     training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
     candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
     played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
+    league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
 
 
 def must_be_sound(checkpoint: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class SnapshotWriter:
         metrics: Metrics,
         spaces: Spaces | None,
         connectors: State,
+        league: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """The next chunk of a module's state.
 
@@ -136,6 +137,7 @@ class SnapshotWriter:
             metrics: of the run.
             spaces: of the agents that the module plays.
             connectors: what the module's connectors have learned.
+            league: gives its state; None: the run has none.
 
         Raises:
             ValueError: the learner sent something else.
@@ -152,6 +154,8 @@ class SnapshotWriter:
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # Those of the whole run are cut with the module that is the last to begin.
             self._counters = counters_of(Counters.sum(books), core, metrics, self._clock.now())
+            if league is not None:
+                self._counters["league"] = league()
         frame = cut.reader.feed(chunk)
         if frame is None:
             if last:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from google.protobuf.message import Message
 
@@ -18,6 +19,12 @@ from juggler.runtime.actors.requests import CapReached, RequestPool
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
+class GivesLineUps(Protocol):
+    """Says what a request tells an EnvRunner of the matches of a league."""
+
+    def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]: ...
+
+
 class CommandSender:
     """Commands of the core and of the driver, as messages on their way.
 
@@ -30,6 +37,7 @@ class CommandSender:
         pool: the commands that are in flight.
         sample_request_seconds: from each sample request to its receipt.
         update_seconds: from each update's issue to a learner's answer.
+        league: of the run; None: it has none.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class CommandSender:
         self._hub = hub
         self._registry = registry
         self._connectors = connectors
+        self.league: GivesLineUps | None = None
         self._anew: dict[Worker, int] = {}  # seeds that nobody has been told yet
 
     def send(self, worker: Worker, message: Message) -> None:
@@ -112,6 +121,7 @@ class CommandSender:
             round=command.round,
             requests_in_round=command.requests_in_round,
             permit=self._registry.permits.of(command.batch_id, command.module_id),
+            line_ups=self.league.line_ups(worker, command.round) if self.league else (),
         )
         self.send(worker, request)
 

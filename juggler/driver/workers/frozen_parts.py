@@ -1,9 +1,9 @@
-"""Sends EnvRunners what modules play with that are not trained, before their Setup."""
+"""Sends EnvRunners what modules play with that are not trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from google.protobuf.message import Message
 
@@ -15,30 +15,49 @@ from juggler.runtime.actors.hub_events import Worker
 class FrozenParts:
     """Each worker gets the next part when it has the one before, so that few are on their way.
 
+    What comes before its Setup is followed by that, and then by what came up meanwhile.
+
     Args:
-        frozen: by module id.
+        frozen: by module id; of a league it changes.
     """
 
     def __init__(self, frozen: Mapping[str, FrozenModule]) -> None:
         self._frozen = frozen
-        self._parts: list[Message] = []  # the same for all
-        self._to_send: dict[Worker, Iterator[Message]] = {}
+        self._to_send: dict[Worker, deque[Iterator[Message]]] = {}
+        self._on_its_way: set[Worker] = set()  # those who have not answered to the last part
 
     def first(self, worker: Worker, setup: Message) -> Message:
         """What to send a worker that is to be set up: its first part, or else its setup."""
-        if not self._parts:
-            modules = self._frozen.items()
-            self._parts = [
-                part
-                for module_id, module in modules
-                for part in restores(module_id, module.tree, {})
-            ]
-        self._to_send[worker] = chain(self._parts, [setup])
-        return next(self._to_send[worker])
+        parts = (
+            part
+            for module_id, module in list(self._frozen.items())
+            for part in restores(module_id, module.tree, {})
+        )
+        self._to_send[worker] = deque([parts, iter([setup])])
+        self._on_its_way.add(worker)
+        first = self.next(worker)
+        assert first is not None  # the setup at least
+        return first
+
+    def append(
+        self, worker: Worker, messages: Iterable[Message], send: Callable[[Worker, Message], None]
+    ) -> None:
+        """Send a worker something behind all of that."""
+        self._to_send.setdefault(worker, deque()).append(iter(messages))
+        if worker not in self._on_its_way and (message := self.next(worker)) is not None:
+            send(worker, message)
 
     def next(self, worker: Worker) -> Message | None:
-        """What to send a worker that has a part; None: it has all of them, and its setup."""
-        return next(self._to_send.get(worker, iter(())), None)
+        """What to send a worker that has a part; None: it has all of them."""
+        queue = self._to_send.get(worker, deque())
+        while queue:
+            if (message := next(queue[0], None)) is not None:
+                self._on_its_way.add(worker)
+                return message
+            queue.popleft()
+        self._on_its_way.discard(worker)
+        return None
 
     def left(self, worker: Worker) -> None:
         self._to_send.pop(worker, None)
+        self._on_its_way.discard(worker)

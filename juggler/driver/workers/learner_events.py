@@ -43,6 +43,8 @@ class LearnerEvents:
         met = self._parts.learners[formed.module_id].met(worker, formed)
         if met is not None:
             self._parts.happened(met)
+        if self._parts.league:
+            self._parts.league.look()
 
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Batches are with it."""
@@ -71,6 +73,8 @@ class LearnerEvents:
             parts.metrics.batch_consumed(module_id, batch.staleness)
         steps = sum(batch.live_steps for batch in trained)
         parts.metrics.workers.trained(worker_id, steps, version)
+        if parts.league:
+            parts.league.trained(module_id, steps)
         parts.metrics.workers.spent(worker_id, done.seconds)
         metrics = {key: each.values for key, each in done.metrics.items()}
         parts.metrics.updated(worker_id, module_id, metrics)
@@ -84,5 +88,7 @@ class LearnerEvents:
         for learners in parts.learners.values():
             learners.left(worker)
         parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
+        if parts.league:
+            parts.league.look()
         if event.failure and not parts.core.members:
             parts.end.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from google.protobuf.json_format import MessageToDict
@@ -85,7 +84,7 @@ class WorkerRegistry:
         config: of the run.
         first_update: that the run begins with; above 0 where it is resumed.
         most_learners: that may take part at once.
-        frozen: the modules that are not trained, by id.
+        frozen: the modules that are not trained, by id; of a league, they come and go.
         attached: all who are here.
         ready: those of them who have been set up.
         spaces: by module id; {}: no EnvRunner is ready yet.
@@ -99,7 +98,7 @@ class WorkerRegistry:
     config: RunConfig
     first_update: int = 0
     most_learners: int = 1
-    frozen: Mapping[str, FrozenModule] = field(default_factory=dict)
+    frozen: dict[str, FrozenModule] = field(default_factory=dict)
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: dict[str, Spaces] = field(default_factory=dict)
@@ -318,12 +317,18 @@ class WorkerRegistry:
             )
             return to_json(of_learner)
         trained = {each: _acting_setup(config.of(each)) for each in config.module_ids}
-        others = {each: self.frozen[each].acting_setup() for each in config.agents.frozen_ids}
+        others = {each: module.acting_setup() for each, module in self.frozen.items()}
+        agents = config.agents.agents
+        if config.agents.league:  # in which copies come up
+            players = [*config.agents.acting_ids]
+            players += [each for each in others if each not in players]
+            agents = {agent: list(players) for agent in agents}
         setup = EnvRunnerSetup(
             env_runner=replace(config.env_runner, envs_per_runner=self._environments(role)),
             modules={**trained, **others},
-            agents=config.agents.agents,
+            agents=agents,
             mapping=config.agents.mapping,
+            league=bool(config.agents.league),
         )
         return to_json(setup)
 

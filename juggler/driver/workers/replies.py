@@ -137,6 +137,12 @@ def read_receipt(
             raise ValueError(f"{played.steps} steps of a module that is not trained")
         most_episodes = played.steps + _MORE_EPISODES
         _check_returns(played.episode_returns, played.episode_lengths, most_episodes)
+    most_matches = len(receipt.env_returns)
+    if len(receipt.matches) > most_matches:
+        raise ValueError(f"{len(receipt.matches)} matches in {most_matches} episodes that ended")
+    for match in receipt.matches:
+        if any(math.isinf(value) for value in match.returns):
+            raise ValueError(f"a return of match {match.match_id} is infinite")
     receipt.explanation = one_line(receipt.explanation, _LONGEST_NOTE)
     return receipt
 

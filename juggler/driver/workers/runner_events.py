@@ -41,8 +41,9 @@ class RunnerEvents:
         """A batch is with its learner, or is lost."""
         parts, module_id = self._parts, receipt.module_id
         parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
+        gone = parts.league.retired if parts.league else ()
         for played in receipt.played:
-            if played.module_id not in parts.config.others:
+            if played.module_id not in {*parts.config.others, *parts.registry.frozen, *gone}:
                 raise ValueError(f"module {played.module_id[:100]!r} played, and is none to play")
         version = Version.of(receipt.version)
         # Before the core asks for more: requests tell what connectors have learned.
@@ -63,6 +64,10 @@ class RunnerEvents:
                 module_id,
             )
         )
+        if parts.league:
+            parts.league.finished(worker, receipt.matches)
+        elif receipt.matches:
+            raise ValueError("the outcome of a match, and this run has no league")
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
         parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
@@ -115,6 +120,8 @@ class RunnerEvents:
         parts, worker = self._parts, event.worker
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
+        if parts.league:
+            parts.league.left(worker)
         key = worker.worker_id, worker.incarnation
         parts.happened(events.RunnerLeft(*key, event.reason, not_begun))
         if parts.departures.hopeless(event):

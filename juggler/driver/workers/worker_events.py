@@ -90,11 +90,16 @@ class WorkerEvents:
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
+            if parts.league and parts.league.copies.take(
+                completed.command_id, body.value, completed.last
+            ):
+                return
             module_id = request.module_id
             spaces = parts.registry.spaces.get(module_id)
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
-            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned)
+            league = parts.league.to_state if parts.league else None
+            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned, league)
         if not completed.last:
             raise ValueError("a reply before the last where there is one alone")
         match request:
@@ -107,11 +112,15 @@ class WorkerEvents:
             case training_pb2.Group():
                 newest = self._newest(request.module_id)
                 self._learners.formed(worker, replies.read_group_formed(request, body, newest))
-            case training_pb2.Restore() if worker.role != LEARNER:
-                if (part := parts.frozen_parts.next(worker)) is not None:
-                    parts.commands.send(worker, part)
+            case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
+                self._send_next_part(worker)
             case training_pb2.Setup() if worker.role != LEARNER:
                 self._set_up(self._runners.ready(worker, replies.read_runner_ready(body)))
+                self._send_next_part(worker)
+            case training_pb2.AddPlayer():
+                if parts.league:
+                    parts.league.copies.has(worker, request.module_id)
+                self._send_next_part(worker)
             case training_pb2.AddModule():
                 self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
@@ -121,6 +130,11 @@ class WorkerEvents:
                     parts.evaluations.answered(request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
+
+    def _send_next_part(self, worker: Worker) -> None:
+        """Of what modules play with that are not trained."""
+        if (part := self._parts.frozen_parts.next(worker)) is not None:
+            self._parts.commands.send(worker, part)
 
     def _newest(self, module_id: str) -> Version:
         """The version that nothing of this module can exceed by more than one update."""
@@ -138,7 +152,8 @@ class WorkerEvents:
                 failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
-                parts.snapshots.abandon(request.module_id)
+                if not (parts.league and parts.league.copies.abandoned(completed.command_id)):
+                    parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)
         if worker in self._failed_once:
@@ -162,6 +177,9 @@ class WorkerEvents:
         parts.metrics.workers.left(event)
         parts.registry.left(worker)
         parts.frozen_parts.left(worker)
+        if parts.league:
+            for each in unanswered:
+                parts.league.copies.abandoned(each.command_id)
         for connectors in parts.connectors.values():
             connectors.left(worker)
         self._failed_once.discard(worker)

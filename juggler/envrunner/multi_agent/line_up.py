@@ -71,8 +71,14 @@ class LineUps(Protocol):
             LineUpError: there is no line-up for one.
         """
 
+    def ended(
+        self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
+    ) -> None:
+        """Episodes are over, in environments [L], with returns [L, A] and lengths [L]."""
+        return
 
-class DrawnLineUps:
+
+class DrawnLineUps(LineUps):
     """Draws a line-up for each episode. It depends on the seed, the environment, and the number of
     the episode there alone.
 

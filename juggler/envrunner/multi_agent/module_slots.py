@@ -59,6 +59,7 @@ class ModuleSlots:
         acting: [B] places of the agents that act next.
         where: [B] their indices among the agents of their group that act next; a slice, if they are
             all of them.
+        is_seated: the module plays somewhere now.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ModuleSlots:
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
+        self.is_seated = True
 
     @classmethod
     def at_random(
@@ -130,7 +132,15 @@ class ModuleSlots:
         """Play the slots of these environments that are this module's until their episodes end."""
         self._plays_whole_group = False
         mine = line_up.players == self.role.module_id  # [K * A]
+        if not self.is_seated and not mine.any():
+            return
         self._place_of[line_up.slots] = np.where(mine, self._places[line_up.slots], -1)
+        self.is_seated = bool((self._place_of >= 0).any())
+
+    def sit_out(self) -> None:
+        """Play nothing until a line-up says otherwise."""
+        self._plays_whole_group = self.is_seated = False
+        self._place_of.fill(-1)
 
     def take(
         self,

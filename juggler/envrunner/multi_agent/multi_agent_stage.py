@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_checkpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
+from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps, Match
 from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
-from juggler.envrunner.multi_agent.line_up import line_ups_of
+from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import PlayedRound
-from juggler.envrunner.setup import RANDOM, EnvRunnerSetup
+from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -52,51 +52,51 @@ class MultiAgentStage:
         frozen: FrozenWeights,
     ) -> None:
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
+        self._own_code, self._frozen = own_code, frozen
         self._warned = False
         self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
         self._policies: dict[str, GatheredPolicy] = {}  # likewise
         self._modules: dict[str, ModuleSlots] = {}  # all that act
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
-            acting, spaces = setup.modules[module_id], role.spaces
-            parts = ActingParts.build(
-                acting, spaces.observation_space, spaces.action_space, own_code
-            )
-            policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, seed)
-            if acting.digest:
-                frozen.load(module_id, acting.digest, policy, parts.connectors)
-            else:
-                self._parts[module_id], self._policies[module_id] = parts, policy
-            # What is not trained has no use for what its critic saw.
-            sees = "observation" if acting.digest else acting.module.critic_sees
-            slots = self._slots(role, policy, parts.connectors, acting.row_age, sees)
-            self._modules[module_id] = slots
+            self._modules[module_id] = self._built(role, setup.modules[module_id], seed)
         for role in random_roles(envs, setup.agents):
             self._modules[f"{RANDOM}:{role.group}"] = ModuleSlots.at_random(
                 role, envs.num_envs, envs.agents, self._steps, seed
             )
-        self._line_ups = line_ups_of(envs.agents, setup.agents, setup.mapping, own_code.classes)
+        self._league: AssignedLineUps | None = None
+        self._leaving: set[str] = set()  # players, as soon as no running episode has them
+        line_ups: LineUps | None
+        if setup.league:
+            line_ups = self._league = AssignedLineUps(envs.agents, setup.agents)
+        else:
+            line_ups = line_ups_of(envs.agents, setup.agents, setup.mapping, own_code.classes)
+        self._line_ups, self._seed = line_ups, seed
         seed_process(seed)  # as it is done where everything begins anew
         self._sampler = MultiAgentSampler(envs, self._modules, self._steps, seed, self._line_ups)
 
-    def _slots(
-        self,
-        role: Role,
-        policy: GatheredPolicy,
-        connectors: EnvToModule,
-        row_age: int,
-        critic_sees: str,
-    ) -> ModuleSlots:
-        envs = self._envs
+    def _built(self, role: Role, acting: ActingSetup, seed: int) -> ModuleSlots:
+        """A module, with what it plays with if it is not trained."""
+        envs, spaces, module_id = self._envs, role.spaces, role.module_id
+        parts = ActingParts.build(
+            acting, spaces.observation_space, spaces.action_space, self._own_code
+        )
+        policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, seed)
+        if acting.digest:
+            self._frozen.load(module_id, acting.digest, policy, parts.connectors)
+        else:
+            self._parts[module_id], self._policies[module_id] = parts, policy
+        # What is not trained has no use for what its critic saw.
+        sees = "observation" if acting.digest else acting.module.critic_sees
         return ModuleSlots(
             role,
             envs.num_envs,
             envs.agents,
             policy,
-            connectors,
+            parts.connectors,
             self._steps,
-            row_age,
-            critic_sees,
-            envs.critic_spaces.get(critic_sees),
+            acting.row_age,
+            sees,
+            envs.critic_spaces.get(sees),
         )
 
     def ready(self) -> list[training_pb2.Ready.Module]:
@@ -129,7 +129,50 @@ class MultiAgentStage:
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         played = self._sampler.sample(recorded, versions)
+        if self._league is not None:
+            played = replace(played, matches=self._league.take_ended())
+            self._let_go()
         return played if self._warned else self._looked_over(played)
+
+    def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
+        matches = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
+        known = {RANDOM, *self._modules}
+        for match in matches:
+            if absent := [player for player in match.players if player not in known]:
+                raise ValueError(
+                    f"the line-up of match {match.match_id} has {absent[0][:100]!r}, and no such "
+                    "player is here"
+                )
+        self._of_league().assign(matches)
+
+    def add_player(self, module_id: str, acting: ActingSetup) -> None:
+        self._of_league()
+        if module_id in self._modules:
+            raise ValueError(f"a player {module_id!r} is here already")
+        (group,) = self._envs.groups  # of a league, whose players play every agent
+        role = Role(module_id, group.agents, 0, group)
+        slots = self._built(role, acting, self._seed + len(self._modules))
+        self._modules[module_id] = slots
+        self._sampler.add(module_id, slots)
+
+    def remove_player(self, module_id: str) -> None:
+        self._of_league().forget(module_id)
+        if module_id in self._modules.keys() - self._policies.keys():
+            self._leaving.add(module_id)
+            self._let_go()
+
+    def _of_league(self) -> AssignedLineUps:
+        if self._league is None:
+            raise ValueError("this run has no league, where line-ups and players come and go")
+        return self._league
+
+    def _let_go(self) -> None:
+        """Forget players that are to go and that no running episode has."""
+        assert self._league is not None
+        for module_id in self._leaving - self._league.in_play():
+            self._leaving.remove(module_id)
+            del self._modules[module_id]
+            self._sampler.remove(module_id)
 
     def _looked_over(self, played: PlayedRound) -> PlayedRound:
         """A round, perhaps with a warning. There is one at most: what it says stays true."""

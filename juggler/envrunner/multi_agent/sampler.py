@@ -65,6 +65,15 @@ class MultiAgentSampler:
             self._line_ups.reset(seed)
         self._turn, self._taken = self._envs.reset(seed), False
 
+    def add(self, module_id: str, slots: ModuleSlots) -> None:
+        """Let another module be in line-ups from now on."""
+        slots.sit_out()
+        self._modules[module_id] = slots
+
+    def remove(self, module_id: str) -> None:
+        """Forget a module that no running episode has."""
+        del self._modules[module_id]
+
     def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play one round.
 
@@ -106,6 +115,8 @@ class MultiAgentSampler:
                 environments += turn.over.tolist()
                 env_returns += turn.env_returns.tolist()
                 env_lengths += turn.env_lengths.tolist()
+                if self._line_ups is not None:
+                    self._line_ups.ended(turn.over, turn.agent_returns, turn.env_lengths)
             self._take(turn, recorded)
         finishing = time.perf_counter()
         results: dict[str, Recorded | NonFinite] = {}
@@ -132,6 +143,8 @@ class MultiAgentSampler:
             line_up = self._line_ups.begin(turn.began)
             self._players.line_up(line_up)
         for module_id, slots in self._modules.items():
+            if line_up is None and not slots.is_seated:
+                continue
             critic = turn.critics.get(slots.critic_sees)
             group = turn.groups[slots.role.group]
             slots.take(group, module_id in recorded, line_up, critic)

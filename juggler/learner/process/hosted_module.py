@@ -15,6 +15,7 @@ from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating,
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.setup import critic_space_of
 from juggler.learner.process.state_handover import StateHandover
+from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import WeightsPublisher
@@ -149,6 +150,8 @@ class HostedModule:
         """Its state, or only its weights, as a frame that later updates do not change."""
         if command.weights:
             tree, extra = self.learner.get_weights(), "{}"
+        elif command.whole:
+            tree, extra = dict(weights_in(self.learner.save()[0])), "{}"
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)

@@ -103,6 +103,7 @@ class LearnerWorker:
         self._on(training_pb2.Discard, self._discard)
         self._on(training_pb2.Snapshot, self._snapshot)
         self._on(training_pb2.BeginAnew, self._begin_anew)
+        self._on(training_pb2.Reset, self._reset)
         self._seconds = dict.fromkeys(("waiting", "collate", "update", "publish", "receive"), 0.0)
         self._idle_since = time.perf_counter()
 
@@ -232,6 +233,11 @@ class LearnerWorker:
 
     def _begin_anew(self, _: int, command: training_pb2.BeginAnew) -> attach_pb2.Done:
         self._forget(self._module(command.module_id), command.seed)
+        return attach_pb2.Done()
+
+    def _reset(self, _: int, command: training_pb2.Reset) -> attach_pb2.Done:
+        self._module(command.module_id).learner.reset(command.seed)
+        self._shared.give(command.module_id)
         return attach_pb2.Done()
 
     # -- parts ----------------------------------------------------------------------------------

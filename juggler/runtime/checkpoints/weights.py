@@ -39,9 +39,7 @@ def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weig
 
 def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weights:
     """The same as `read_weights`, for a checkpoint in memory."""
-    found: Weights = {}
-    for module_id, name, array in _weights(checkpoint.tree):
-        found.setdefault(module_id, {})[name] = array
+    found = weights_in(checkpoint.tree)
     if not found:
         where = checkpoint.path or Path("in memory")
         raise CheckpointError(where, "has no parameters by name that could be begun with")
@@ -63,6 +61,14 @@ def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weight
         for module_id, arrays in found.items()
     }
     return {module_id: arrays for module_id, arrays in chosen.items() if arrays}
+
+
+def weights_in(tree: Mapping[str, Any]) -> Weights:
+    """The parameters and buffers in the states of learners."""
+    found: Weights = {}
+    for module_id, name, array in _weights(tree):
+        found.setdefault(module_id, {})[name] = array
+    return found
 
 
 def is_named(pattern: str, full: str) -> bool:

@@ -109,7 +109,7 @@ class Learners(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., learners: _Optional[_Iterable[_Union[Learners.Learner, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit", "round", "requests_in_round")
+    __slots__ = ("module_id", "batch_id", "learner", "generation", "at_least", "connector_state", "seed", "permit", "round", "requests_in_round", "line_ups")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class SampleRequest(_message.Message):
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_IN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    LINE_UPS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -130,10 +131,47 @@ class SampleRequest(_message.Message):
     permit: bytes
     round: int
     requests_in_round: int
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ...) -> None: ...
+    line_ups: _containers.RepeatedCompositeFieldContainer[LineUp]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., permit: _Optional[bytes] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ...) -> None: ...
+
+class LineUp(_message.Message):
+    __slots__ = ("match_id", "attempt", "players")
+    MATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAYERS_FIELD_NUMBER: _ClassVar[int]
+    match_id: int
+    attempt: int
+    players: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, match_id: _Optional[int] = ..., attempt: _Optional[int] = ..., players: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MatchResult(_message.Message):
+    __slots__ = ("match_id", "attempt", "returns", "length")
+    MATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    match_id: int
+    attempt: int
+    returns: _containers.RepeatedScalarFieldContainer[float]
+    length: int
+    def __init__(self, match_id: _Optional[int] = ..., attempt: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class AddPlayer(_message.Message):
+    __slots__ = ("module_id", "config")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
+    config: str
+    def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ...) -> None: ...
+
+class RemovePlayer(_message.Message):
+    __slots__ = ("module_id",)
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
+    def __init__(self, module_id: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns", "matches")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +214,7 @@ class Receipt(_message.Message):
     ENV_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     PLAYED_FIELD_NUMBER: _ClassVar[int]
     AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    MATCHES_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -193,7 +232,8 @@ class Receipt(_message.Message):
     env_lengths: _containers.RepeatedScalarFieldContainer[int]
     played: _containers.RepeatedCompositeFieldContainer[Receipt.Played]
     agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ...) -> None: ...
+    matches: _containers.RepeatedCompositeFieldContainer[MatchResult]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., matches: _Optional[_Iterable[_Union[MatchResult, _Mapping]]] = ...) -> None: ...
 
 class AgentReturns(_message.Message):
     __slots__ = ("agent", "module_id", "returns")
@@ -342,6 +382,14 @@ class BeginAnew(_message.Message):
     seed: int
     def __init__(self, module_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
+class Reset(_message.Message):
+    __slots__ = ("module_id", "seed")
+    MODULE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    module_id: str
+    seed: int
+    def __init__(self, module_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+
 class Discard(_message.Message):
     __slots__ = ("module_id", "batch_ids")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -351,14 +399,16 @@ class Discard(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("module_id", "weights", "seed")
+    __slots__ = ("module_id", "weights", "whole", "seed")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     weights: bool
+    whole: bool
     seed: int
-    def __init__(self, module_id: _Optional[str] = ..., weights: bool = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, module_id: _Optional[str] = ..., weights: bool = ..., whole: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")

@@ -1,0 +1,68 @@
+"""A picture of a league: who beats whom, and how ratings grew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.roster import Player
+from juggler.driver.record.run_directory import METRICS_FILE
+
+
+def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
+    """Draw a league.
+
+    Args:
+        players: those that can play.
+        payoffs: their results.
+        run_dir: its metrics have the ratings over time.
+        output: file of the picture. Its suffix decides the format, PNG without one.
+
+    Returns:
+        The path of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    ids = [player.player_id for player in players]
+    rates = np.full((len(ids), len(ids)), np.nan)  # [P, P]
+    for row, one in enumerate(ids):
+        for column, other in enumerate(ids):
+            if one != other and payoffs.games(one, other):
+                rates[row, column] = payoffs.win_rate(one, other)
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    image = left.imshow(rates, cmap="RdBu", vmin=0, vmax=1)
+    left.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
+    left.set_yticks(range(len(ids)), ids, fontsize=7)
+    left.set_title("win rate of the row against the column")
+    figure.colorbar(image, ax=left)
+    for name, curve in _ratings(run_dir / METRICS_FILE).items():
+        right.plot([steps for steps, _ in curve], [rating for _, rating in curve], label=name)
+    right.set_xlabel("steps trained, all players")
+    right.set_ylabel("Elo rating")
+    right.set_title("ratings of players that learn")
+    if right.lines:
+        right.legend(fontsize=7)
+    path = output if output.suffix else output.with_suffix(".png")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _ratings(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """By player, its rating by the steps that the run had trained on then."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    if not path.is_file():
+        return curves
+    for text in path.read_text().splitlines():
+        try:
+            line: dict[str, Any] = json.loads(text)
+        except ValueError:
+            continue  # the last one, of a run that goes on
+        for name, told in line.get("league", {}).get("learning", {}).items():
+            curves.setdefault(name, []).append((line["env_steps_trained"], told["elo"]))
+    return curves

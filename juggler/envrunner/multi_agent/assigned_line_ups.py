@@ -1,0 +1,131 @@
+"""Line-ups of a league: the driver draws them, and hears what came of each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.envrunner.multi_agent.line_up import LineUp
+from juggler.envrunner.rounds import EndedMatch
+from juggler.envrunner.setup import may_play
+
+_MOST_AGAIN = 64  # line-ups that are played again where none is left
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A match that is to be played.
+
+    Attributes:
+        match_id: from the driver.
+        attempt: how often its line-up was drawn anew.
+        players: the module of each agent.
+        counts: its outcome is told; else it is played once more to fill the time.
+    """
+
+    match_id: int
+    attempt: int
+    players: tuple[str, ...]
+    counts: bool = True
+
+
+class AssignedLineUps:
+    """Hands the driver's line-ups to the episodes that begin, each one to one episode.
+
+    Short episodes may use up all line-ups before the next request brings more. Then the newest ones
+    are played again, in turn, and their outcomes are not told a second time. Before the first
+    line-up comes, and in an evaluation, the first module that may play an agent plays it.
+
+    Args:
+        agents: of an environment, A of them.
+        played_by: by agent, the modules that may play it; its order is that of players in line-ups.
+    """
+
+    def __init__(self, agents: Sequence[str], played_by: Mapping[str, str | Sequence[str]]) -> None:
+        # Of each agent of an environment, its place in line-ups.
+        order = {agent: place for place, agent in enumerate(played_by)}
+        self._place = np.array([order[agent] for agent in agents], np.intp)  # [A]
+        at_first = tuple(may_play(said)[0] for said in played_by.values())
+        self._at_first = Match(0, 0, at_first, counts=False)
+        self._fresh: deque[Match] = deque()
+        self._again: deque[Match] = deque(maxlen=_MOST_AGAIN)
+        self._playing: dict[int, Match] = {}  # by environment
+        self._ended: list[EndedMatch] = []
+
+    def assign(self, matches: Iterable[Match]) -> None:
+        """Take line-ups for the episodes that begin next.
+
+        Raises:
+            ValueError: one names more or fewer players than there are agents.
+        """
+        for match in matches:
+            if len(match.players) != len(self._place):
+                raise ValueError(
+                    f"the line-up of match {match.match_id} has {len(match.players)} players: the "
+                    f"environment has {len(self._place)} agents"
+                )
+            self._fresh.append(match)
+
+    def reset(self, seed: int) -> None:
+        """Begin anew: the matches that were being played are played from their beginning."""
+        begun = [match for match in self._playing.values() if match.counts]
+        self._fresh.extendleft(reversed(begun))
+        self._playing.clear()
+
+    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+        """Environments [K] begin an episode."""
+        players: list[NDArray[np.str_]] = []  # [A] each
+        for env in envs.tolist():
+            match = self._playing[env] = self._next()
+            players.append(np.array(match.players, np.str_)[self._place])
+        slots = envs[:, None] * len(self._place) + np.arange(len(self._place))  # [K, A]
+        together = np.concatenate(players) if players else np.zeros(0, np.str_)  # [K A]
+        return LineUp(slots.ravel(), together)
+
+    def ended(
+        self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
+    ) -> None:
+        """Episodes are over.
+
+        Args:
+            envs: [L] their environments.
+            returns: [L, A] of each agent; NaN: it never acted.
+            lengths: [L] environment steps.
+        """
+        for env, of_agents, length in zip(envs.tolist(), returns, lengths.tolist(), strict=True):
+            match = self._playing.pop(env, None)
+            if match is None or not match.counts:
+                continue
+            in_order = np.empty(len(self._place))  # [A]
+            in_order[self._place] = of_agents
+            self._ended.append(EndedMatch(match.match_id, match.attempt, in_order.tolist(), length))
+
+    def take_ended(self) -> list[EndedMatch]:
+        """The matches that have ended since they were asked for last."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def in_play(self) -> set[str]:
+        """The modules that play in running episodes."""
+        return {player for match in self._playing.values() for player in match.players}
+
+    def forget(self, module_id: str) -> None:
+        """Begin no match with this module any more."""
+        for matches in (self._fresh, self._again):
+            kept = [match for match in matches if module_id not in match.players]
+            matches.clear()
+            matches.extend(kept)
+
+    def _next(self) -> Match:
+        if self._fresh:
+            match = self._fresh.popleft()
+            self._again.append(replace(match, counts=False))
+            return match
+        if not self._again:
+            return self._at_first
+        self._again.rotate(-1)
+        return self._again[-1]
