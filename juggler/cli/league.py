@@ -134,9 +134,11 @@ def _tournament(
             f"match {number + 1} of {len(pairs)}: {one.player_id} and {other.player_id}",
             file=sys.stderr,
         )
-        for sides in (agents, agents[::-1]):
+        for half_number, sides in enumerate((agents, agents[::-1])):
             seated = {sides[0]: _named(one, kept), sides[1]: _named(other, kept)}
-            played = play_matches(checkpoint.path, seated, half, seed=number, explore=True)
+            # Two draws of their own: with equal ones, equal policies would win once each.
+            seed = 1000 * (2 * number + half_number)
+            played = play_matches(checkpoint.path, seated, half, seed, explore=True)
             for match in played.matches:
                 ahead = match.returns[sides[0]] - match.returns[sides[1]]
                 payoffs.book(one.player_id, other.player_id, (ahead > 0) - (ahead < 0))

@@ -170,20 +170,26 @@ class _Seats:
         key = (who, group.agents) if who == RANDOM else who
         if key not in self._made:
             if who == RANDOM:
-                self._made[key] = RandomPlayer(group.action_space, self._seed + len(self._made))
+                self._made[key] = RandomPlayer(group.action_space, self._own_seed)
             else:
                 policy = self._policy(who) if isinstance(who, str) else who
                 _must_fit(policy, who, group)
                 self._made[key] = PolicyPlayer(policy, self._explore)
         return self._made[key]
 
+    @property
+    def _own_seed(self) -> int:
+        """Of the player that is made next: with one seed for all, equal policies would always do
+        the same."""
+        return self._seed + len(self._made)
+
     def _policy(self, who: str) -> Policy:
         from juggler.policies.loading import load_policy
 
         if who in self._module_ids:
-            return load_policy(self._checkpoint, module_id=who, seed=self._seed)
+            return load_policy(self._checkpoint, module_id=who, seed=self._own_seed)
         if found := place_and_module(who):
-            return load_policy(found[0], module_id=found[1], seed=self._seed)
+            return load_policy(found[0], module_id=found[1], seed=self._own_seed)
         known = [*self._module_ids, RANDOM]
         raise ConfigError(
             f"{who!r} is neither a module of this run nor the path of a checkpoint"
