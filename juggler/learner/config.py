@@ -24,7 +24,8 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, dqn, impala, ppo, pqn, or one of your own as package.module:Class."""
+    """The algorithm: appo, dqn, impala, ppo, pqn, sac, td3, or one of your own as
+    package.module:Class."""
 
     reward_scale: float = 1.0
     """Factor that rewards are multiplied by before learning. Returns of some tens are learned
@@ -92,6 +93,10 @@ class LearnerConfig(OptimizerConfig):
         """Raises:
         ValueError: the algorithm cannot learn from rows of this many steps.
         """
+
+    def doubts(self) -> list[str]:
+        """What can be meant, and hardly is; as people are told when a run starts."""
+        return []
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
         """The optimizers: first the one for most parameters, then those of the table `optimizers`.

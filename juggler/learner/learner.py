@@ -16,7 +16,7 @@ from juggler.learner.core.learner_core import (
     Params,
     Sample,
 )
-from juggler.learner.core.metrics import mean_metrics
+from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.batch_columns import checked_batch, must_have_column
 from juggler.learner.data.collate import collate
@@ -113,7 +113,7 @@ class Learner(GroupMember):
                 raise
             self.state = output.state
             self._data.learned(output.priorities)
-            metrics.append(output.metrics)
+            metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
         self.updates += 1
         return mean_metrics(metrics)
 

@@ -16,11 +16,13 @@ from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
+from juggler.learner.algorithms.sac import SacAlgorithm
+from juggler.learner.algorithms.td3 import Td3Algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import found, must_be_given_again, name_of
-from juggler.runtime.nearest import nearest
+from juggler.runtime.modules.by_name import found
+from juggler.runtime.modules.named_classes import NamedClasses
 
 if TYPE_CHECKING:
     from juggler.learner.learner import Learner
@@ -32,45 +34,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "impala": ImpalaAlgorithm,
     "ppo": PpoAlgorithm,
     "pqn": PqnAlgorithm,
+    "sac": SacAlgorithm,
+    "td3": Td3Algorithm,
 }
 
-#: Classes of a script that were given to this process, by the names that stand for them.
-_given: dict[str, type[Algorithm]] = {}
-
-
-def find_algorithm(name: object) -> type[Algorithm]:
-    """
-    Args:
-        name: of one that ships, or "package.module:Class", which is imported here.
-
-    Raises:
-        ValueError: there is no algorithm of that name; says which is nearest, or what is wrong.
-    """
-    if not isinstance(name, str) or (":" not in name and name not in ALGORITHMS):
-        raise ValueError(
-            f"algorithm = {name!r} is not known{nearest(name, ALGORITHMS)} (one of your own is "
-            "named as 'package.module:Class')"
-        )
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    if name not in _given:
-        must_be_given_again("algorithm", name, None)
-    return checked_algorithm(name, _given.get(name) or found(name, "algorithm"))
-
-
-def give_algorithm(algorithm: type[Algorithm]) -> str:
-    """Have this process find a class of a script, and return the name that stands for it.
-
-    Raises:
-        ValueError: it is no algorithm.
-    """
-    if not isinstance(algorithm, type):
-        raise ValueError(
-            f"algorithm = {algorithm!r}: expected a name, or a class derived from juggler.Algorithm"
-        )
-    name = str(name_of(algorithm))
-    _given[name] = checked_algorithm(name, algorithm)
-    return name
+_classes = NamedClasses("algorithm", ALGORITHMS, checked_algorithm, "algorithm={}")
+find_algorithm = _classes.find
+give_algorithm = _classes.give
 
 
 def algorithms_with(key: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +125,10 @@ class Forward(NamedTuple):
         """The module's `get_initial_state`, with the parameters and buffers of the state."""
         return self.group.initial_state(self.module_id, self.parameters, self.buffers)
 
+    def parameter(self, name: str) -> Tensor:
+        """A parameter of the module, by its own name."""
+        return self.group.named(self.parameters)[self.group.names(self.module_id)[name]]
+
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
         weights."""
@@ -162,3 +166,20 @@ def _first_leaf(tree: Any) -> Tensor:
         tree = next(iter(tree.values()))
     leaf: Tensor = tree
     return leaf
+
+
+def gradient_for_vmap(
+    loss_of: Callable[[Forward], Loss], forward: Forward
+) -> tuple[Tensor, Loss, dict[str, Tensor]]:
+    """The gradient [P], the loss and the buffers after it, by `torch.func.grad`: slower than
+    torch.autograd, but `torch.func.vmap` can map it."""
+
+    def total_of(parameters: Tensor) -> tuple[Tensor, tuple[dict[str, Any], dict[str, Tensor]]]:
+        buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
+        loss = loss_of(forward._replace(parameters=parameters, buffers=buffers))
+        # torch.func takes no None for a tensor.
+        given = {key: each for key, each in loss._asdict().items() if each is not None}
+        return loss.total, (given, buffers)
+
+    gradient, (given, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)
+    return gradient, Loss(**given), buffers

@@ -39,6 +39,9 @@ class GradientAux(NamedTuple):
     gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
     #: [N] by module id: how much there is to learn from each row of this learner's own sample.
     priorities: dict[str, Tensor] = {}  # noqa: RUF012
+    #: [] int64 by module id, of modules whose sample says so: how many steps count for schedules,
+    #: at all learners together. Of other modules, the live steps do.
+    new_steps: dict[str, Tensor] = {}  # noqa: RUF012
 
 
 #: By parameter group.

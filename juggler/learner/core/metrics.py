@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,24 @@ def mean_metrics(each: Sequence[Metrics]) -> Metrics:
         mean = torch.stack(values).view(len(own), -1).mean(0)  # [names]
         means[module_id] = dict(zip(own[0], mean.unbind(), strict=True))
     return means
+
+
+def with_numbers(
+    metrics: Metrics, numbers: Mapping[str, Mapping[str, float]], device: torch.device
+) -> Metrics:
+    """Metrics with further numbers by module id, of those modules that have metrics."""
+    if not numbers:
+        return metrics
+    return {
+        module_id: {
+            **values,
+            **{
+                name: torch.tensor(x, device=device)
+                for name, x in numbers.get(module_id, {}).items()
+            },
+        }
+        for module_id, values in metrics.items()
+    }
 
 
 def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from juggler.learner.core.learner_core import Columns
@@ -38,7 +39,10 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
     parts: list[Columns] = []
     for place in range(count):
         start, stop = place * n // count, (place + 1) * n // count
-        part = {name: tree_map(lambda x, a=start, b=stop: x[a:b], x) for name, x in whole.items()}
+        part = {
+            name: tree_map(lambda x, a=start, b=stop: _some_rows(x, a, b), column)
+            for name, column in whole.items()
+        }
         for rows in _INDEXED.keys() & columns.keys():
             within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
             index = within.nonzero().squeeze(1)  # [k] or [s]
@@ -48,6 +52,13 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
         if c.SEGMENT_ROWS not in part or len(part[c.SEGMENT_ROWS]):
             parts.append(part)
     return parts or [columns]
+
+
+def _some_rows(x: Tensor, start: int, stop: int) -> Tensor:
+    """Rows of x [N, ...]; of a count [] for the whole sample, all at the first row."""
+    if x.ndim:
+        return x[start:stop]
+    return torch.zeros_like(x) if start else x
 
 
 class MeanOverParts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ Columns: TypeAlias = Mapping[str, Any]
 Sample: TypeAlias = Mapping[str, Columns]
 #: Sums over this learner's sample -> sums over the samples of all learners of a group, elementwise.
 Sums: TypeAlias = Callable[[Tensor], Tensor]
+
+#: A column [] int64 of samples with steps that were learned from before: how many steps are counted
+#: for schedules, at all learners of a group. Without it, all live steps are.
+NEW_STEPS: Final = "new_steps"
 
 
 def alone(x: Tensor) -> Tensor:
@@ -44,6 +48,10 @@ class DataSource(Protocol):
         """Hear of the step that was made of the last sample given: by module id, the priorities [B]
         of its rows, if the algorithm has such."""
         return
+
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Numbers for people about the last sample given, by module id; always the same names."""
+        return {}
 
     def clear(self) -> None:
         """Discard what `state` does not hold."""

@@ -56,8 +56,8 @@ class GroupMember(ABC):
 
         All go on from the state of the one with most updates, and without samples that were to be
         used again. Each update is then made by all of them, on samples of their own, as one learner
-        would make it on all of these samples. It fails at all, or some of them are one update ahead
-        of the others and `join` the next time gives everybody theirs.
+        would make it on all of these samples. If an update fails, it fails at all of them, or some
+        are one update ahead; then the next `join` gives everybody the newest state.
 
         Returns:
             A hash of the state, the same at all of them.

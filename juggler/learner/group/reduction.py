@@ -76,6 +76,7 @@ def _found(group_id: str, grads: Grads, aux: Aux, nothing: tuple[Grads, Aux]) ->
         means={**none.means, **own.means},
         gradients={**none.gradients, **own.gradients},
         priorities=own.priorities,
+        new_steps=own.new_steps,
     )
     if whole.gradients:
         return _Found(whole.gradients, whole)
@@ -122,6 +123,7 @@ def _taken_apart(sums: Iterator[Tensor], found: _Found) -> _Found:
             means,
             gradients if aux.gradients else {},
             aux.priorities,
+            aux.new_steps,
         ),
     )
 

@@ -67,3 +67,13 @@ def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:
         key: ParameterGroupState(**{**state[key], "steps": each}) for key, each in steps.items()
     }
     return {**state, **changed}
+
+
+def counting_each(state: ParameterGroupState) -> ParameterGroupState:
+    """The state with counts of each parameter's updates, because an update may change only some."""
+    parameters = state["parameters"]
+    moments = {
+        name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
+        for name, moment in state["moments"].items()
+    }
+    return ParameterGroupState(**{**state, "moments": moments})

@@ -151,7 +151,7 @@ class HostedModule:
         if command.weights:
             tree, extra = self.learner.get_weights(), "{}"
         elif command.whole:
-            tree, extra = dict(weights_in(self.learner.save()[0])), "{}"
+            tree, extra = dict(weights_in(self.learner.save()[0], acting=True)), "{}"
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)

@@ -47,6 +47,6 @@ class FreeLogStd(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         others = self.others(features)  # [..., D - M]
-        log_std = self.log_std.expand(*others.shape[:-1], -1)  # [..., M]
+        log_std = self.log_std.expand(others.shape[:-1] + self.log_std.shape)  # [..., M]
         inputs = torch.cat([others, log_std], -1)  # [..., D]
         return inputs if self.places is None else inputs[..., self.places]

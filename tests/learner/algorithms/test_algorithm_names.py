@@ -155,7 +155,7 @@ def algorithm(name: str, **attributes: Any) -> type[Algorithm]:
     ("given", "said"),
     [
         (NoAlgorithm, "must be a class derived from juggler.Algorithm"),
-        (Mine(), "expected a name, or a class derived from juggler.Algorithm"),
+        (Mine(), "must be a class derived from juggler.Algorithm, not <"),
         (algorithm("Bare", config=Undecorated), r"with @dataclass\(kw_only=True\) above it"),
         (algorithm("Other", config=dict), "must be a class derived from juggler.LearnerConfig"),
         (algorithm("Lacking", config=Incomplete), "the key 'depth' of its config has no default"),
@@ -188,7 +188,7 @@ def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that
         with pytest.raises(
             ValueError,
             match=f"algorithm '{name}' needs a {needed} action space, and this environment has "
-            r"Box\(.*such as appo or impala or ppo$",
+            r"Box\(.*such as appo or impala or ppo or sac or td3$",
         ):
             build_learner(config, None, VECTOR, VECTOR, {})
     build_learner(mine.config(algorithm=picky), None, VECTOR, TWO, {})

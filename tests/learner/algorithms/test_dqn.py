@@ -17,8 +17,10 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, NEW_STEPS
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
+from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.learner import Learner
+from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -107,6 +109,26 @@ def test_the_target_network_moves_when_it_is_due_and_as_far_as_it_shall(
     torch.testing.assert_close(target, torch.lerp(first, state[group_id]["parameters"], 0.25))
 
 
+@pytest.mark.parametrize("target_acts", [True, False])
+def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts: bool) -> None:
+    core = make_core(target_acts=target_acts, lr=1e-2)
+    (group_id,) = state = core.init(0)
+    for seed in range(3):
+        state = core.step(state, {"default": collate([make_batch(4, 6, seed=seed)])}).state
+    group, saved = core.groups[group_id], core.state_to_tree(state)
+    target = group.named(state[group_id]["extra"]["target"])
+    trained = group.named(state[group_id]["parameters"])
+    expected = target if target_acts else trained
+    kept = weights_in(saved, acting=True)["default"]
+    for name, tensor in core.get_params(state)["default"].items():
+        if name in expected:
+            torch.testing.assert_close(tensor, expected[name])
+            np.testing.assert_array_equal(kept[name], tensor.numpy())
+    assert any((target[name] != trained[name]).any() for name in target)
+    restored = core.state_from_tree(saved, like=core.init(1))
+    torch.testing.assert_close(restored, state)
+
+
 def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
     make_batch: MakeBatch,
 ) -> None:
@@ -156,7 +178,7 @@ def test_priorities_reach_the_replay_of_a_learner(make_batch: MakeBatch) -> None
 
 
 def test_a_module_with_a_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"leave out model\.recurrent, or take pqn"):
+    with pytest.raises(ValueError, match=r"leave out model\.recurrent, or take another"):
         make_core(model={"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 8})
 
 

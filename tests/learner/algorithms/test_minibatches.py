@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from juggler.learner.algorithms.ppo.minibatches import deal, mixed, row_keys
+from juggler.learner.algorithms.ppo.minibatches import deal, row_keys
+from juggler.learner.core.hashing import mixed
 
 KEY = torch.tensor(7)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.algorithms import action_space_of, keeps_steps
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.registry import ALGORITHMS
@@ -93,10 +94,11 @@ class Gaussians(LearnerCore[dict[str, Any]]):
 def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCore:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     module = ALGORITHMS[name].module
-    make = partial(build_module, module, VECTOR, TWO, {"hidden_sizes": [8], **model})
+    model = {"hidden_sizes": [8], **model}
+    make = partial(build_module, module, VECTOR, action_space_of(name), model)
     kind = getattr(importlib.import_module(package), attribute)
-    if name == "dqn":
-        config = {"replay_begin": 0, "replay_batch_size": 8, **config}
+    if keeps_steps(name):
+        config = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 4.0, **config}
     core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
     return core
 
@@ -118,7 +120,7 @@ CORES: dict[str, MakeCore] = {
             make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
         )
         for name in ALGORITHMS
-        if name != "dqn"  # which keeps single steps
+        if not keeps_steps(name)
     },
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     **{f"population of {name}": partial(make_population, name) for name in ALGORITHMS},

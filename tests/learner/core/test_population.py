@@ -10,76 +10,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from support.populations import (
+    NUMBERS,
+    RATES,
+    TWO,
+    VECTOR,
+    MakeBatch,
+    Small,
+    assert_close,
+    assert_equal,
+    in_float64,
+    make_core,
+)
+from torch import nn
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.gradient_core import Factories
-from juggler.learner.core.learner_core import LearnerCore, Sample
+from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population, member_id, stacked
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.optimizers import Adam, RMSProp
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.module_spec import RLModuleSpec
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
-from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
-
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
-RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
-
-
-class Small(RLModule):
-    """A policy and a value function on one hidden layer, in the dtype asked for."""
-
-    def __init__(self, layer: nn.Module | None = None, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(VECTOR, TWO, {})
-        self.body = nn.Sequential(nn.Linear(4, 8), layer or nn.Identity(), nn.Tanh())
-        self.heads = nn.Linear(8, 3)
-        self.to(dtype)
-
-    def _forward(self, batch: Batch) -> dict[str, Any]:
-        observations = batch["observations"].to(self.heads.weight.dtype)  # [B, 4]
-        outputs = self.heads(self.body(observations))  # [B, 3]
-        return {"action_dist_inputs": outputs[:, :2], "values": outputs[:, 2]}
-
-
-def make_core(make: Factories | None = None, **config: Any) -> Impala:
-    return Impala(make or {"default": Small}, ImpalaConfig(**config))
-
-
-def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Sample:
-    columns = collate([make_batch(4, 9, seed=seed, **options)])
-    # Observations stay as the space has them; the module casts them.
-    return {
-        "default": {
-            **columns,
-            **{name: columns[name].double() for name in ("rewards", "action_logp")},
-        }
-    }
-
-
-def assert_close(one: Any, other: Any, tolerance: float = 1e-9) -> None:
-    if isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-        return
-    assert one.keys() == other.keys()
-    for key, branch in one.items():
-        assert_close(branch, other[key], tolerance)
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert_close(one, other, 0.0)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -115,33 +75,6 @@ def test_sixteen_members_are_sixteen_runs(
             population.get_params(state)[member_id("default", index)],
             run.get_params(each.state)["default"],
         )
-
-
-NUMBERS: dict[str, dict[str, list[float]]] = {
-    "impala": {
-        "gamma": [0.9, 0.99, 1.0],
-        "lambda_": [0.5, 0.9, 1.0],
-        "rho_bar": [1.0, 1.5, 3.0],
-        "rho_bar_pg": [0.7, 1.0, 2.0],
-        "c_bar": [0.4, 0.8, 1.0],
-        "value_coefficient": [0.1, 0.5, 1.0],
-        "reward_scale": [0.01, 0.1, 1.0],
-    },
-    "ppo": {
-        "gamma": [0.9, 0.99, 1.0],
-        "lambda_": [0.5, 0.9, 1.0],
-        "clip": [0.05, 0.1, 0.3],
-        "value_clip": [0.05, 0.2, 1.0],
-        "target_kl": [1e-6, 0.01, 10.0],
-    },
-    "appo": {
-        "gamma": [0.9, 0.99, 1.0],
-        "clip": [0.05, 0.1, 0.3],
-        "behaviour_clip": [1.0, 1.5, 2.0],
-        "target_kl": [1e-6, 0.01, 10.0],
-        "kl_coefficient": [0.1, 1.0, 2.0],
-    },
-}
 
 
 @pytest.mark.parametrize(
@@ -333,87 +266,3 @@ def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
     sample = {"default": collate([make_batch()])}
     after = population.step(state, sample).state
     assert_close(core.step(member, sample).state, population.member(after, 1), 1e-5)
-
-
-class SmallQ(Small):
-    """Explores as PQN and DQN want it."""
-
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(**keys)
-        self.register_buffer("epsilon", torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
-    package, _, attribute = ALGORITHMS[name].core.partition(":")
-    kind = getattr(importlib.import_module(package), attribute)
-    make = {"default": partial(SmallQ if name in ("pqn", "dqn") else Small, dtype=torch.float64)}
-    core = kind(make, ALGORITHMS[name].config())
-    population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
-    state = population.init(seed=5)
-    states = [core.init(seed=5), core.init(seed=6)]
-    cores = [kind(make, ALGORITHMS[name].config(lr=lr)) for lr in (1e-3, 1e-2)]
-    for seed in range(3):
-        sample = in_float64(make_batch, seed)
-        state = population.step(state, sample).state
-        states = [core.step(each, sample).state for core, each in zip(cores, states, strict=True)]
-    for index, each in enumerate(states):
-        assert_close(population.member(state, index), each)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"precision": "bfloat16"},
-        {"micro_batches": 2},
-        {"grad_clip_by": "norm", "grad_clip": 0.1},
-        {"optimizers": {"heads": {"parameters": ["heads.*"], "lr": 0.1}}},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str, Any]) -> None:
-    core = make_core(**settings)
-    population = Population(core, size=2)
-    sample = {"default": collate([make_batch(4, 9)])}
-    after = population.step(population.init(seed=0), sample).state
-    for index in range(2):
-        alone = core.step(core.init(seed=index), sample).state
-        assert_close(population.member(after, index), alone, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "needs one size above 0"),
-        ({"size": 0}, "needs one size above 0"),
-        ({"size": 3, "hyperparameters": {"lr": [1e-3]}}, "needs one size above 0: size = 3, and"),
-        ({"hyperparameters": {"lr": [1.0], "entropy_coefficient": [0.1, 0.2]}}, r"\[1, 2\]"),
-        ({"hyperparameters": {"entropy_coeff": [0.1]}}, "did you mean 'entropy_coefficient'"),
-        ({"hyperparameters": {"grad_clip": [0.1]}}, "cannot differ in 'grad_clip'"),
-    ],
-)
-def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Population(make_core(), **options)
-
-
-def test_a_module_that_cannot_be_mapped_is_named() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.seen += 1
-            return x if self.seen.item() else -x
-
-    def make(layer: nn.Module) -> Factories:
-        return {"plain": Small, "odd": partial(Small, layer)}
-
-    with pytest.raises(ValueError, match=r"'odd' \(Small\) cannot .*buffers are \['body.1.seen'\]"):
-        Population(make_core(make(Counting())), size=2)
-    with pytest.raises(ValueError, match=r"module 'odd' \(Small\) cannot .* random"):
-        Population(make_core(make(nn.Dropout())), size=2)
-    recurrent = partial(build_module, None, VECTOR, TWO, {"recurrent": "lstm"})
-    with pytest.raises(ValueError, match=r"'memory' \(ActorCritic\) has a state"):
-        Population(make_core({"plain": Small, "memory": recurrent}), size=2)

@@ -14,8 +14,8 @@ from support.shared_encoder import make_multi
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.state import StateMismatch
+from juggler.learner.core.state_core import StateCore
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.testing import assert_same
@@ -140,7 +140,7 @@ def test_modules_that_share_parameters_must_be_given_the_same() -> None:
 def test_a_core_without_the_means_says_so() -> None:
     class Without(Impala):
         def with_weights(self, *args: Any, **keys: Any) -> Any:
-            return super(GradientCore, self).with_weights(*args, **keys)
+            return super(StateCore, self).with_weights(*args, **keys)
 
     core = Without({"default": lambda: make_multi()["left"]}, ImpalaConfig())
     with pytest.raises(ValueError, match="impala has no `with_weights`"):

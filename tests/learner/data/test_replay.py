@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, NEW_STEPS, Replay
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.replay.table import Table
-from juggler.learner.data.sources import Sample
+from juggler.learner.data.sources import NEW_STEPS, Sample
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,9 @@ def test_rows_unlike_the_first_ones_are_refused() -> None:
 
 
 def test_a_table_beyond_the_memory_of_the_host_says_what_would_fit() -> None:
-    with pytest.raises(ValueError, match=r"replay_capacity = 10{9}: so many rows of 400 bytes"):
+    with pytest.raises(
+        ValueError, match=r"replay_capacity = 10{9}: so many steps, in rows of 400 bytes"
+    ):
         Table(10**9).put({"x": torch.zeros(1, 100)})
 
 

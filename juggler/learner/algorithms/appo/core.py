@@ -58,7 +58,7 @@ class Appo(Impala):
             for key, schedule in self.schedules.items()
         }
 
-    def data_source(self, seed: int = 0) -> DataSource:
+    def source_of_new(self) -> DataSource:
         return CircularBuffer(self.config.buffer_batches, self.config.batch_uses)
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:

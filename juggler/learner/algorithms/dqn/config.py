@@ -4,81 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from juggler.learner.config import LearnerConfig
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.optim.config import Scheduled
 
 
 @dataclass(kw_only=True)
-class DqnConfig(LearnerConfig):
+class DqnConfig(OffPolicyConfig):
     """Deep Q-network: values of actions, learned from steps that are kept and drawn again and
     again. For Discrete actions."""
 
     algorithm: str = "dqn"
     """This algorithm's name."""
 
-    grad_clip: float | None = 10.0
-    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
-
-    batch_size: int = 256
-    """Live environment steps that arrive for one update, over all learners of the group."""
-
-    replay_capacity: int = 100_000
-    """Steps that each learner keeps, the newest ones. Each takes the memory of two observations."""
-
-    replay_begin: int = 1000
-    """Steps that are sampled before learning begins."""
-
-    save_replay: bool = True
-    """Whether checkpoints hold the kept steps. Without them a run that is resumed begins with none,
-    and so does a synchronous run after each checkpoint."""
-
-    replay_batch_size: int = 64
-    """Kept steps that are drawn for one optimizer step, by each learner of a group."""
-
-    replay_ratio: float = 8.0
-    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
-    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
-
-    n_step: int = 1
+    n_step: int = 3
     """Steps whose rewards are summed before a value estimates the rest."""
+
+    target_share: float = 0.02
+    """How far the target network moves to the parameters each time: 1 copies them."""
+
+    target_acts: bool = True
+    """Whether EnvRunners and policies act with the target network, whose choices change more
+    slowly. Without it they act with the trained one, as in the paper."""
 
     double: bool = True
     """Whether the trained network chooses the action whose value the target network estimates,
     which overestimates less."""
-
-    target_period: int = 100
-    """Optimizer steps between two moves of the target network."""
-
-    target_share: float = 1.0
-    """How far the target network moves to the parameters each time: 1 copies them."""
-
-    priority_exponent: float = 0.0
-    """How much likelier steps with large errors are drawn (α of prioritized replay): 0 draws all
-    alike, 1 in proportion to the error. 0.6 is usual."""
-
-    importance_exponent: float = 0.4
-    """How far importance weights make up for that (β): 0 not at all, 1 fully."""
 
     exploration_epsilon: Scheduled = field(default_factory=lambda: [(0.0, 1.0), (1e4, 0.05)])
     """Share of training actions that are drawn at random: a number, or a schedule as for lr."""
 
     def validate(self) -> None:
         super().validate()
-        for key in (
-            "replay_capacity",
-            "replay_batch_size",
-            "n_step",
-            "target_period",
-        ):
-            self.check_at_least(key, 1)
-        self.check_above("replay_ratio", 0)
-        self.check_at_least("replay_begin", 0)
-        if self.replay_begin > self.replay_capacity:
-            raise ValueError(
-                f"replay_begin = {self.replay_begin} with replay_capacity = "
-                f"{self.replay_capacity}: so many steps are never kept; set it to "
-                f"{self.replay_capacity} or less"
-            )
-        for key in ("target_share", "priority_exponent", "importance_exponent"):
-            self.check_within(key, getattr(self, key), 0, 1)
         self.check_share("exploration_epsilon")

@@ -24,6 +24,8 @@ from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupStat
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import Estimates, vtrace
+from juggler.learner.data.replay.mix_in import MixInReplay
+from juggler.learner.data.sources import DataSource, Queue
 from juggler.runtime.modules import columns as c
 
 
@@ -33,6 +35,17 @@ class Impala(ActorCriticCore):
     name = "impala"
     learns_from_episodes = True
     config: ImpalaConfig
+
+    def data_source(self, seed: int = 0) -> DataSource:
+        config, source = self.config, self.source_of_new()
+        if not config.replay_share:
+            return source
+        share, capacity = config.replay_share, config.replay_capacity
+        return MixInReplay(source, share=share, capacity=capacity, seed=seed)
+
+    def source_of_new(self) -> DataSource:
+        """Which samples are learned from, without the old rows that `replay_share` adds."""
+        return Queue()
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config

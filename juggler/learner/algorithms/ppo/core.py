@@ -35,7 +35,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     policy_and_values,
 )
 from juggler.learner.algorithms.ppo.config import PpoConfig
-from juggler.learner.algorithms.ppo.minibatches import Table, mixed
+from juggler.learner.algorithms.ppo.minibatches import Table
 from juggler.learner.core.forward import InChunks
 from juggler.learner.core.gradient_core import (
     Forward,
@@ -43,6 +43,7 @@ from juggler.learner.core.gradient_core import (
     ParameterGroupState,
     State,
 )
+from juggler.learner.core.hashing import mixed
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,

@@ -13,23 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from juggler.learner.core.hashing import mixed
 from juggler.learner.core.learner_core import Columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
 _32_BITS = 2**32 - 1
-
-
-def mixed(x: Tensor) -> Tensor:
-    """A hash of each number in x [...] -> [...], int64.
-
-    It is a bijection on [0, 2³²), made of xorshifts and multiplications; products stay below 2⁶³.
-    """
-    x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & _32_BITS
-    x = x ^ (x >> 15)
-    x = (x * 0x735A2D97) & _32_BITS
-    return x ^ (x >> 15)
 
 
 def row_keys(contents: Tensor, live: Tensor) -> Tensor:

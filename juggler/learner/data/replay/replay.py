@@ -12,13 +12,11 @@ from torch import Tensor
 
 from juggler.learner.data.replay.sum_tree import SumTree
 from juggler.learner.data.replay.table import Table
-from juggler.learner.data.sources import Columns, DataSource, Sample, Sums, alone
+from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.wire.trees import Tree
 
-#: Columns of a drawn sample: the weight of each row in a loss [B], and how many rows arrived at all
-#: learners of a group since the last draw [].
+#: A column of a drawn sample: the weight of each row in a loss [B].
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
-NEW_STEPS: Final = "new_steps"
 
 _LEAST_PRIORITY = 1e-6  # of a row that was learned from, so that it can be drawn again
 

@@ -21,6 +21,7 @@ class Table:
 
     Args:
         capacity: the most rows.
+        row_steps: steps in each row, for messages about `replay_capacity`.
 
     Attributes:
         capacity: as given.
@@ -29,8 +30,9 @@ class Table:
             generation than it had when it was drawn holds another row by now.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, row_steps: int = 1) -> None:
         self.capacity = capacity
+        self._row_steps = row_steps
         self.size = 0
         self.generations = np.zeros(capacity, np.int64)  # [capacity]
         self._next = 0
@@ -71,6 +73,10 @@ class Table:
         found: dict[str, Any] = tree_map(lambda x: x[at.to(x.device)], self._columns)
         return found
 
+    def oldest_first(self) -> NDArray[np.intp]:
+        """The slots [size] in the order in which their rows came."""
+        return (self._next - self.size + np.arange(self.size)) % self.capacity
+
     def clear(self) -> None:
         """Drop all rows. What was drawn before counts as written over."""
         self.generations[: self.size] += 1
@@ -109,10 +115,11 @@ class Table:
         """Columns [capacity, ...] for rows like these. Memory is taken as they fill up."""
         each = sum(x[0].numel() * x.element_size() for x in _tensors(rows))
         if _first(rows).device.type == "cpu" and each * self.capacity > _MEMORY:
+            most = _MEMORY // each // 2 * self._row_steps
             raise ValueError(
-                f"replay_capacity = {self.capacity}: so many rows of {each} bytes take "
-                f"{each * self.capacity / 1e9:.1f} GB, and this host has {_MEMORY / 1e9:.1f} GB. "
-                f"Set it to {_MEMORY // each // 2} or less"
+                f"replay_capacity = {self.capacity * self._row_steps}: so many steps, in rows of "
+                f"{each} bytes, take {each * self.capacity / 1e9:.1f} GB, and this host has "
+                f"{_MEMORY / 1e9:.1f} GB. Set it to {most} or less"
             )
         shape = (self.capacity,)
         columns: dict[str, Any] = tree_map(lambda x: x.new_empty(shape + x.shape[1:]), rows)

@@ -9,6 +9,10 @@ noise of a whole fragment at once.
 from juggler.runtime.modules.distributions.base import ActionDistribution, Actions, DistributionSpec
 from juggler.runtime.modules.distributions.bernoulli import Bernoulli, BernoulliSpec
 from juggler.runtime.modules.distributions.categorical import Categorical, CategoricalSpec
+from juggler.runtime.modules.distributions.clipped_gaussian import (
+    ClippedGaussian,
+    ClippedGaussianSpec,
+)
 from juggler.runtime.modules.distributions.composite import Composite, CompositeSpec
 from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.distributions.gaussian import DiagGaussian, GaussianSpec
@@ -28,6 +32,8 @@ __all__ = [
     "BernoulliSpec",
     "Categorical",
     "CategoricalSpec",
+    "ClippedGaussian",
+    "ClippedGaussianSpec",
     "Composite",
     "CompositeSpec",
     "DiagGaussian",

@@ -47,6 +47,12 @@ class ActionDistribution(ABC):
     def sample(self, noise: Tensor) -> Actions:
         """Draws actions as a function of noise [..., M] from the spec's `draw_noise`."""
 
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Actions, Tensor]:
+        """The same, and the log density (or mass) [...] of the actions. For numbers, gradients
+        reach the policy's outputs through both."""
+        actions = self.sample(noise)
+        return actions, self.log_prob(actions)
+
 
 class DistributionSpec(ABC):
     """How a policy's outputs become actions of one space.

@@ -90,7 +90,7 @@ class MultiCategoricalSpec(DistributionSpec):
         self._constants = Constants(first.astype(np.int64), exists, places.reshape(-1))
 
     def __call__(self, inputs: Tensor) -> MultiCategorical:
-        start, exists, places = self._constants.on(inputs.device)
+        start, exists, places = self.options_on(inputs.device)
         table = inputs.shape[:-1] + self._table  # [...], k, n
         if self._is_full:
             logits = inputs.reshape(table)  # [..., k, n]
@@ -98,6 +98,11 @@ class MultiCategoricalSpec(DistributionSpec):
             found = inputs.index_select(-1, places).reshape(table)  # [..., k, n]
             logits = torch.where(exists, found, illegal_logit(inputs.dtype))  # [..., k, n]
         return MultiCategorical(logits, start if self._has_start else None, self.action_shape)
+
+    def options_on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The table of the options, on a device: the first of each choice [k], which exist [k, n],
+        and the positions of their logits among the outputs [k * n]."""
+        return self._constants.on(device)
 
     def zeros(self, leading_shape: Sequence[int]) -> Tensor:
         return torch.zeros((*leading_shape, *self.action_shape), dtype=torch.int64)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from juggler.runtime.modules.distributions.base import Constants
 from juggler.runtime.modules.distributions.gaussian import DiagGaussian, GaussianSpec
@@ -74,6 +75,15 @@ class SquashedGaussian(DiagGaussian):
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)  # [..., M]
         return self._shaped(self._squash(u))  # [..., *action shape]
 
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """By u itself, which close to a bound is more exact than by the action."""
+        bounded, _, width, _, _ = self.bounds
+        u = torch.addcmul(self.mean, self.log_std.exp(), noise)  # [..., M]
+        log_2_cosh = u.abs() + softplus(-2 * u.abs())  # [..., M]
+        slope = (2 * width).log() - 2 * log_2_cosh  # [..., M] log |da/du|
+        log_probs = super().log_prob(u) - torch.where(bounded, slope, 0.0).sum(-1)  # [...]
+        return self._shaped(self._squash(u)), log_probs
+
     def _squash(self, u: Tensor) -> Tensor:
         bounded, low, width, lowest, highest = self.bounds
         squashed = torch.addcmul(low, width, torch.sigmoid(2 * u))  # [..., M]
@@ -106,9 +116,16 @@ class SquashedGaussianSpec(GaussianSpec):
         margin = np.where(bounded, magnitude, one) * np.float32(2**-21)  # [M] >= four roundings
         self._constants = Constants(bounded, lows, width, lows + margin, lows + width - margin)
 
+        #: What the bounds add to the entropy of actions, beside that of actions between -1 and 1.
+        self.log_half_widths = float(np.log(width[bounded].astype(np.float64) / 2).sum())
+        self.is_bounded = bool(bounded.all())
+
     def __call__(self, inputs: Tensor) -> SquashedGaussian:
-        bounds = Bounds(*self._constants.on(inputs.device))
-        return SquashedGaussian(inputs, self.action_shape, bounds)
+        return SquashedGaussian(inputs, self.action_shape, self.bounds_on(inputs.device))
+
+    def bounds_on(self, device: torch.device) -> Bounds:
+        """The bounds of the elements, on a device."""
+        return Bounds(*self._constants.on(device))
 
 
 def _mean_absolute(mean: Tensor, std: Tensor) -> Tensor:

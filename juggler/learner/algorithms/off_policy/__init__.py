@@ -1,0 +1,1 @@
+"""What algorithms share that learn from steps that they keep."""

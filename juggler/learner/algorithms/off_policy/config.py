@@ -1,0 +1,71 @@
+"""The keys of algorithms that keep steps. No torch, because the driver reads this too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from juggler.learner.config import LearnerConfig
+
+
+@dataclass(kw_only=True)
+class OffPolicyConfig(LearnerConfig):
+    """The keys of every algorithm that keeps steps and draws them again and again."""
+
+    grad_clip: float | None = 10.0
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+
+    batch_size: int = 256
+    """Live environment steps that arrive for one update, over all learners of the group."""
+
+    replay_capacity: int = 100_000
+    """Steps that each learner keeps, the newest ones. Each takes the memory of two observations."""
+
+    replay_begin: int = 1000
+    """Steps that are sampled before learning begins."""
+
+    save_replay: bool = True
+    """Whether checkpoints hold the kept steps. Without them a run that is resumed begins with none,
+    and so does a synchronous run after each checkpoint."""
+
+    replay_batch_size: int = 256
+    """Kept steps that are drawn for one optimizer step, by each learner of a group."""
+
+    replay_ratio: float = 32.0
+    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
+    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
+
+    n_step: int = 1
+    """Steps whose rewards are summed before a value estimates the rest."""
+
+    target_period: int = 1
+    """Optimizer steps between two moves of the target network."""
+
+    target_share: float = 0.005
+    """How far the target network moves to the parameters each time: 1 copies them."""
+
+    priority_exponent: float = 0.0
+    """How much likelier steps with large errors are drawn (α of prioritized replay): 0 draws all
+    alike, 1 in proportion to the error. 0.6 is usual."""
+
+    importance_exponent: float = 0.4
+    """How far importance weights make up for that (β): 0 not at all, 1 fully."""
+
+    def numbers_of_losses(self) -> list[str]:
+        # One replay draws for all members of a population.
+        of_replay = ("gamma", "replay_ratio", "priority_exponent", "importance_exponent")
+        return [key for key in super().numbers_of_losses() if key not in of_replay]
+
+    def validate(self) -> None:
+        super().validate()
+        for key in ("replay_capacity", "replay_batch_size", "n_step", "target_period"):
+            self.check_at_least(key, 1)
+        self.check_above("replay_ratio", 0)
+        self.check_at_least("replay_begin", 0)
+        if self.replay_begin > self.replay_capacity:
+            raise ValueError(
+                f"replay_begin = {self.replay_begin} with replay_capacity = "
+                f"{self.replay_capacity}: so many steps are never kept; set it to "
+                f"{self.replay_capacity} or less"
+            )
+        for key in ("target_share", "priority_exponent", "importance_exponent"):
+            self.check_within(key, getattr(self, key), 0, 1)

@@ -1,0 +1,120 @@
+"""OffPolicyCore: a replay, and a target network that follows the trained one."""
+
+from __future__ import annotations
+
+from abc import ABC
+from functools import partial
+from typing import Any
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.core.gradient_core import (
+    Factories,
+    Forward,
+    GradientCore,
+    ParameterGroupState,
+)
+from juggler.learner.core.hashing import content_key, uniform
+from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.sequences import all_observations
+from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
+from juggler.learner.data.sources import DataSource
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.structures import tree_map
+
+
+class OffPolicyCore(GradientCore, ABC):
+    """The core of an algorithm that learns from n-step transitions, which it keeps.
+
+    A parameter group also keeps the target network's parameters, and the optimizer steps since they
+    moved. Its `steps` count each step that arrived once, however often it is drawn.
+    """
+
+    learns_from_episodes = True
+    config: OffPolicyConfig
+
+    def __init__(self, factories: Factories, config: OffPolicyConfig) -> None:
+        super().__init__(factories, config)
+        for module_id, module in self.modules.items():
+            if module.get_initial_state():
+                raise ValueError(
+                    f"{self.name} keeps single steps, and module {module_id!r}, "
+                    f"{type(module).__name__}, has a state: leave out model.recurrent, or take "
+                    "another algorithm, such as ppo"
+                )
+
+    def data_source(self, seed: int = 0) -> DataSource:
+        config = self.config
+        return Replay(
+            partial(rows_of_transitions, n=config.n_step, gamma=config.gamma),
+            capacity=config.replay_capacity,
+            size=config.replay_batch_size,
+            ratio=config.replay_ratio,
+            begin=config.replay_begin,
+            priority_exponent=config.priority_exponent,
+            importance_exponent=config.importance_exponent,
+            saved=config.save_replay,
+            seed=seed,
+        )
+
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        return {"target": parameters.clone(), "since_move": torch.zeros((), dtype=torch.int64)}
+
+    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+        target, since_move = new["extra"]["target"], new["extra"]["since_move"] + 1  # [P], []
+        due = since_move >= self.config.target_period  # []
+        moved = torch.lerp(target, new["parameters"], self.config.target_share)  # [P]
+        return {
+            **new["extra"],
+            "target": torch.where(due, moved, target),  # [P]
+            "since_move": torch.where(due, 0, since_move),  # []
+        }
+
+    def led_to(self, columns: Columns) -> tuple[Tensor, Tensor, Any]:
+        """Scaled sums of rewards and discounts [N, T], and observations [N T, ...], of n-step
+        transitions: those that were drawn, or those of the rows of a batch of episodes."""
+        scale = self.config.reward_scale
+        if DISCOUNTS in columns:
+            rewards = columns[c.REWARDS] * scale  # [N, T]
+            return rewards, columns[DISCOUNTS], columns[c.LAST_OBSERVATIONS]
+        found = transitions(columns, self.config.n_step, self.config.gamma)
+        everything = all_observations(columns)  # [N T + N + K, ...]
+        following = tree_map(lambda x: x[found.after.flatten()], everything)  # [N T, ...]
+        return found.rewards * scale, found.discounts, following
+
+
+def with_parameters(forward: Forward, parameters: Tensor) -> Forward:
+    """A training pass with other parameters [P], which leaves the buffers as they are."""
+    buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
+    return forward._replace(parameters=parameters, buffers=buffers)
+
+
+def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) -> Tensor:
+    """Noise [draws, N T, M] for actions in N T observations; for Discrete actions, which need none,
+    M is 0. It is a hash of the key and the actions: other samples get other noise, as parts of one
+    do.
+
+    Args:
+        module: chooses the actions.
+        key: [] int64, another one in each optimizer step.
+        columns: of the sample.
+        draws: how many to make for each observation.
+    """
+    n, t = columns[c.LIVE].shape
+    spec = module.action_distribution()
+    if isinstance(module.action_space, Discrete):
+        return torch.zeros((draws, n * t, 0), device=key.device)
+    numbers = uniform(key ^ content_key(columns[c.ACTIONS]), (draws, n * t, 2, spec.noise_size))
+    return spec.noise_from(numbers)  # [draws, N T, M]
+
+
+def importance_weights(columns: Columns, like: Tensor) -> Tensor:
+    """The weight [N, 1] of each row in a loss; 1 unless rows were drawn by priority."""
+    ones = torch.ones(len(columns[c.LIVE]), dtype=like.dtype, device=like.device)  # [N]
+    weights: Tensor = columns.get(IMPORTANCE_WEIGHTS, ones)  # [N]
+    return weights.to(like.dtype).unsqueeze(1)  # [N, 1]

@@ -1,0 +1,14 @@
+"""SAC: its configuration and its loss."""
+
+from gymnasium.spaces import Box, Discrete
+
+from juggler.learner.algorithms.algorithm import Algorithm
+from juggler.learner.algorithms.sac.config import SacConfig
+
+
+class SacAlgorithm(Algorithm):
+    config = SacConfig
+    core = "juggler.learner.algorithms.sac.core:Sac"
+    module = "juggler.runtime.modules.soft_actor_critic:SoftActorCritic"
+    action_spaces = (Box, Discrete)
+    off_policy = True

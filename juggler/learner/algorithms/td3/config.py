@@ -1,0 +1,56 @@
+"""The keys of TD3. No torch, because the driver reads this too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.optim.config import Scheduled
+
+
+@dataclass(kw_only=True)
+class Td3Config(OffPolicyConfig):
+    """Twin delayed deep deterministic policy gradient: a policy that chooses one action for each
+    observation, learned from steps that are kept and drawn again and again. For Box actions."""
+
+    algorithm: str = "td3"
+    """This algorithm's name."""
+
+    lr: Scheduled = 3e-4
+    """Learning rate of the policy and the values: a number, or a schedule, [step, value] pairs by
+    rising step, of environment steps trained on."""
+
+    grad_clip: float | None = None
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit.
+    One norm limits the gradients of the policy and the values together."""
+
+    batch_size: int = 32
+    """Live environment steps that arrive for one update, over all learners of the group."""
+
+    replay_ratio: float = 256.0
+    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
+    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
+
+    policy_period: int = 2
+    """Optimizer steps from one move of the policy to the next; values move with each."""
+
+    target_period: int = 1
+    """Moves of the policy from one move of the target networks to the next."""
+
+    exploration_noise: Scheduled = 0.1
+    """Standard deviation of the noise that is added to training actions, in halves of the distance
+    between their bounds: a number, or a schedule as for lr. Until learning begins, it is 1."""
+
+    target_noise: float = 0.2
+    """Standard deviation of the noise that is added to the target policy's actions, in the same
+    unit: an action's target value is that of actions near it."""
+
+    target_noise_clip: float = 0.5
+    """The largest such noise, in the same unit."""
+
+    def validate(self) -> None:
+        super().validate()
+        self.check_at_least("policy_period", 1)
+        self.check_schedule("exploration_noise")
+        self.check_at_least("target_noise", 0)
+        self.check_at_least("target_noise_clip", 0)

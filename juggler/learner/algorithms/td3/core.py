@@ -1,0 +1,169 @@
+"""TD3: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods"
+(arXiv:1802.09477).
+
+A policy π chooses one action for each observation. Two networks Q_1 and Q_2 estimate what an action
+is worth. A learner keeps the steps that arrive, draws some of them for each optimizer step, and
+minimizes the sum of
+
+    ½ (y_t - Q_i(x_t, a_t))²  for both i    y_t = r_t + … + γ^(n-1) r_{t+n-1}
+                                                  + γ^n min_i Q'_i(x_{t+n}, a')
+    -Q_1(x_t, π(x_t))                       a' = clip(π'(x_{t+n}) + clip(ε, -c, c)), ε normal
+
+where π' and Q' are target networks, which follow the trained ones. In the paper n is 1. Each term
+trains its own parameters: the first those of Q, the second those of π. They have no parameters in
+common.
+
+The policy moves every `policy_period` optimizer steps, and so do the target networks. In between,
+neither its parameters nor the optimizer's moments of them change. The noise ε is a hash of the
+sample and of a key that counts optimizer steps. All noise is in units of half the distance between
+an action's bounds, and actions are clipped to these bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from juggler.learner.algorithms.off_policy.core import (
+    OffPolicyCore,
+    action_noise,
+    importance_weights,
+    with_parameters,
+)
+from juggler.learner.algorithms.td3.config import Td3Config
+from juggler.learner.core.gradient_core import (
+    Factories,
+    Forward,
+    Loss,
+    ParameterGroup,
+    ParameterGroupState,
+)
+from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.optim.optimizers import Schedule
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.deterministic_actor_critic import (
+    EXPLORATION_NOISE,
+    DeterministicActorCritic,
+)
+from juggler.runtime.modules.distributions import ClippedGaussian
+from juggler.runtime.modules.distributions.base import Constants
+from juggler.runtime.modules.twin_critics import Q_VALUES
+from juggler.runtime.wire.structures import tree_map
+
+
+class Td3(OffPolicyCore):
+    """The core of TD3, for modules like `DeterministicActorCritic`.
+
+    A parameter group also keeps a key, from which the noise follows, and the optimizer steps since
+    its policy moved.
+    """
+
+    name = "td3"
+    config: Td3Config
+    counts_each = True
+
+    def __init__(self, factories: Factories, config: Td3Config) -> None:
+        super().__init__(factories, config)
+        self.schedules["exploration_noise"] = Schedule(config.exploration_noise)
+        for module_id, module in self.modules.items():
+            if not isinstance(module, DeterministicActorCritic):
+                raise ValueError(
+                    "td3 needs modules that choose one action and value it twice, such as "
+                    f"DeterministicActorCritic or what derives from it; module {module_id!r} is a "
+                    f"{type(module).__name__}"
+                )
+        self._of_critics = {key: _training_only(group) for key, group in self.groups.items()}
+
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        return {
+            **super().initial_extra(parameters, seed),
+            "since_policy_move": torch.zeros((), dtype=torch.int64),  # []
+            "key": torch.tensor(seed % 2**32),  # []
+        }
+
+    def moving(
+        self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
+    ) -> Tensor:
+        (of_critics,) = self._of_critics[group.id].on(state["parameters"].device)  # [P]
+        return super().moving(group, state, live_steps) & (of_critics | self._policy_moves(state))
+
+    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+        old, moves = new["extra"], self._policy_moves(new)  # []
+        followed = super().next_extra(new, aux)
+        return {
+            **{name: torch.where(moves, followed[name], old[name]) for name in followed},
+            "since_policy_move": torch.where(moves, 0, old["since_policy_move"] + 1),  # []
+            "key": (old["key"] + 1) % 2**32,  # []
+        }
+
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+        live = columns[c.LIVE]  # [N, T]
+        n, t = live.shape
+        rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
+        observations = tree_map(lambda x: x.flatten(0, 1), columns[c.OBSERVATIONS])  # [N T, ...]
+        with torch.no_grad():
+            target = with_parameters(forward, state["extra"]["target"])
+            noise = self._target_noise(forward, state["extra"]["key"], columns)  # [N T, M]
+            after = _values(target, following, _policy(target, following).moved(noise))  # [N T, 2]
+            best = after.amin(-1).view(n, t)  # [N, T]
+            targets = torch.where(live, rewards + discounts * best, 0.0)  # [N, T]
+        values = _values(forward, observations, columns[c.ACTIONS].flatten(0, 1))  # [N T, 2]
+        values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
+        errors = targets.unsqueeze(-1) - values  # [N, T, 2]
+        # Gradients pass through the values of actions to the policy, and leave Q as it is.
+        critic = with_parameters(forward, forward.parameters.detach())
+        chosen = _policy(forward, observations).mode()  # [N T, ...]
+        gain = _values(critic, observations, chosen)[:, 0].view(n, t)  # [N, T]
+        mean = LiveMean(live)
+        value_loss = mean(0.5 * errors.square().sum(-1) * importance_weights(columns, values))  # []
+        policy_loss = -mean(torch.where(live, gain, 0.0))  # []
+        # A gradient that moves nothing must not count in the norm that grad_clip limits.
+        total = value_loss + torch.where(self._policy_moves(state), policy_loss, 0.0)  # []
+        exploration = self.schedules["exploration_noise"](state["steps"])  # []
+        forward.set_buffer(EXPLORATION_NOISE, exploration)
+        with torch.no_grad():
+            metrics = {
+                "value_loss": value_loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "mean_value": mean(values.mean(-1)),
+                "exploration_noise": exploration,
+            }
+        priorities = errors.detach().abs().mean(-1).amax(1)  # [N]
+        return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)
+
+    def _policy_moves(self, state: ParameterGroupState) -> Tensor:
+        """Whether the policy moves in the optimizer step that follows -> [] bool."""
+        return state["extra"]["since_policy_move"] + 1 >= self.config.policy_period  # []
+
+    def _target_noise(self, forward: Forward, key: Tensor, columns: Columns) -> Tensor:
+        """Noise [N T, M] for the target policy's actions."""
+        (normal,) = action_noise(forward.module, key, columns, draws=1)  # [N T, M]
+        most = self.config.target_noise_clip
+        noise: Tensor = (self.config.target_noise * normal).clamp(-most, most)  # [N T, M]
+        return noise
+
+
+def _policy(forward: Forward, observations: Any) -> ClippedGaussian:
+    """What a policy does in B observations [B, ...]."""
+    inputs = forward({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [B, 2 M]
+    module = forward.module
+    assert isinstance(module, DeterministicActorCritic)  # Td3 has only such
+    return module.action_distribution()(inputs)
+
+
+def _values(forward: Forward, observations: Any, actions: Tensor) -> Tensor:
+    """Both values [B, 2] of actions [B, ...]."""
+    values: Tensor = forward({c.OBSERVATIONS: observations, c.ACTIONS: actions})[Q_VALUES]
+    return values  # [B, 2]
+
+
+def _training_only(group: ParameterGroup) -> Constants:
+    """Which of a group's parameters no module needs to act: those of the critics -> [P] bool."""
+    names = group.training_only()
+    own = [np.full(size, name in names) for name, size in group.sizes.items()]  # [p] each
+    return Constants(np.concatenate(own))  # [P]

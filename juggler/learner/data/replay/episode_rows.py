@@ -1,0 +1,130 @@
+"""The rows of a sample of episodes as rows of a table, where all have the same size, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from juggler.learner.data.sources import Columns
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
+
+#: Columns with an entry for each truncated episode or each segment. In a table they have W places
+#: in each row, of which the first are used: as many as the column of counts [N] says.
+_ENTRIES: Final = {
+    c.FINAL_ROWS: ("final_counts", c.FINALS[1:]),
+    c.SEGMENT_ROWS: ("segment_counts", c.SEGMENTS[1:]),
+}
+#: Columns [N, ...] of a table: by row alone.
+_WITHOUT_STEPS: Final = frozenset(
+    {c.LAST_OBSERVATIONS, c.LAST_CRITIC_OBSERVATIONS, c.STATES}
+    | {counts for counts, _ in _ENTRIES.values()}
+)
+
+
+class Size(NamedTuple):
+    """What the rows of a table have room for."""
+
+    steps: int
+    finals: int  # truncated episodes
+    segments: int
+
+    def covering(self, other: Size) -> Size:
+        """The least size that has room for both."""
+        return Size(*map(max, self, other))
+
+
+def rows_of_episodes(columns: Columns) -> dict[str, Any]:
+    """The N rows of a sample as rows of a table: by name, tensors [N, ...] or trees of them.
+
+    The host waits for the device here, since the most entries in a row are a dimension of tensors.
+
+    Args:
+        columns: as `collate` makes them.
+    """
+    count = len(columns[c.LIVE])
+    entries = {name for at, (_, names) in _ENTRIES.items() for name in (at, *names)}
+    rows = {name: column for name, column in columns.items() if name not in entries}
+    for at, (counts_name, names) in _ENTRIES.items():
+        index = columns[at]  # [K]
+        order = index.argsort(stable=True)  # [K] by row
+        at_row = index[order]  # [K]
+        counts = torch.bincount(index, minlength=count)  # [N]
+        firsts = counts.cumsum(0) - counts  # [N]
+        places = torch.arange(len(index), device=index.device) - firsts[at_row]  # [K]
+        spread = partial(_spread, order, (at_row, places), (count, int(counts.max())))
+        rows[counts_name] = counts  # [N]
+        rows.update({name: tree_map(spread, columns[name]) for name in names if name in columns})
+    return rows
+
+
+def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `rows_of_episodes`; entries are in the order of their rows."""
+    counted = {counts for counts, _ in _ENTRIES.values()}
+    columns = {name: column for name, column in rows.items() if name not in counted}
+    for at, (counts_name, names) in _ENTRIES.items():
+        counts = rows[counts_name]  # [N]
+        width = rows[names[0]].shape[1]  # W
+        places = torch.arange(width, device=counts.device)  # [W]
+        index = (places < counts.unsqueeze(1)).nonzero(as_tuple=True)  # [K] each
+        columns[at] = index[0]
+        for name in names:
+            if name in rows:
+                columns[name] = tree_map(lambda x, i=index: x[i], rows[name])  # [K, ...]
+    return columns
+
+
+def size_of(rows: Mapping[str, Any]) -> Size:
+    """What the rows of a table have room for."""
+    finals, segments = rows[c.FINAL_STEPS], rows[c.SEGMENT_STARTS]  # [N, F], [N, S]
+    return Size(rows[c.LIVE].shape[1], finals.shape[1], segments.shape[1])
+
+
+def resized(rows: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """The same rows with room for more. Steps that are added are as `collate` pads rows: not live,
+    with the row's last observation and action."""
+    before = size_of(rows)
+    if before == size:
+        return dict(rows)
+    fills = {
+        c.OBSERVATIONS: rows[c.LAST_OBSERVATIONS],
+        c.CRITIC_OBSERVATIONS: rows.get(c.LAST_CRITIC_OBSERVATIONS),
+        c.ACTIONS: tree_map(lambda x: x[:, -1], rows[c.ACTIONS]),
+    }  # [N, ...] each
+    steps, finals, segments = (new - old for new, old in zip(size, before, strict=True))
+    found: dict[str, Any] = {}
+    for name, column in rows.items():
+        if name in _WITHOUT_STEPS:
+            found[name] = column
+            continue
+        more = finals if name in c.FINALS else segments if name in c.SEGMENTS else steps
+        fill = fills.get(name)
+        if fill is None:
+            fill = tree_map(lambda x: x.new_zeros((len(x), *x.shape[2:])), column)  # [N, ...]
+        found[name] = tree_map(lambda x, y, n=more: _padded(x, n, y), column, fill)
+    return found
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows of one size, one part after the other."""
+    together: dict[str, Any] = tree_map(lambda *xs: torch.cat(xs), *parts)
+    return together
+
+
+def _spread(
+    order: Tensor, places: tuple[Tensor, Tensor], shape: tuple[int, int], x: Tensor
+) -> Tensor:
+    """Entries x [K, ...] in this order, at these places of [N, W, ...] zeros."""
+    return x.new_zeros(shape + x.shape[1:]).index_put_(places, x[order])  # [N, W, ...]
+
+
+def _padded(x: Tensor, count: int, fill: Tensor) -> Tensor:
+    """x [N, W, ...] with so many further entries in each row, each of them `fill` [N, ...]."""
+    if not count:
+        return x
+    more = fill.unsqueeze(1).expand(len(x), count, *x.shape[2:])  # [N, count, ...]
+    return torch.cat([x, more], 1)  # [N, W + count, ...]

@@ -1,0 +1,114 @@
+"""The distribution of a deterministic policy that explores: noise around its actions, clipped."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from juggler.runtime.modules.distributions.base import ActionDistribution, same_kind
+from juggler.runtime.modules.distributions.squashed_gaussian import (
+    SquashedGaussian,
+    SquashedGaussianSpec,
+)
+
+_TINY = torch.finfo(torch.float32).tiny
+_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class ClippedGaussian(SquashedGaussian):
+    """Squashed means, to which independent normal noise is added; the sum is clipped to the bounds.
+
+    An action is clip(m + s · noise) with m = low + (high - low) · (1 + tanh u) / 2, where u is the
+    first half of the outputs. The second half is the logarithm of s in halves of the distance
+    between the bounds. Each bound has a probability, because clipping makes actions that are equal
+    to it: `log_prob` is the logarithm of that at a bound, and of the density elsewhere. `entropy`
+    and `kl` are those of both together, and exact.
+    """
+
+    @property
+    def _centre(self) -> Tensor:
+        return self._squash(self.mean)  # [..., M]
+
+    @property
+    def _scale(self) -> Tensor:
+        return self.log_std.exp() * (0.5 * self.bounds.width)  # [..., M] in units of actions
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        _, _, _, lowest, highest = self.bounds
+        flat = actions.reshape(self.mean.shape).to(self.mean.dtype)  # [..., M]
+        centre, scale = self._centre, self._scale  # [..., M]
+        z = (flat - centre) / scale  # [..., M]
+        inside = -0.5 * z.square() - scale.log() - _HALF_LOG_2_PI  # [..., M]
+        below, above = self._chances()  # [..., M]
+        at_low = torch.where(flat <= lowest, below.log(), inside)  # [..., M]
+        return torch.where(flat >= highest, above.log(), at_low).sum(-1)  # [...]
+
+    def entropy(self) -> Tensor:
+        below, above = self._chances()  # [..., M]
+        within, _, second = self._moments()  # [..., M]
+        at_bounds = below * below.log() + above * above.log()  # [..., M]
+        between = within * (self._scale.log() + _HALF_LOG_2_PI) + 0.5 * second  # [..., M]
+        return (between - at_bounds).sum(-1)  # [...]
+
+    def kl(self, other: ActionDistribution) -> Tensor:
+        other = same_kind(self, other)
+        at_bounds = torch.zeros_like(self.mean)  # [..., M]
+        for own, theirs in zip(self._chances(), other._chances(), strict=True):
+            at_bounds = at_bounds + own * (own.log() - theirs.log())  # [..., M]
+        within, first, second = self._moments()  # [..., M]
+        ratio = self._scale / other._scale  # [..., M]
+        shift = (self._centre - other._centre) / other._scale  # [..., M]
+        theirs = shift.square() * within + 2 * shift * ratio * first + ratio.square() * second
+        between = 0.5 * (theirs - second) - within * ratio.log()  # [..., M]
+        return (at_bounds + between).sum(-1)  # [...]
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self.moved(self.log_std.exp() * noise)  # [..., *action shape]
+
+    def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        actions = self.sample(noise)  # [..., *action shape]
+        return actions, self.log_prob(actions)
+
+    def moved(self, shares: Tensor) -> Tensor:
+        """The most likely actions, moved by shares [..., M] of half the distance between the
+        bounds, and clipped -> [..., *action shape]."""
+        _, _, width, lowest, highest = self.bounds
+        actions = torch.addcmul(self._centre, 0.5 * width, shares)  # [..., M]
+        return self._shaped(actions.clamp(lowest, highest))
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """The bounds, in deviations from the centre [..., M]."""
+        _, _, _, lowest, highest = self.bounds
+        return (lowest - self._centre) / self._scale, (highest - self._centre) / self._scale
+
+    def _chances(self) -> tuple[Tensor, Tensor]:
+        """Probabilities [..., M] of both bounds, which are never quite 0."""
+        below, above = self._ends()
+        return _below(below).clamp(min=_TINY), _below(-above).clamp(min=_TINY)
+
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The integrals [..., M] of 1, z and z² over the normal density between the bounds."""
+        below, above = self._ends()
+        at_low, at_high = _density(below), _density(above)  # [..., M]
+        within = (_below(above) - _below(below)).clamp(min=0)  # [..., M]
+        return within, at_low - at_high, within + below * at_low - above * at_high
+
+
+class ClippedGaussianSpec(SquashedGaussianSpec):
+    """For a float `Box` whose elements all have finite bounds: M numbers that are squashed, then M
+    logarithms of the noise, in halves of the distance between bounds."""
+
+    def __call__(self, inputs: Tensor) -> ClippedGaussian:
+        return ClippedGaussian(inputs, self.action_shape, self.bounds_on(inputs.device))
+
+
+def _below(z: Tensor) -> Tensor:
+    """P(x < z) for standard normal x, elementwise."""
+    return 0.5 * torch.erfc(z * -math.sqrt(0.5))
+
+
+def _density(z: Tensor) -> Tensor:
+    """The standard normal density, elementwise."""
+    return torch.exp(-0.5 * z.square() - _HALF_LOG_2_PI)

@@ -1,0 +1,220 @@
+"""IMPALA and APPO with old rows beside new ones: what is learned from them, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.groups import join, update
+from support.slow_impala import in_training, slow_gradients
+
+from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.appo.core import Appo
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.core.gradient_core import State
+from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.population import Population
+from juggler.learner.data.sources import CircularBuffer, Queue
+from juggler.learner.group.state_sync import state_hash
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.building import build_module
+from juggler.testing import check_learner
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+MEMORY = {"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 6}
+
+
+class Noting(Impala):
+    """Notes what each step is made on, and from which state."""
+
+    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+        before = {
+            key: {**own, "parameters": own["parameters"].clone()} for key, own in state.items()
+        }
+        self.noted = [*getattr(self, "noted", []), (before, sample["default"])]
+        return super().step(state, sample, seam)
+
+
+def make_core(kind: Any = Impala, model: dict[str, Any] | None = None, **config: Any) -> Any:
+    make = partial(build_module, None, VECTOR, TWO, model or {"hidden_sizes": [8]})
+    keys = AppoConfig if issubclass(kind, Appo) else ImpalaConfig
+    return kind({"default": make}, keys(**{"replay_share": 0.5, **config}))
+
+
+def batch_for(make_batch: MakeBatch, seed: int, model: Any, rows: int = 3) -> EpisodeBatch:
+    rng = np.random.default_rng(seed)
+    states: dict[str, Any] = {}
+    if model:
+        states["module"] = {"hidden": rng.standard_normal((rows, 6), dtype=np.float32)}
+    return make_batch(rows, 6, seed=seed, states=states)
+
+
+def row_of(batch: EpisodeBatch, row: int) -> dict[str, Any]:
+    """A row of a batch as a batch: its columns by name, each entry with the row's index."""
+    tree: dict[str, Any] = batch.to_tree()
+    found = {}
+    for name, column in tree.items():
+        if name.startswith(("final_", "segment_")):
+            of_row = tree["final_rows" if name.startswith("final_") else "segment_rows"] == row
+            found[name] = (
+                np.zeros_like(column[of_row]) if name.endswith("_rows") else column[of_row]
+            )
+        elif name == "states":
+            found[name] = {
+                key: {k: x[row : row + 1] for k, x in own.items()} for key, own in column.items()
+            }
+        else:
+            found[name] = column[row : row + 1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "burn_in"), [(None, 0), (MEMORY, 0), (MEMORY, 2)], ids=["plain", "gru", "burn-in"]
+)
+def test_old_rows_are_learned_from_by_v_trace_under_the_newest_policy(
+    make_batch: MakeBatch, model: Any, burn_in: int
+) -> None:
+    """The gradient of a mixed sample is the one that the equations give, step by step, with the
+    present weights and each row's own behaviour, states and observations to bootstrap from."""
+    core = make_core(Noting, model, lr=0.05, gamma=0.9, replay_share=0.6, burn_in=burn_in)
+    learner = Learner(core)
+    batches = [batch_for(make_batch, seed, model) for seed in range(5)]
+    for batch in batches:
+        learner.update_from_episodes([batch])
+    state, columns = core.noted[-1]
+    candidates = [row_of(batch, row) for batch in batches for row in range(batch.rows)]
+    chosen = []
+    for row in range(len(columns["live"])):
+        (found,) = (
+            each
+            for each in candidates
+            if np.array_equal(each["observations"][0], columns["observations"][row].numpy())
+        )
+        chosen.append(EpisodeBatch.from_tree(found))
+    assert len(chosen) > 3, "there are old rows"
+    assert any(len(each.final_rows) for each in chosen[3:]), "with observations to bootstrap from"
+
+    module = in_training(core, state, core._factories["default"])
+    steps = [learned_steps(each, burn_in if model else 0) for each in chosen]
+    expected = {
+        name: sum(
+            count * slow_gradients(module, each, core.config)[name]
+            for count, each in zip(steps, chosen, strict=True)
+            if count
+        )
+        / sum(steps)
+        for name, _ in module.named_parameters()
+    }
+    grads, _ = core.grads(state, {"default": columns})
+    for name, gradient in core.groups["default"].named(grads["default"]).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-3, atol=1e-5)
+
+
+def learned_steps(batch: EpisodeBatch, burn_in: int) -> int:
+    """Live steps but for those of a burn-in."""
+    goes_on = (batch.segment_starts == 0) & (batch.segment_offsets > 0)
+    return batch.live_steps - int(np.minimum(batch.segment_lengths[goes_on], burn_in).sum())
+
+
+@pytest.mark.parametrize("kind", [Impala, Appo])
+def test_without_a_share_the_source_of_data_is_as_it_was(kind: Any) -> None:
+    source = make_core(kind, replay_share=0.0).data_source()
+    assert type(source) is (CircularBuffer if kind is Appo else Queue)
+
+
+@pytest.mark.parametrize("kind", [Impala, Appo])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_schedules_count_new_steps_alone(
+    make_batch: MakeBatch, kind: Any, micro_batches: int
+) -> None:
+    core = make_core(kind, lr=[[0, 1e-3], [1000, 0.0]], micro_batches=micro_batches)
+    learner, arrived = Learner(core), 0
+    uses = core.config.batch_uses if kind is Appo else 1
+    for seed in range(12):
+        batch = make_batch(4, 6, seed=seed)
+        arrived += batch.live_steps
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
+    assert metrics["replayed_steps"] == pytest.approx(20, abs=8)
+    assert metrics["replay_age"] >= 1
+    steps = int(learner.state["default"]["steps"])
+    assert steps == arrived if uses == 1 else arrived < steps < 2 * arrived
+
+
+def test_a_call_in_minibatches_and_epochs_counts_new_steps_once(make_batch: MakeBatch) -> None:
+    learner, arrived = Learner(make_core()), 0
+    for seed in range(4):
+        batch = make_batch(8, 6, seed=seed)
+        arrived += batch.live_steps
+        learner.update_from_episodes([batch], minibatch_size=10, num_epochs=3)
+    assert int(learner.state["default"]["steps"]) == arrived
+
+
+@pytest.mark.parametrize("kind", [Impala, Appo])
+def test_learners_repeat_themselves_and_go_on_from_what_they_saved(
+    make_batch: MakeBatch, kind: Any
+) -> None:
+    samples = [Learner(make_core()).collated([make_batch(3, 6, seed=seed)]) for seed in range(5)]
+    check_learner(lambda seed: Learner(make_core(kind), seed=seed), samples)
+
+
+@pytest.mark.parametrize("kind", [Impala, Appo])
+def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
+    make_batch: MakeBatch, kind: Any
+) -> None:
+    group = [Learner(make_core(kind)) for _ in range(2)]
+    join(group)
+    arrived = 0
+    for seed in range(6):
+        # One of them has nothing new in the last update but one.
+        first, second = make_batch(3, 6, seed=seed), make_batch(5, 6, seed=100 + seed)
+        first = first.silenced() if seed == 4 else first
+        arrived += first.live_steps + second.live_steps
+        update(group, [[first], [second]])
+        assert len(set(map(state_hash, group))) == 1
+    tables = [learner._data._modules["default"].table for learner in group]  # type: ignore[attr-defined]
+    assert tables[0].size <= 5 * 3 < tables[1].size
+    if kind is Impala:
+        assert int(group[0].state["default"]["steps"]) == arrived
+
+
+def test_a_player_that_begins_anew_does_not_see_its_old_steps(make_batch: MakeBatch) -> None:
+    learner = Learner(make_core(Noting))
+    for seed in range(3):
+        learner.update_from_episodes([make_batch(3, 6, seed=seed)])
+    learner.reset(seed=1)
+    learner.update_from_episodes([make_batch(3, 6, seed=9)])
+    assert [len(columns["live"]) for _, columns in learner.core.noted[-2:]] != [3, 3]
+    assert len(learner.core.noted[-1][1]["live"]) == 3
+
+
+def test_members_of_a_population_share_the_old_rows(make_batch: MakeBatch) -> None:
+    alone = Learner(make_core())
+    together = Learner(Population(make_core(), size=2, same_start=True))
+    for seed in range(4):
+        for learner in (alone, together):
+            learner.update_from_episodes([make_batch(3, 6, seed=seed)])
+    member = together.core.member(together.state, 1)
+    torch.testing.assert_close(member["default"], alone.state["default"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="replay_share"):
+        Population(make_core(), hyperparameters={"replay_share": [0.1, 0.5]})
+
+
+@pytest.mark.parametrize("config", [ImpalaConfig, AppoConfig])
+def test_a_wrong_key_is_named(config: Any) -> None:
+    for value in (-0.1, 1, 1.5):
+        with pytest.raises(ValueError, match=f"replay_share = {value}: must be"):
+            config(replay_share=value).validate()
+    with pytest.raises(ValueError, match="replay_capacity = 0: must be at least 1"):
+        config(replay_capacity=0).validate()
+    with pytest.raises(ValueError, match="must be at least fragment_steps = 64"):
+        config(replay_share=0.5, replay_capacity=63).validate_rows(64)

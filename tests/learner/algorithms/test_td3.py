@@ -1,0 +1,374 @@
+"""TD3's loss against one in float64 without torch, and what moves in which optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from support.groups import join, update
+
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.algorithms.td3.config import Td3Config
+from juggler.learner.algorithms.td3.core import Td3
+from juggler.learner.core.hashing import content_key, uniform
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.population import Population
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
+from juggler.runtime.modules.errors import UnsupportedSpace
+from juggler.runtime.modules.soft_actor_critic import SoftActorCritic
+from juggler.runtime.modules.stepping import best_actions
+from juggler.testing import check_core
+
+MakeBatch = Callable[..., EpisodeBatch]
+Floats = NDArray[np.float64]
+Parameters = Mapping[str, Floats]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
+SMALL = {"hidden_sizes": [8]}
+LOW, HALF = BOX.low.astype(float), (BOX.high - BOX.low).astype(float) / 2
+
+
+def make_core(actions: Any = BOX, module: Any = DeterministicActorCritic, **config: Any) -> Td3:
+    make = partial(module, VECTOR, actions, SMALL)
+    return Td3({"default": make}, Td3Config(**config))
+
+
+def rows(space: spaces.Box = BOX, count: int = 6) -> dict[str, Any]:
+    """Transitions as a replay draws them; the third one terminated."""
+    generator = torch.Generator().manual_seed(3)
+    space.seed(0)
+    taken = np.stack([np.asarray(space.sample()) for _ in range(count)])  # [N, ...]
+    discounts = torch.full((count, 1), 0.9)
+    discounts[2] = 0.0
+    return {
+        "observations": torch.randn((count, 1, 4), generator=generator),
+        "actions": torch.from_numpy(taken).unsqueeze(1),
+        "live": torch.ones((count, 1), dtype=torch.bool),
+        "rewards": torch.randn((count, 1), generator=generator),
+        "discounts": discounts,
+        "last_observations": torch.randn((count, 4), generator=generator),
+    }
+
+
+def slow_policy(parameters: Parameters, seen: Floats) -> Floats:
+    """π [N, 2] in units of the environment."""
+    hidden = np.tanh(seen @ parameters["encoder.0.weight"].T + parameters["encoder.0.bias"])
+    u = hidden @ parameters["policy_head.weight"].T + parameters["policy_head.bias"]
+    actions: Floats = LOW + HALF * (1 + np.tanh(u))
+    return actions
+
+
+def slow_value(parameters: Parameters, which: int, seen: Floats, actions: Floats) -> Floats:
+    """Q_1 or Q_2 [N] of actions in units of the environment."""
+    own = {name: x for name, x in parameters.items() if name.startswith(f"critics.{which}.")}
+    weight, bias, head, offset = own.values()
+    hidden = np.tanh(np.concatenate([(actions - LOW) / HALF - 1, seen], 1) @ weight.T + bias)
+    values: Floats = hidden @ head[0] + offset[0]
+    return values
+
+
+def slow_losses(
+    parameters: Parameters, target: Parameters, sample: Mapping[str, Any], key: Any, config: Any
+) -> tuple[float, float]:
+    """The loss of the values, and that of the policy."""
+    count = len(sample["live"])
+    numbers = uniform(key ^ content_key(sample["actions"]), (count, 2, 2)).double().numpy()
+    noise = np.sqrt(-2 * np.log(numbers[:, 0])) * np.cos(2 * math.pi * numbers[:, 1])
+    most = config.target_noise_clip
+    noise = np.clip(config.target_noise * noise, -most, most)  # [N, 2]
+    columns = {name: x.double().numpy() for name, x in sample.items()}
+    now, then = columns["observations"][:, 0], columns["last_observations"]
+    after = slow_policy(target, then) + HALF * noise
+    after = np.clip(after, LOW, LOW + 2 * HALF)
+    best = np.minimum(*(slow_value(target, which, then, after) for which in (0, 1)))
+    goals = config.reward_scale * columns["rewards"][:, 0] + columns["discounts"][:, 0] * best
+    taken = columns["actions"][:, 0]
+    errors = [goals - slow_value(parameters, which, now, taken) for which in (0, 1)]
+    gain = slow_value(parameters, 0, now, slow_policy(parameters, now))
+    return float(0.5 * np.square(errors).sum(0).mean()), float(-gain.mean())
+
+
+def state_of(core: Td3) -> tuple[str, Any]:
+    """The id of the only group, and a state whose policy acts far from the middle of the Box, and
+    whose target policy acts near its bounds, so that clipping matters."""
+    (group_id,) = state = core.init(0)
+    named = core.groups[group_id].named(state[group_id]["parameters"])
+    named["policy_head.weight"].mul_(100)  # a view
+    target = core.init(5)[group_id]["parameters"]
+    core.groups[group_id].named(target)["policy_head.weight"].mul_(500)
+    state[group_id]["extra"]["target"] = target
+    return group_id, state
+
+
+@pytest.mark.parametrize("since", [0, 1], ids=["the policy stays", "the policy moves"])
+@pytest.mark.parametrize("target_noise", [0.2, 5.0], ids=["noise", "noise that is clipped"])
+def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since: int) -> None:
+    core = make_core(reward_scale=0.7, target_noise=target_noise)
+    group_id, state = state_of(core)
+    extra, sample = state[group_id]["extra"], rows()
+    extra["since_policy_move"] = torch.tensor(since)
+    named = core.groups[group_id].named
+    own, target = (
+        {name: x.double().numpy().copy() for name, x in named(vector).items()}
+        for vector in (state[group_id]["parameters"], extra["target"])
+    )
+    losses = partial(slow_losses, own, target, sample, extra["key"], core.config)
+    grads, aux = core.grads(state, {"default": sample})
+    metrics = aux[group_id].metrics["default"]
+    of_values, of_policy = losses()
+    assert float(metrics["value_loss"]) == pytest.approx(of_values, rel=1e-4)
+    assert float(metrics["policy_loss"]) == pytest.approx(of_policy, rel=1e-4)
+    for name, gradient in named(grads[group_id]).items():
+        of_critics = name.startswith("critics.")
+        expected = np.zeros_like(own[name])
+        for place in np.ndindex(expected.shape):
+            if not of_critics and since == 0:
+                break  # a gradient of exactly 0
+            there, ends = own[name][place], []
+            for step in (1e-6, -1e-6):
+                own[name][place] = there + step
+                ends.append(losses()[0 if of_critics else 1])
+            own[name][place] = there
+            expected[place] = (ends[0] - ends[1]) / 2e-6
+        np.testing.assert_allclose(gradient.numpy(), expected, rtol=2e-3, atol=1e-5, err_msg=name)
+    assert aux[group_id].priorities["default"].shape == (6,)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_between_its_moves_nothing_of_the_policy_changes(optimizer: str) -> None:
+    core = make_core(policy_period=3, target_period=2, target_share=0.25, optimizer=optimizer)
+    (group_id,) = state = core.init(0)
+    named, sample = core.groups[group_id].named, {"default": rows()}
+
+    def parts(state: Any) -> dict[str, torch.Tensor]:
+        own = state[group_id]
+        vectors = {"parameters": own["parameters"], "target": own["extra"]["target"]}
+        vectors |= own["moments"]
+        return {
+            f"{what} {name}": x.clone()
+            for what, vector in vectors.items()
+            for name, x in named(vector).items()
+        }
+
+    before = parts(state)
+    for step in range(1, 13):
+        state = core.step(state, sample).state
+        after = parts(state)
+        for name, x in after.items():
+            due = step % 3 == 0 or ("critics." in name and not name.startswith("target "))
+            due = due and (step % 6 == 0 or not name.startswith("target "))
+            assert torch.equal(x, before[name]) is not due, f"{name} in step {step}"
+        if step % 6 == 0:
+            moved = {
+                name: torch.lerp(before[f"target {name}"], after[f"parameters {name}"], 0.25)
+                for name in named(state[group_id]["parameters"])
+            }
+            for name, expected in moved.items():
+                torch.testing.assert_close(after[f"target {name}"], expected)
+        before = after
+    if optimizer == "adam":  # which corrects for how often each parameter has moved
+        updates = named(state[group_id]["moments"]["updates"])
+        assert {int(x.flatten()[0]) for name, x in updates.items() if "critics" in name} == {12}
+        assert {int(x.flatten()[0]) for name, x in updates.items() if "critics" not in name} == {4}
+
+
+def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None:
+    core = make_core(grad_clip=1e-3)
+    group_id, state = state_of(core)
+    sample = {"default": rows()}
+    grads, _ = core.grads(state, sample)
+    of_values = [
+        x
+        for name, x in core.groups[group_id].named(grads[group_id]).items()
+        if name.startswith("critics.")
+    ]
+    norm = math.sqrt(sum(float(x.square().sum()) for x in of_values))
+    metrics = core.step(state, sample).metrics["default"]
+    assert float(metrics["grad_norm"]) == pytest.approx(norm)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_counts_no_step() -> None:
+    core = make_core()
+    (group_id,) = state = core.init(0)
+    sample = rows()
+    sample["rewards"][0] = math.nan
+    output = core.step(state, {"default": sample})
+    assert float(output.metrics["default"]["skipped"]) == 1.0
+    torch.testing.assert_close(output.state[group_id], state[group_id], rtol=0, atol=0)
+
+
+def test_noise_is_of_the_size_asked_for_within_bounds_and_none_in_greedy_play() -> None:
+    uneven = spaces.Box(np.array([-1, 100], np.float32), np.array([3, 101], np.float32))
+    torch.manual_seed(0)
+    module = DeterministicActorCritic(VECTOR, uneven, SMALL)
+    batch = {"observations": torch.randn(1, 4).expand(20_000, 4)}
+    low, high = torch.from_numpy(uneven.low), torch.from_numpy(uneven.high)
+    greedy = best_actions(module, module.forward_inference(batch))
+    assert (greedy == greedy[0]).all()
+    torch.testing.assert_close(greedy[0], (low + high) / 2, rtol=0.05, atol=0.1)
+    for noise in (0.1, 1.0):
+        module.exploration_noise.fill_(noise)
+        outputs = module.forward_exploration(batch)
+        spec = module.action_distribution()
+        drawn = spec.draw_noise((20_000,), torch.Generator().manual_seed(1))
+        actions = spec(outputs["action_dist_inputs"]).sample(drawn)
+        assert ((actions >= low) & (actions <= high)).all()
+        shares = (actions - greedy) / ((high - low) / 2)
+        if noise == 0.1:
+            torch.testing.assert_close(shares.std(0), torch.full((2,), 0.1), rtol=0.03, atol=0)
+        else:  # all over the box, and at its bounds
+            assert ((actions < low + 0.01 * (high - low)).float().mean(0) > 0.1).all()
+            assert ((actions > high - 0.01 * (high - low)).float().mean(0) > 0.1).all()
+    module.exploration_noise.fill_(0.0)
+    outputs = module.forward_exploration(batch)
+    distribution = spec(outputs["action_dist_inputs"])
+    torch.testing.assert_close(distribution.sample(drawn), greedy)
+    assert distribution.log_prob(greedy).isfinite().all()
+
+
+def test_noise_is_1_until_learning_begins_and_then_what_the_schedule_says() -> None:
+    core = make_core(exploration_noise=[(0.0, 0.4), (12.0, 0.1)])
+    state = core.init(0)
+    told = [float(core.get_params(state)["default"]["exploration_noise"])]
+    for _ in range(4):
+        state = core.step(state, {"default": rows()}).state
+        told.append(float(core.get_params(state)["default"]["exploration_noise"]))
+    assert told == pytest.approx([1.0, 0.4, 0.25, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Box(-2, 2, (), np.float32), spaces.Box(-1, 3, (2, 3), np.float64), BOX],
+    ids=["one number", "a matrix", "bounds that differ"],
+)
+def test_boxes_of_any_shape_are_learned(space: spaces.Box) -> None:
+    sample = rows(space)
+    check_core(partial(make_core, space), {"default": sample})
+
+
+def test_actions_of_different_bounds_are_the_same_to_the_values() -> None:
+    torch.manual_seed(0)
+    one = DeterministicActorCritic(VECTOR, spaces.Box(-4, 4, (2,), np.float32), SMALL)
+    other = DeterministicActorCritic(VECTOR, spaces.Box(0, 1, (2,), np.float32), SMALL)
+    other.load_state_dict(one.state_dict())
+    seen, share = torch.randn(5, 4), torch.rand(5, 2)
+    values = [
+        module.forward_train({"observations": seen, "actions": low + width * share})["q_values"]
+        for module, low, width in ((one, -4, 8), (other, 0, 1))
+    ]
+    torch.testing.assert_close(*values)
+
+
+def test_workers_get_what_acts_alone() -> None:
+    core = make_core()
+    names = core.get_params(core.init(0))["default"]
+    parts = {name.partition(".")[0] for name in names}
+    assert parts == {"encoder", "policy_head", "exploration_noise"}
+
+
+def test_a_learner_goes_on_after_a_checkpoint(make_batch: MakeBatch) -> None:
+    keys: dict[str, Any] = {"replay_begin": 5, "replay_batch_size": 8, "replay_ratio": 4.0}
+    number = spaces.Box(-0.5, 1.5, (), np.float32)
+    one, other = (Learner(make_core(number, **keys), seed=seed) for seed in (0, 1))
+    for seed in range(3):
+        metrics = fetch_metrics(one.update_from_episodes([make_batch(4, 6, seed=seed)]))
+    assert np.isfinite(list(metrics["default"].values())).all()
+    one.forget()
+    other.restore(*one.save())
+    for seed in range(3, 6):
+        for learner in (one, other):
+            learner.update_from_episodes([make_batch(4, 6, seed=seed)])
+    np.testing.assert_equal(one.get_weights(), other.get_weights())
+
+
+def test_parts_of_a_sample_have_the_gradient_of_the_whole() -> None:
+    sample = {"default": rows()}
+    whole, parts = (make_core(target_noise=0.0, micro_batches=count) for count in (1, 3))
+    for core in (whole, parts):
+        state = core.step(core.init(0), sample).state  # the policy moves in the next step
+        grads, _ = core.grads(state, sample)
+        if core is whole:
+            expected = grads
+    for group_id, gradient in grads.items():
+        torch.testing.assert_close(gradient, expected[group_id], rtol=1e-4, atol=1e-6)
+
+
+def test_learners_of_a_group_move_their_policies_together(make_batch: MakeBatch) -> None:
+    keys: dict[str, Any] = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 8.0}
+    number = spaces.Box(-0.5, 1.5, (), np.float32)
+    group = [Learner(make_core(number, **keys), seed=0) for _ in range(2)]
+    before = group[0].get_weights()
+    join(group)
+    for seed in range(3):
+        update(group, [[make_batch(4, 6, seed=2 * seed + place)] for place in (0, 1)])
+    torch.testing.assert_close(group[0].state, group[1].state, rtol=0, atol=0)
+    after = group[0].get_weights()["default"]
+    assert (after["policy_head.weight"] != before["default"]["policy_head.weight"]).any()
+
+
+def test_members_of_a_population_have_their_own_noise() -> None:
+    for key, values in (("target_noise", [0.0, 0.5]), ("exploration_noise", [0.1, 0.3])):
+        core = make_core(**{key: values[0]})
+        population = Population(core, hyperparameters={key: values}, same_start=True)
+        state, sample = population.init(seed=0), {"default": rows()}
+        lone = [make_core(**{key: value}) for value in values]
+        states = [each.init(0) for each in lone]
+        for _ in range(3):
+            state = population.step(state, sample).state
+            states = [x.step(own, sample).state for x, own in zip(lone, states, strict=True)]
+        for place, own in enumerate(states):
+            found = population.member(state, place)
+            torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
+
+
+def test_what_it_cannot_train_is_told() -> None:
+    with pytest.raises(ValueError, match=r"td3 needs modules .* is a SoftActorCritic"):
+        make_core(module=SoftActorCritic)
+    with pytest.raises(ValueError, match=r"'td3' needs a Box action space, .* Discrete\(3\)"):
+        build_learner(Td3Config(), None, VECTOR, spaces.Discrete(3), {})
+    with pytest.raises(UnsupportedSpace, match="acts in Box spaces, and not in MultiBinary"):
+        DeterministicActorCritic(VECTOR, spaces.MultiBinary(3), SMALL)
+    with pytest.raises(ValueError, match=r"model\.squash = False: .* needs True; leave it out"):
+        DeterministicActorCritic(VECTOR, BOX, {**SMALL, "squash": False})
+    with pytest.raises(ValueError, match=r"leave out model\.recurrent"):
+        DeterministicActorCritic(VECTOR, BOX, {**SMALL, "recurrent": "gru"})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        ([-1, -np.inf], [1, np.inf], "squashes each element of an action to finite bounds"),
+        ([-1, -1], [1, np.inf], "squashes each element of an action to finite bounds"),
+        ([-1, 2], [1, 2], "one clearly above the other"),
+        ([-3e38, 0], [3e38, 1], "choose another algorithm, such as sac"),
+    ],
+)
+def test_a_box_without_bounds_to_squash_to_is_refused(
+    low: list[float], high: list[float], words: str
+) -> None:
+    space = spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    with pytest.raises(UnsupportedSpace, match=words):
+        build_learner(Td3Config(), None, VECTOR, space, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"policy_period": 0}, "policy_period = 0: must be at least 1"),
+        ({"exploration_noise": -0.1}, "exploration_noise = -0.1: must be at least 0"),
+        ({"target_noise": -1.0}, "target_noise = -1.0: must be at least 0"),
+        ({"target_noise_clip": -1.0}, "target_noise_clip = -1.0: must be at least 0"),
+    ],
+)
+def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Td3Config(**keys).validate()

@@ -1,0 +1,188 @@
+"""Mix-in replay: what is beside new rows, how much of it, and how old it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from juggler.learner.data.collate import collate
+from juggler.learner.data.replay.episode_rows import (
+    Size,
+    episodes_of_rows,
+    joined,
+    resized,
+    rows_of_episodes,
+    size_of,
+)
+from juggler.learner.data.replay.mix_in import MixInReplay
+from juggler.learner.data.sources import NEW_STEPS, CircularBuffer, Columns, Queue
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.structures import tree_map
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+def make(**changes: Any) -> MixInReplay:
+    return MixInReplay(Queue(), **{"share": 0.5, "capacity": 1000, **changes})
+
+
+def numbered(make_batch: MakeBatch, number: int, rows: int, steps: int = 4) -> Columns:
+    """Rows of an endless episode, each of whose rewards is the row's number."""
+    columns = _endless(make_batch, rows, steps)
+    numbers = torch.arange(number, number + rows, dtype=torch.float32)
+    return {**columns, "rewards": numbers.unsqueeze(1).expand(rows, steps).contiguous()}
+
+
+@cache
+def _endless(make_batch: MakeBatch, rows: int, steps: int) -> Columns:
+    return collate([make_batch(rows, steps, ends=0.0)])
+
+
+def given(source: MixInReplay, columns: Columns) -> list[int]:
+    """The numbers of the rows that are learned from when these arrive."""
+    (sample,) = source.add({"default": columns})
+    return [int(x) for x in sample["default"]["rewards"][:, 0]]
+
+
+def same(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    tree_map(
+        lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True), one, other
+    )
+
+
+@pytest.mark.parametrize("reset_rows", [True, False])
+def test_rows_come_out_of_a_table_as_they_went_in(make_batch: MakeBatch, reset_rows: bool) -> None:
+    batches = [make_batch(3, 9, seed=1, reset_rows=reset_rows), make_batch(2, 5, seed=2)]
+    columns = collate(batches)
+    assert len(columns["final_rows"]) > 2
+    rows = rows_of_episodes(columns)
+    same(episodes_of_rows(resized(rows, Size(9, 9, 12))), columns)
+
+
+def test_rows_of_several_sizes_are_joined_as_batches_are(make_batch: MakeBatch) -> None:
+    batches = [make_batch(3, 9, seed=1), make_batch(2, 5, seed=2), make_batch(4, 7, ends=0.0)]
+    rows = [rows_of_episodes(collate([batch])) for batch in batches]
+    size = size_of(rows[0]).covering(size_of(rows[1])).covering(size_of(rows[2]))
+    same(episodes_of_rows(joined([resized(each, size) for each in rows])), collate(batches))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.75])
+def test_old_steps_are_the_given_share_in_the_long_run(make_batch: MakeBatch, share: float) -> None:
+    source, rng = make(share=share), np.random.default_rng(0)
+    new = old = arrived = 0
+    for update in range(200):
+        count = int(rng.integers(1, 6))
+        numbers = given(source, numbered(make_batch, arrived, count))
+        assert numbers[:count] == list(range(arrived, arrived + count)), "new ones, each once"
+        assert all(number < arrived for number in numbers[count:])
+        assert len(set(numbers)) == len(numbers)
+        arrived += count
+        if update >= 10:  # by then there are enough
+            new, old = new + count, old + len(numbers) - count
+    assert old / (new + old) == pytest.approx(share, abs=0.005)
+
+
+def test_nothing_old_is_beside_the_first_sample_and_no_more_beside_later_ones_for_that(
+    make_batch: MakeBatch,
+) -> None:
+    source = make(share=0.75)
+    numbers = [given(source, numbered(make_batch, 2 * k, 2)) for k in range(6)]
+    assert [len(each) - 2 for each in numbers] == [0, 2, 4, 6, 6, 6]
+
+
+def test_rows_are_drawn_uniformly_from_the_newest_that_fit(make_batch: MakeBatch) -> None:
+    source, ages = make(capacity=4 * 40, share=10 / 11), Counter[int]()
+    for number in range(400):
+        numbers = given(source, numbered(make_batch, number, 1))
+        if number >= 40:
+            ages.update(number - 1 - each for each in numbers[1:])
+    assert set(ages) == set(range(40)), "40 rows of 4 steps"
+    expected = ages.total() / 40
+    assert sum((each - expected) ** 2 / expected for each in ages.values()) < 39 + 5 * np.sqrt(78)
+
+
+def test_shorter_and_longer_rows_are_kept_within_the_capacity(make_batch: MakeBatch) -> None:
+    source = make(capacity=24)
+    given(source, numbered(make_batch, 0, 6, steps=4))
+    given(source, numbered(make_batch, 100, 1, steps=8))
+    kept = source._modules["default"].table
+    rows = kept.rows(kept.oldest_first())
+    assert rows["rewards"][:, 0].tolist() == [4.0, 5.0, 100.0], "three rows of 8 steps fit"
+    assert rows["live"].sum(1).tolist() == [4, 4, 8]
+    given(source, numbered(make_batch, 200, 1, steps=2))
+    rows = kept.rows(kept.oldest_first())
+    assert rows["rewards"][:, 0].tolist() == [5.0, 100.0, 200.0]
+
+
+def test_rows_without_a_live_step_are_not_kept_and_bring_nothing_old(make_batch: MakeBatch) -> None:
+    source = make(share=0.75)
+    given(source, numbered(make_batch, 1, 5))
+    silent = collate([make_batch(3, 4, ends=0.0).silenced()])
+    assert len(given(source, silent)) == 3
+    assert source._modules["default"].table.size == 5
+    assert source.metrics() == {"default": {"replayed_steps": 0.0, "replay_age": 0.0}}
+
+
+def test_each_use_of_a_circular_buffer_has_old_rows_beside_it(make_batch: MakeBatch) -> None:
+    source = MixInReplay(CircularBuffer(2, 2), share=0.5, capacity=1000)
+    for k in range(6):
+        samples = [
+            [int(x) for x in sample["default"]["rewards"][:, 0]]
+            for sample in source.add({"default": numbered(make_batch, 10 * k, 2)})
+        ]
+    assert [each[:2] for each in samples] == [[40, 41], [50, 51]]
+    assert all(len(each) == 4 and max(each[2:]) < 50 for each in samples)
+
+
+def test_metrics_say_how_much_was_old_and_how_old(make_batch: MakeBatch) -> None:
+    source = make()
+    for k in range(9):
+        new, *old = given(source, numbered(make_batch, k, 1))
+        age = float(sum(new - each for each in old))
+        assert source.metrics() == {
+            "default": {"replayed_steps": 4.0 * len(old), "replay_age": age}
+        }
+
+
+def test_new_steps_are_those_of_all_learners_without_the_old_ones(make_batch: MakeBatch) -> None:
+    def sums(x: Tensor) -> Tensor:
+        return 3 * x
+
+    source = make()
+    for _ in range(3):
+        (sample,) = source.add({"default": numbered(make_batch, 0, 5)}, sums)
+        assert sample["default"][NEW_STEPS] == 3 * 5 * 4
+    assert sample["default"]["live"].sum() == 2 * 5 * 4
+
+
+def test_modules_have_a_table_each(make_batch: MakeBatch) -> None:
+    source = make()
+    for k in range(4):
+        parts = {"one": numbered(make_batch, k, 1), "two": numbered(make_batch, 100 + k, 1, 7)}
+        (sample,) = source.add(parts)
+    assert sample["one"]["rewards"].max() == 3.0
+    assert sample["two"]["rewards"].min() >= 100.0
+
+
+def test_a_cleared_source_does_as_a_new_one(make_batch: MakeBatch) -> None:
+    one, other = make(seed=3), make(seed=3)
+    for k in range(9):
+        given(one, numbered(make_batch, k, 3))
+    one.clear()
+    for k in range(20, 40):
+        columns = numbered(make_batch, k, 3)
+        assert given(one, columns) == given(other, columns)
+
+
+def test_samples_of_members_of_a_population_are_refused(make_batch: MakeBatch) -> None:
+    columns = tree_map(lambda x: torch.stack([x, x]), numbered(make_batch, 0, 2))
+    with pytest.raises(ValueError, match="replay_share: old rows cannot be mixed into samples"):
+        next(make().add({"default": columns}))

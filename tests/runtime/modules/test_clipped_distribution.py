@@ -1,0 +1,75 @@
+"""Gaussians around squashed means, clipped to the bounds of a Box."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.distribution_references import drawn, inputs_for
+
+from juggler.runtime.modules.distributions import ClippedGaussian, ClippedGaussianSpec
+
+LOW, HIGH = np.array([-2.0]), np.array([5.0])
+SPEC = ClippedGaussianSpec(LOW, HIGH)
+INPUTS = ([0.0, -1.0], [0.4, 0.5], [-1.5, -0.5], [1.0, -3.0])
+
+
+def parts(inputs: list[float]) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Probabilities of both bounds, and points between them with their densities."""
+    u, log_share = inputs
+    centre = -2 + 7 * (1 + math.tanh(u)) / 2
+    scale = math.exp(log_share) * 3.5
+    points = np.linspace(-2, 5, 200_001)
+    densities = np.exp(-0.5 * ((points - centre) / scale) ** 2) / (scale * math.sqrt(2 * math.pi))
+    below, above = (
+        0.5 * math.erfc(distance / scale / math.sqrt(2)) for distance in (centre + 2, 5 - centre)
+    )
+    return below, above, points, densities
+
+
+def of(inputs: list[float]) -> ClippedGaussian:
+    return SPEC(torch.tensor(inputs, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_log_prob_is_of_a_density_between_the_bounds_and_of_masses_at_them(
+    inputs: list[float],
+) -> None:
+    below, above, points, densities = parts(inputs)
+    assert below + above + np.trapezoid(densities, points) == pytest.approx(1)
+    actions = torch.tensor([[-2.0], [5.0], [0.1], [3.0]], dtype=torch.float64)
+    distribution = SPEC(torch.tensor([inputs] * 4, dtype=torch.float64))
+    found = distribution.log_prob(actions).exp()
+    expected = [below, above, *(np.interp(x, points, densities) for x in (0.1, 3.0))]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_entropy_is_that_of_masses_and_density(inputs: list[float]) -> None:
+    below, above, points, densities = parts(inputs)
+    masses = sum(x * math.log(x) for x in (below, above))
+    expected = -masses - np.trapezoid(densities * np.log(densities), points)
+    assert float(of(inputs).entropy()) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("one", INPUTS)
+@pytest.mark.parametrize("other", INPUTS[:3])
+def test_kl_is_that_of_masses_and_densities(one: list[float], other: list[float]) -> None:
+    below, above, points, densities = parts(one)
+    their_below, their_above, _, theirs = parts(other)
+    expected = below * math.log(below / their_below) + above * math.log(above / their_above)
+    expected += float(np.trapezoid(densities * np.log(densities / theirs), points))
+    assert float(of(one).kl(of(other))) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_log_prob_entropy_and_kl_are_finite_whatever_the_outputs() -> None:
+    inputs = inputs_for(SPEC, 1000) * torch.tensor([20.0, 4.0])
+    actions = drawn(SPEC, inputs)
+    distribution, other = SPEC(inputs), SPEC(inputs.flip(0).clamp(-3, 3))
+    assert distribution.log_prob(actions).isfinite().all()
+    assert distribution.entropy().isfinite().all()
+    assert other.kl(SPEC(inputs.clamp(-3, 3))).isfinite().all()
+    low, high = float(LOW[0]), float(HIGH[0])
+    assert ((actions >= low) & (actions <= high)).all()
