@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from juggler.runtime.connectors.actions import ClipActions
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.columns import (
-    ACTION_DIST_INPUTS,
-    ACTIONS,
-    MODULE_STATE,
-    OBSERVATIONS,
-)
+from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, MODULE_STATE
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import (
-    best_actions,
-    initial_states,
-    load_weights,
-    one_step,
-    restarted,
-    weights_of,
-)
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class BehaviourPolicy:
@@ -41,8 +29,7 @@ class BehaviourPolicy:
     its "action_dist_inputs"; without these they are 0, as those of a deterministic policy.
 
     Args:
-        module: is put into evaluation mode (no dropout), since its log-probabilities must be those
-            of the policy that learns.
+        module: acts as an `ArrayModule`.
         rows: N, environments.
         steps: T, steps of a fragment.
         seed: of the noise.
@@ -66,8 +53,7 @@ class BehaviourPolicy:
         seed: int,
         module_to_env: ModuleToEnv | None = None,
     ) -> None:
-        self._module = module.eval()
-        self._weights = weights_of(module)
+        self._module = ArrayModule(module, rows)
         self._rows, self._steps = rows, steps
         self._generator = torch.Generator()
         space = module.action_space
@@ -76,17 +62,13 @@ class BehaviourPolicy:
         self._module_to_env = None if connect.idle else connect
         self._one_array = isinstance(zeros(space), np.ndarray)
         self.chosen: Any = None
-        self._initial_state = initial_states(self._module, self._rows)
-        self.remembers = bool(self._initial_state)
-        self._state = tree_map(torch.clone, self._initial_state)  # [N, ...]
+        self._state = self._module.initial_states(rows)  # [N, ...]
         self._row_state = self._state
-        outputs = self._first_outputs()
-        self._draws = ACTIONS not in outputs
-        self.knows_log_probabilities = ACTION_DIST_INPUTS in outputs
-        if self.knows_log_probabilities:
-            self._distribution = module.action_distribution()
-        self._noise: tuple[Tensor, ...] = ()  # T x [N, M]
-        self._inputs: list[Tensor] = []  # T x [N, D]
+        self.remembers = bool(self._state)
+        self._distribution = self._module.distribution
+        self.knows_log_probabilities = self._distribution is not None
+        self._noise: NDArray[np.float32] | None = None  # [T, N, M]
+        self._inputs: list[NDArray[Any]] = []  # T x [N, D]
         self._actions: list[Any] = []  # T x [N, ...]
         self.seed(seed)
 
@@ -97,7 +79,11 @@ class BehaviourPolicy:
     @property
     def names(self) -> Collection[str]:
         """Names of the parameters and buffers that `load` takes."""
-        return self._weights.keys()
+        return self._module.names
+
+    def take_notes(self) -> list[training_pb2.Note]:
+        """What is to be said of how it acts, each once."""
+        return notes_of(self._module)
 
     def load(self, weights: Tree) -> None:
         """Load weights: arrays by the names of parameters and buffers.
@@ -105,37 +91,34 @@ class BehaviourPolicy:
         Raises:
             ValueError: they are another module's.
         """
-        load_weights(self._weights, weights)
-        self._initial_state = initial_states(self._module, self._rows)  # may be learned
+        self._module.load(weights)
 
     def begin(self) -> None:
         """Begin a fragment: draw its noise."""
         self._inputs, self._actions = [], []
-        if self._draws:
+        if self._module.draws and self._distribution is not None:
             noise = self._distribution.draw_noise((self._steps, self._rows), self._generator)
-            self._noise = noise.unbind(0)  # T x [N, M]
+            self._noise = noise.numpy()  # [T, N, M]
 
     def act(self, observations: Any, step: int, first: NDArray[np.bool_] | None = None) -> Any:
         """Choose the actions of one step of the fragment.
 
         Args:
-            observations: a tree of tensors [N, ...].
+            observations: a tree of arrays [N, ...].
             step: from 0, in order.
             first: [N] which observations are an episode's first; needed if `remembers`.
 
         Returns:
             Actions for `env.step`: arrays [N, ...] of their own, which environments may keep.
         """
-        with torch.inference_mode():
-            outputs = self._run(self._module.forward_exploration, observations, first, step)
-            if self.knows_log_probabilities:
-                inputs = outputs[ACTION_DIST_INPUTS]  # [N, D]
-                self._inputs.append(inputs)
-            if self._draws:
-                actions = self._distribution(inputs).sample(self._noise[step])  # [N, ...]
-            else:
-                actions = outputs[ACTIONS]  # [N, ...]
-            self._actions.append(actions)
+        self._restart(first)
+        if step == 0:
+            self._row_state = tree_map(np.copy, self._state)  # [N, ...]
+        noise = None if self._noise is None else self._noise[step]  # [N, M]
+        actions, inputs, self._state = self._module.explore(observations, self._state, noise)
+        if inputs is not None:
+            self._inputs.append(inputs)
+        self._actions.append(actions)
         return self._for_environments(actions)
 
     def finish(self) -> tuple[Tree, NDArray[np.float32], dict[str, Tree]]:
@@ -145,20 +128,20 @@ class BehaviourPolicy:
             The chosen actions [N, T, ...], their log-probabilities [N, T], and the recurrent state
             at the start of each row [N, ...], as in `EpisodeBatch.states`.
         """
-        states = {MODULE_STATE: tree_map(Tensor.numpy, self._row_state)} if self.remembers else {}
+        states = {MODULE_STATE: self._row_state} if self.remembers else {}
+        actions: Tree = tree_map(_over_steps, *self._actions)  # [N, T, ...]
+        if self._distribution is None:
+            return actions, np.zeros((self._rows, self._steps), np.float32), states
         with torch.inference_mode():
-            actions = tree_map(_over_steps, *self._actions)  # [N, T, ...]
-            arrays: Tree = tree_map(Tensor.numpy, actions)
-            if not self.knows_log_probabilities:
-                return arrays, np.zeros((self._rows, self._steps), np.float32), states
-            logp = self._distribution(_over_steps(*self._inputs)).log_prob(actions)  # [N, T]
-            return arrays, logp.float().contiguous().numpy(), states
+            inputs = torch.from_numpy(_over_steps(*self._inputs))  # [N, T, D]
+            logp = self._distribution(inputs).log_prob(tree_map(torch.from_numpy, actions))
+            return actions, logp.float().contiguous().numpy(), states
 
     def why_not_finite(self, row: int, step: int) -> str:
         """Explain why a log-probability of the last fragment is not finite; "" if unknown."""
-        if not self.knows_log_probabilities:
+        if self._distribution is None:
             return ""
-        return self._distribution.why_not_finite(self._inputs[step][row])
+        return self._distribution.why_not_finite(torch.from_numpy(self._inputs[step][row]))
 
     def act_deterministically(
         self, observations: Tree, first: NDArray[np.bool_] | None = None
@@ -169,50 +152,33 @@ class BehaviourPolicy:
             observations: a tree of arrays [N, ...].
             first: as in `act`.
         """
-        with torch.inference_mode():
-            tensors = tree_map(torch.tensor, observations)  # [N, ...]
-            outputs = self._run(self._module.forward_inference, tensors, first)
-            actions = best_actions(self._module, outputs)  # [N, ...]
+        self._restart(first)
+        # Actions and states may share their memory, which environments may write to.
+        own = tree_map(np.copy, observations)  # [N, ...]
+        actions, _, self._state = self._module.infer(own, self._state)
         return self._for_environments(actions)
 
+    def _restart(self, first: NDArray[np.bool_] | None) -> None:
+        """Begin with new states [N, ...] where episodes begin."""
+        if self.remembers and first is not None and first.any():
+            self._state = self._module.restarted(self._state, first)
+
     def _for_environments(self, actions: Any) -> Any:
-        """Map chosen actions to arrays [N, ...] that the environments may keep."""
-        if self._one_array:
-            self.chosen = actions.numpy()  # [N, ...]
-            sent = self.chosen.copy()  # [N, ...]
-        else:
-            self.chosen = tree_map(Tensor.numpy, actions)  # [N, ...]
-            sent = tree_map(np.copy, self.chosen)  # [N, ...]
+        """Chosen actions as arrays [N, ...] that the environments may keep."""
+        self.chosen = actions
+        sent = actions.copy() if self._one_array else tree_map(np.copy, actions)  # [N, ...]
         return sent if self._module_to_env is None else self._module_to_env(sent)
 
-    def _run(
-        self,
-        forward: Callable[[Any], dict[str, Any]],
-        observations: Any,
-        first: NDArray[np.bool_] | None,
-        step: int = -1,
-    ) -> dict[str, Any]:
-        """Run one step of the module on tensors [N, ...], with its recurrent state if any."""
-        if first is None or not self.remembers:
-            return forward({OBSERVATIONS: observations})
-        if first.any():
-            self._state = restarted(self._state, self._initial_state, torch.from_numpy(first))
-        if step == 0:
-            self._row_state = tree_map(torch.clone, self._state)  # [N, ...]
-        outputs, self._state = one_step(forward, observations, self._state)  # [N, ...]
-        return outputs
 
-    def _first_outputs(self) -> dict[str, Any]:
-        """Run the module once, on blank observations, to see which outputs it has."""
-        blank = zeros(self._module.observation_space, (self._rows,))
-        tensors = tree_map(torch.from_numpy, blank)  # [N, ...]
-        with torch.inference_mode():
-            return self._run(self._module.forward_exploration, tensors, np.zeros(self._rows, bool))
+def _over_steps(*leaves: NDArray[Any]) -> NDArray[Any]:
+    """Stack T arrays [N, ...] to [N, T, ...]."""
+    return np.stack(leaves, 1)
 
 
-def _over_steps(*leaves: Tensor) -> Tensor:
-    """Stack T tensors [N, ...] to [N, T, ...]."""
-    return torch.stack(leaves, 1)
+def notes_of(module: ArrayModule) -> list[training_pb2.Note]:
+    """What is to be said of how a module acts, each once."""
+    text, module.note = module.note, ""
+    return [training_pb2.Note(text=text, warning=module.differed)] if text else []
 
 
 def require_log_probabilities(module: RLModule, known: bool) -> None:

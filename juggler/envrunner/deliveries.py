@@ -6,7 +6,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.learner_streams import LearnerStreams
+from juggler.envrunner.rounds import PlayedRound
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams.episodes import EpisodeSender
@@ -113,3 +115,31 @@ def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
     return training_pb2.Receipt(
         module_id=request.module_id, batch_id=request.batch_id, learner=request.learner
     )
+
+
+def tell_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
+    """Put into a receipt what came of a round besides its batches.
+
+    Args:
+        receipt: of one request of the round.
+        played: the round.
+        by_agent: whether each agent's returns are told.
+    """
+    receipt.env_returns.extend(played.env_returns)
+    receipt.env_lengths.extend(played.env_lengths)
+    for module_id, other in played.others.items():
+        receipt.played.add(
+            module_id=module_id,
+            steps=other.steps,
+            episode_returns=other.episode_returns,
+            episode_lengths=other.episode_lengths,
+        )
+    if by_agent:
+        receipt.agent_returns.extend(to_messages(played.agent_returns))
+    for match in played.matches:
+        receipt.matches.add(
+            match_id=match.match_id,
+            attempt=match.attempt,
+            returns=match.returns,
+            length=match.length,
+        )

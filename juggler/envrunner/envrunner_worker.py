@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import torch
-from gymnasium.vector import VectorEnv
-
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.deliveries import Deliveries, receipt_for
+from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
+from juggler.envrunner.info_numbers import to_messages as to_info_messages
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
+from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
+from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import OwnCode, Stage
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
-from juggler.runtime.connectors.mergeable_state import State, check, from_bytes, to_bytes
+from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.calls import why_slow
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -46,41 +41,6 @@ def main(program: EnvRunnerProgram) -> None:
         program.role,
         lambda attachment, inbox: EnvRunner(attachment, inbox, contact, *own_code),
     )
-
-
-def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
-    """Set what holds for a whole process -> the program's own code."""
-    keep_freed_memory()
-    # Small forward passes gain nothing from more threads, and runners share the cores.
-    torch.set_num_threads(1)
-    if not program.own_code:
-        return None, None, None
-    own_code: tuple[Any, Any, Any] = cloudpickle.loads(program.own_code)
-    return own_code
-
-
-def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
-    """All runners wait for the learner when it waits for a processor: it goes first on a full host.
-
-    For the calling thread, and processes of environments, once they are set up: until then
-    everybody waits for them. Heartbeats go first, too.
-    """
-    niceness = os.nice(10)
-    for process in getattr(None if env is None else env.unwrapped, "processes", ()):
-        with suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-
-
-def report_slow_streams(attachment: Attachment, index: int, contact: Contact) -> None:
-    """Say if gRPC is slow here. One of those that share an installation speaks for all of them."""
-    first = index == 0 or not contact.local
-    if first and attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
-        attachment.report(training_pb2.Note(text=why))
-
-
-def index_of(attachment: Attachment) -> int:
-    """The number of a worker among those of its role."""
-    return int(attachment.worker_id.rpartition("-")[2])
 
 
 class EnvRunner:
@@ -150,26 +110,23 @@ class EnvRunner:
         self._stage = self._build_stage(told, setup.seed)
         self._tells_agents = has_metrics_by_agent(told.agents)
         for module_id, acting in told.modules.items():
-            if not acting.digest:  # the others have no learner
-                self._modules[module_id] = LearnerStreams(
-                    module_id,
-                    self._index,
-                    self._attachment,
-                    self._contact,
-                    self._deliveries.settled,
-                )
+            self._acts_with(module_id, acting)
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
 
     def _add_player(self, _: int, command: training_pb2.AddPlayer) -> attach_pb2.Done:
         assert self._stage is not None
-        self._stage.add_player(command.module_id, from_json(command.config, ActingSetup))
+        acting = from_json(command.config, ActingSetup)
+        self._stage.add_player(command.module_id, acting)
+        self._acts_with(command.module_id, acting)
         return attach_pb2.Done()
 
     def _remove_player(self, _: int, command: training_pb2.RemovePlayer) -> attach_pb2.Done:
         assert self._stage is not None
         self._stage.remove_player(command.module_id)
+        if (streams := self._modules.pop(command.module_id, None)) is not None:
+            streams.close()
         return attach_pb2.Done()
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
@@ -233,8 +190,9 @@ class EnvRunner:
             raise
         encoding = time.perf_counter()
         self._deliveries.spent({"waiting": sampling - started, **played.seconds})
-        if played.warning and self._index == 0:  # all EnvRunners have the same environments
-            self._attachment.report(training_pb2.Note(text=played.warning, warning=True))
+        if self._index == 0:  # all EnvRunners have the same environments and modules
+            for note in played.notes:
+                self._attachment.report(note)
         self._hand_over(recorded, played)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
@@ -262,9 +220,7 @@ class EnvRunner:
             NonFinite: steps of a module are lost. All requests are answered.
         """
         broken: NonFinite | None = None
-        env_ended, others = (played.env_returns, played.env_lengths), played.others
-        matches = played.matches
-        by_agent = to_messages(played.agent_returns) if self._tells_agents else []
+        told = False  # what came of the round itself is in one of its receipts
         for command_id, request in requests.items():
             result = played.modules[request.module_id]
             receipt = receipt_for(request)
@@ -273,25 +229,9 @@ class EnvRunner:
                 self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
                 broken = result
                 continue
-            receipt.env_returns.extend(env_ended[0])
-            receipt.env_lengths.extend(env_ended[1])
-            for module_id, other in others.items():
-                receipt.played.add(
-                    module_id=module_id,
-                    steps=other.steps,
-                    episode_returns=other.episode_returns,
-                    episode_lengths=other.episode_lengths,
-                )
-            receipt.agent_returns.extend(by_agent)
-            for match in matches:
-                receipt.matches.add(
-                    match_id=match.match_id,
-                    attempt=match.attempt,
-                    returns=match.returns,
-                    length=match.length,
-                )
-            # They are in one receipt of a round.
-            env_ended, others, by_agent, matches = ([], []), {}, [], []
+            if not told:
+                tell_round(receipt, played, by_agent=self._tells_agents)
+                told = True
             self._send(command_id, request, receipt, result)
         if broken is not None:
             raise broken
@@ -307,6 +247,7 @@ class EnvRunner:
         receipt.episode_returns.extend(result.episode_returns)
         receipt.episode_lengths.extend(result.episode_lengths)
         receipt.stale_steps = result.stale_steps
+        receipt.infos.extend(to_info_messages(result.infos))
         if result.connector_delta:
             receipt.connector_delta = to_bytes(result.connector_delta)
         sender = self._modules[request.module_id].sender(request.learner)
@@ -343,6 +284,11 @@ class EnvRunner:
 
     # -- parts ----------------------------------------------------------------------------------
 
+    def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
+        if not acting.digest:  # the others have no learner
+            whence = self._index, self._attachment, self._contact, self._deliveries.settled
+            self._modules[module_id] = LearnerStreams(module_id, *whence)
+
     def _build_stage(self, told: EnvRunnerSetup, seed: int) -> Stage:
         with ExitStack() as undo:
             stage: Stage
@@ -371,12 +317,15 @@ class EnvRunner:
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
         """Let a module act with its newest weights. False where they cannot come any more."""
 
-        def is_of_it(message: training_pb2.Learners) -> bool:
-            return message.module_id == streams.module_id
-
         # Who waits for weights of a learner that is gone meanwhile would wait in vain.
-        gone = partial(self._loop.waits, training_pb2.Learners, is_of_it)
+        told = (training_pb2.Learners, training_pb2.RemovePlayer)
+        gone = partial(self._is_told, streams, *told)
         return streams.act_on(at_least, gone, partial(self._load, streams.module_id))
+
+    def _is_told(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
+        """Whether a command of these kinds about a module waits, or the loop should end."""
+        mine = streams.module_id
+        return any(self._loop.waits(kind, lambda said: said.module_id == mine) for kind in kinds)
 
     def _load(self, module_id: str, weights: Tree) -> None:
         assert self._stage is not None
@@ -395,18 +344,13 @@ class EnvRunner:
         versions = []
         for module_id, streams in self._modules.items():
             load = partial(self._load, module_id)
-            if streams.act_on(Version(0, 0), self._loop.over, load) and streams.version:
+            let_go = partial(self._is_told, streams, training_pb2.RemovePlayer)
+            if streams.act_on(Version(0, 0), let_go, load) and streams.version:
                 versions.append(streams.version)
         if not versions:
             raise RuntimeError("no weights to evaluate: this run has no learner")
         learned = from_bytes(connector_state) if connector_state else {}
         for module_id in self._modules:
-            if state := self._state_of(learned, module_id):
+            if state := check(learned.get(module_id, {})):
                 self._stage.set_connector_state(module_id, state)
         return min(versions)
-
-    def _state_of(self, learned: State, module_id: str) -> State:
-        """What the connectors of a module have learned: all, or what is under its id."""
-        if len(self._modules) == 1:
-            return learned
-        return check(learned.get(module_id, {}))

@@ -18,6 +18,7 @@ from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.checkpoints.weights import acting_arrays
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.mergeable_state import connector_state
 from juggler.runtime.episodes.version import Version
@@ -70,12 +71,15 @@ class TakesWeights(Protocol):
         """Load weights: arrays by the names of parameters and buffers."""
 
 
-def load_checkpoint(path: Path, into: Mapping[str, tuple[TakesWeights, EnvToModule]]) -> Version:
+def load_checkpoint(
+    path: Path, into: Mapping[str, tuple[TakesWeights, EnvToModule]], *, may_lack: bool = False
+) -> Version:
     """Load a checkpoint of this run into policies and their connectors.
 
     Args:
         path: of the checkpoint.
         into: by module id.
+        may_lack: modules that the checkpoint does not have stay as they are.
 
     Returns:
         The version of the checkpoint.
@@ -86,9 +90,11 @@ def load_checkpoint(path: Path, into: Mapping[str, tuple[TakesWeights, EnvToModu
     saved = read(path)
     for module_id, (policy, connectors) in into.items():
         state: Any = saved.tree.get(module_id)
+        if state is None and may_lack:
+            continue
         if state is None:
             raise CheckpointError(path, f"has no module {module_id!r}")
-        weights = {**state["parameters"], **state["buffers"]}
+        weights = acting_arrays(state)
         policy.load({name: weights[name] for name in policy.names})
         if learned := connector_state(saved, module_id):
             connectors.set_state(learned)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.info_numbers import InfoNumbers
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -55,6 +56,8 @@ class Recorded:
         episode_lengths: their numbers of steps.
         connector_delta: what connectors have learned since the last batch; {}: nothing.
         stale_steps: steps that were dropped because they are too old for a batch.
+        infos: with one agent, numbers that the environments put into their infos, of these
+            episodes.
     """
 
     batch: EpisodeBatch | None
@@ -63,6 +66,7 @@ class Recorded:
     episode_lengths: list[int]
     connector_delta: State = field(default_factory=dict)
     stale_steps: int = 0
+    infos: InfoNumbers = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -116,8 +120,8 @@ class PlayedRound:
         env_lengths: their numbers of environment steps.
         others: by id, what modules did that are not trained.
         agent_returns: what each agent got in them.
-        warning: for people, of an agent that does not end; "": there is none.
         matches: of a league, that ended.
+        notes: for people, each of them once: how modules act, and which agent does not end.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
@@ -126,5 +130,5 @@ class PlayedRound:
     env_lengths: list[int] = field(default_factory=list)
     others: Mapping[str, Played] = field(default_factory=dict)
     agent_returns: AgentReturns = field(default_factory=dict)
-    warning: str = ""
     matches: list[EndedMatch] = field(default_factory=list)
+    notes: list[training_pb2.Note] = field(default_factory=list)

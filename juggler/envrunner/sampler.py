@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -19,6 +17,7 @@ from juggler.envrunner.environments.seeding import noise_seed
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
+from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.envrunner.running_episodes import RunningEpisodes
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
@@ -44,6 +43,7 @@ class Fragment:
         seconds: time spent in "environment", in "inference", in "frames" (allocating memory), and
             in "connectors" (everything else).
         connector_delta: what connectors have learned from the live steps; {}: nothing.
+        infos: numbers that the environments put into their infos, of the episodes that ended.
     """
 
     batch: EpisodeBatch
@@ -51,6 +51,7 @@ class Fragment:
     episode_lengths: list[int]
     seconds: dict[str, float]
     connector_delta: State = field(default_factory=dict)
+    infos: InfoNumbers = field(default_factory=dict)
 
 
 class Sampler:
@@ -82,6 +83,7 @@ class Sampler:
         self._rows, self._steps = env.num_envs, steps
         self._autoreset = autoreset_mode(env)
         self._running = RunningEpisodes(self._rows)
+        self._infos = InfoWatch(self._rows, steps, self._autoreset)
         self._space = env.single_observation_space
         self._connectors = connectors or EnvToModule({}, {}, self._space)
         self._contexts = Contexts(self._connectors.contexts) if self._connectors.contexts else None
@@ -96,6 +98,7 @@ class Sampler:
         """Start as a new sampler with this seed would; running episodes are dropped."""
         self._policy.seed(noise_seed(seed))
         self._running.restart()
+        self._infos.restart()
         self._connectors.forget()
         if self._contexts is not None:
             self._contexts.restart()
@@ -129,6 +132,8 @@ class Sampler:
             states = {**states, CONNECTOR_STATES: self._row_contexts}
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
+        at = segments.rows, segments.starts, segments.lengths
+        infos = self._infos.advance(live, done, *at)
         versions = np.empty((2, len(segments.rows)), np.uint64)
         versions[0], versions[1] = version
         batch = EpisodeBatch(
@@ -162,7 +167,7 @@ class Sampler:
             raise
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         returns, lengths = segments.episode_returns, segments.episode_lengths
-        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta)
+        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
 
     def _make_columns(self) -> None:
         """Allocate the columns of one fragment."""
@@ -174,10 +179,7 @@ class Sampler:
         self._truncated = np.zeros((n, t), np.bool_)
         self._live = np.ones((n, t), np.bool_)
         # Views by step, T x [N, ...]: the policy reads observations where they are stored.
-        self._seen = _by_step(self._observations, t, lambda column: column.swapaxes(0, 1))
-        self._policy_observations = _by_step(
-            self._observations, t, lambda column: torch.from_numpy(column).unbind(1)
-        )
+        self._seen = _by_step(self._observations, t)
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill the columns; return row, step and last observation [...] of truncated episodes.
@@ -201,9 +203,9 @@ class Sampler:
                 _write(self._seen[t], connectors.watch(to_tree(self._space, observation)))
             if legal is not None:
                 legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
-            seen = self._policy_observations[t]  # [N, ...]
+            seen = self._seen[t]  # [N, ...]
             if contexts is not None and first is not None:
-                seen = tree_map(torch.from_numpy, contexts.see(self._seen[t], first))
+                seen = contexts.see(seen, first)  # [N, ...]
                 if t == 0:
                     self._row_contexts = contexts.states()
             before = clock()
@@ -215,6 +217,8 @@ class Sampler:
             self._rewards[:, t] = rewards
             self._terminated[:, t] = terminated
             self._truncated[:, t] = truncated
+            if infos:
+                self._infos.see(infos, t, terminated | truncated)
             if contexts is not None:
                 contexts.acted(policy.chosen, rewards)
             if first is not None or legal is not None:
@@ -294,11 +298,11 @@ class Sampler:
         return rows, steps, tree_map(after, self._last_observations, self._observations)
 
 
-def _by_step(columns: Any, steps: int, split: Callable[[NDArray[Any]], Any]) -> Any:
+def _by_step(columns: Any, steps: int) -> Any:
     """Split columns [N, T, ...] into views of each step, T x [N, ...]."""
     if isinstance(columns, np.ndarray):
-        return split(columns)
-    branches = {key: _by_step(branch, steps, split) for key, branch in columns.items()}
+        return columns.swapaxes(0, 1)
+    branches = {key: _by_step(branch, steps) for key, branch in columns.items()}
     return [{key: views[t] for key, views in branches.items()} for t in range(steps)]
 
 

@@ -81,8 +81,10 @@ class SingleAgentStage(NoLeague):
             fragment.episode_returns,
             fragment.episode_lengths,
             fragment.connector_delta,
+            infos=fragment.infos,
         )
-        return PlayedRound({self._module_id: result}, fragment.seconds)
+        notes = self._policy.take_notes()
+        return PlayedRound({self._module_id: result}, fragment.seconds, notes=notes)
 
     def evaluate(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from gymnasium import Space
 
@@ -70,14 +70,14 @@ class Stage(Protocol):
         """
 
     def add_player(self, module_id: str, acting: ActingSetup) -> None:
-        """Let a module that is not trained be in line-ups from now on.
+        """Let another module be in line-ups from now on, trained or not.
 
         Raises:
             ValueError: there is no league, or what it plays with is not what the setup says.
         """
 
     def remove_player(self, module_id: str) -> None:
-        """Forget such a module, once no running episode has it.
+        """Forget a module, once no running episode has it. No requests are about it any more.
 
         Raises:
             ValueError: there is no league.
@@ -191,13 +191,18 @@ class NoLeague:
     """A stage on which the same modules play until the run ends."""
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
-        self._refuse()
+        refuse_league()
 
     def add_player(self, module_id: str, acting: ActingSetup) -> None:
-        self._refuse()
+        refuse_league()
 
     def remove_player(self, module_id: str) -> None:
-        self._refuse()
+        refuse_league()
 
-    def _refuse(self) -> None:
-        raise ValueError("this run has no league, where line-ups and players come and go")
+
+def refuse_league() -> NoReturn:
+    """
+    Raises:
+        ValueError: always, since there is no league.
+    """
+    raise ValueError("this run has no league, where line-ups and players come and go")

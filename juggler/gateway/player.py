@@ -29,6 +29,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.v1 import training_pb2
 
 
 @dataclass(slots=True, eq=False)
@@ -262,6 +263,10 @@ class Player:
 
     def seed(self, seed: int) -> None:
         self._policy.seed(seed)
+
+    def take_notes(self) -> list[training_pb2.Note]:
+        """What is to be said of how the policy acts, each once."""
+        return self._policy.take_notes()
 
     def learn_from_others(self, state: State) -> None:
         """Take over what connectors of all EnvRunners have learned."""

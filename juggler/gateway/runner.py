@@ -11,15 +11,10 @@ from gymnasium import Space
 
 from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
-from juggler.envrunner.envrunner_worker import (
-    index_of,
-    prepare_process,
-    report_slow_streams,
-    step_back,
-)
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.paced.gathered_policy import policy_in
+from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
 from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
 from juggler.envrunner.rounds import RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup, may_play
@@ -282,6 +277,7 @@ class GatewayRunner:
         """
         assert self._server is not None
         broken: NonFinite | None = None
+        self._tell_notes()
         told = False  # how episodes of environments ended: one receipt of a round has it
         for command_id, request in asked.requests.items():
             started, module = time.perf_counter(), self._modules[request.module_id]
@@ -311,6 +307,15 @@ class GatewayRunner:
                 module.player.take_ended()  # in no receipt: nobody counts them
         if broken is not None:
             raise broken
+
+    def _tell_notes(self) -> None:
+        """Tell people how modules act; of those with the same class, and of several gateways, one
+        speaks for all."""
+        notes: list[training_pb2.Note] = []
+        for module in self._modules.values():
+            notes.extend(note for note in module.take_notes() if note not in notes)
+        for note in notes if self._index == 0 else ():
+            self._attachment.report(note)
 
 
 def _is_for(asked: _Asked, module_id: str) -> bool:

@@ -88,6 +88,10 @@ class ServedModule:
             player.use(weights.tree[self.streams.module_id], weights.version)
             self._has_weights = True
 
+    def take_notes(self) -> list[training_pb2.Note]:
+        """What is to be said of how the module acts, each once."""
+        return [] if self.player is None else self.player.take_notes()
+
     def can_begin(self, request: training_pb2.SampleRequest, since: float) -> bool:
         """Whether the weights of a request are here, or its learner is gone.
 

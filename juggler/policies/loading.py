@@ -13,6 +13,7 @@ from google.protobuf.json_format import ParseDict
 from juggler.policies.policy import Policy
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
 from juggler.runtime.checkpoints.frozen import module_in
+from juggler.runtime.checkpoints.weights import acting_arrays
 from juggler.runtime.connectors.building import OwnClasses, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -60,7 +61,7 @@ def load_policy(
 
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
-            warning if it is not the newest.
+            warning if it is not the newest. A run's directory `best` has the one that played best.
         module_id: which of the run's modules, trained or not; None: the only one that is trained.
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the module's connectors again, if some of their classes cannot be imported by
@@ -153,7 +154,7 @@ def restore_parts(
     )
     try:
         state: Any = saved.tree[module_id]
-        weights = {**state["parameters"], **state["buffers"]}
+        weights = acting_arrays(state)
         if config.critic_sees != "observation":
             # Its value function was built for what acting does not see.
             strip_to_acting(module)

@@ -11,16 +11,15 @@ import gymnasium
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from juggler.policies.observed import Observed
 from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.arrays.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
 from juggler.runtime.modules.distributions.categorical import Categorical
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 
 
@@ -29,7 +28,7 @@ class PolicyState:
     """What a policy knows of running episodes. It is never changed."""
 
     rows: int | None  # N for a batch; None for a single episode
-    module: Any  # [N, ...] tensors; {}: the module has no state
+    module: Any  # [N, ...] arrays; {}: the module has no state
     contexts: Contexts  # of the last step
     chosen: Any  # [N, ...] arrays: what the module chose at the last step
 
@@ -73,6 +72,7 @@ class Policy:
         seed: int = 0,
     ) -> None:
         self.module = module.eval()
+        self._acting = ArrayModule(module, shared=True)
         self.env_to_module, self.module_to_env = env_to_module, module_to_env
         self.observation_space, self.action_space = observation_space, action_space
         self.contexts = {
@@ -128,10 +128,7 @@ class Policy:
         begins = self._begins(state, batch, first)  # [N]
         contexts = self._advanced(state, rows, reward, begins)
         seen = contexts.see(self.env_to_module(observations), begins)  # [N, ...]
-        with torch.inference_mode():
-            tensors = tree_map(torch.tensor, seen)  # [N, ...]
-            actions, memory = self._forward(tensors, state, rows, begins, explore)
-        chosen = tree_map(Tensor.numpy, actions)  # [N, ...]
+        chosen, memory = self._chosen(seen, state, rows, begins, explore)  # [N, ...]
         sent = self.module_to_env(tree_map(np.copy, chosen))
         after = PolicyState(batch, memory, contexts, chosen) if self.remembers else None
         return (sent if batch is not None else self._only(sent)), after
@@ -244,28 +241,27 @@ class Policy:
         contexts.acted(state.chosen, rewards)
         return contexts
 
-    def _forward(
+    def _chosen(
         self,
-        tensors: Any,
+        seen: Any,
         state: PolicyState | None,
         rows: int,
         begins: NDArray[np.bool_],
         explore: bool,
     ) -> tuple[Any, Any]:
         """The module's choice [N, ...], and its state after it."""
-        forward = self.module.forward_exploration if explore else self.module.forward_inference
-        memory = initial_states(self.module, rows)  # [N, ...]
-        if not memory:
-            outputs = forward({OBSERVATIONS: tensors})
-        else:
-            if state is not None:
-                memory = restarted(state.module, memory, torch.from_numpy(begins))  # [N, ...]
-            outputs, memory = one_step(forward, tensors, memory)
-        if not explore or ACTIONS in outputs:
-            return best_actions(self.module, outputs), memory
-        distribution = self.module.action_distribution()
-        noise = distribution.draw_noise((rows,), self._generator)  # [N, M]
-        return distribution(outputs[ACTION_DIST_INPUTS]).sample(noise), memory
+        acting = self._acting
+        memory = acting.initial_states(rows)  # [N, ...]
+        if memory and state is not None:
+            memory = acting.restarted(state.module, begins)  # [N, ...]
+        if not explore:
+            chosen, _, after = acting.infer(seen, memory)
+            return chosen, after
+        noise = None
+        if acting.draws and acting.distribution is not None:
+            noise = acting.distribution.draw_noise((rows,), self._generator).numpy()  # [N, M]
+        chosen, _, after = acting.explore(seen, memory, noise)
+        return chosen, after
 
     def _only(self, actions: Any) -> Any:
         """The only action of a batch of one."""

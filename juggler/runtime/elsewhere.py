@@ -12,6 +12,7 @@ _STATS = "none: it is always of the last 100 episodes"
 #: Keys of a run: of RLlib, Stable-Baselines3, CleanRL and Acme. What is here is a key, perhaps with
 #: words behind it, or "the connector ..."; or "none", where nothing is.
 RUN_KEYS: Final = {
+    "action_noise": "exploration_noise",
     "adam_epsilon": "optimizer_epsilon",
     "adam_momentum_decay": "adam_betas, its first number",
     "adam_variance_decay": "adam_betas, its second number",
@@ -33,7 +34,7 @@ RUN_KEYS: Final = {
     "decay": "rmsprop_decay",
     "device": "devices",
     "discount": "gamma",
-    "ent_coef": "entropy_coefficient",
+    "ent_coef": "entropy_coefficient, and temperature in sac",
     "entropy_coeff": "entropy_coefficient",
     "entropy_cost": "entropy_coefficient",
     "env_config": "env_kwargs",
@@ -76,8 +77,13 @@ RUN_KEYS: Final = {
     "num_steps": "fragment_steps",
     "num_workers": "num_env_runners",
     "opt_type": "optimizer",
+    "policy_delay": "policy_period",
     "ppo_clipping_epsilon": "clip",
     "remote_worker_envs": "vectorize",
+    "replay_buffer_capacity": "replay_capacity, in steps",
+    "replay_buffer_num_slots": "replay_capacity, in steps",
+    "replay_buffer_replay_ratio": "replay_share",
+    "replay_proportion": "replay_share, which is p / (1 + p) for a proportion of p",
     "rollout_fragment_length": "fragment_steps",
     "run_name": "run_dir",
     "sequence_length": "fragment_steps",
@@ -85,6 +91,7 @@ RUN_KEYS: Final = {
     "stop": "stop_return, stop_steps or stop_seconds",
     "storage_path": "run_dir",
     "target_network_update_freq": "target_period",
+    "target_policy_noise": "target_noise",
     "target_update_interval": "target_period",
     "tau": "target_share",
     "torch_deterministic": "synchronous, which gives the same numbers every time",

@@ -17,10 +17,16 @@ def own_frames(traceback: TracebackType | None) -> StackSummary:
     return StackSummary.from_list(own or frames)
 
 
-def place_of(error: BaseException) -> str:
+def place_of(error: BaseException, beside: Path | None = None) -> str:
     """Where an error was raised, for the end of its message: the innermost line outside libraries,
-    if there is one."""
+    if there is one.
+
+    Args:
+        error: what was raised.
+        beside: a directory whose lines the reader has not written either.
+    """
     frames = own_frames(error.__traceback__)
-    if not frames:
+    own = [each for each in frames if not (beside and Path(each.filename).is_relative_to(beside))]
+    if not own:
         return ""
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})"
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,12 +14,15 @@ from support.scripted_modules import LinearPolicy
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.process import numpy_in_one_thread
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.arrays.array_module import ArrayModule
 from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.rl_module import RLModule
 
 ROWS, STEPS = 5, 3
@@ -53,7 +58,7 @@ def observations() -> list[torch.Tensor]:
 def fragment(policy: BehaviourPolicy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the environment got [N, T, …], what was chosen [N, T, …], log-probabilities [N, T]."""
     policy.begin()
-    sent = np.stack([policy.act(x, t) for t, x in enumerate(observations())], 1)
+    sent = np.stack([policy.act(x.numpy(), t) for t, x in enumerate(observations())], 1)
     actions, logp, states = policy.finish()
     assert states == {}
     return sent, actions, logp
@@ -163,7 +168,7 @@ def test_within_dicts_and_tuples_each_box_is_clipped_to_its_own_bounds() -> None
     )
     policy = policy_for(space)
     policy.begin()
-    sent = [policy.act(x, t) for t, x in enumerate(observations())]
+    sent = [policy.act(x.numpy(), t) for t, x in enumerate(observations())]
     actions, logp, _ = policy.finish()
     assert logp.shape == (ROWS, STEPS)
     for t, values in enumerate(sent):
@@ -242,3 +247,81 @@ def test_no_run_acts_with_a_module_that_does_not_say_how_probable_its_actions_ar
     with pytest.raises(ValueError, match=words):
         GatheredPolicy(silent, connectors, module_to_env, 0)
     GatheredPolicy(telling, connectors, module_to_env, 0)
+
+
+def test_it_is_said_once_that_a_module_acts_in_torch() -> None:
+    module = ActorCritic(OBSERVATIONS, DISCRETE, {})
+    module.encoder = torch.nn.Sequential(module.encoder, torch.nn.GELU())
+    policy = BehaviourPolicy(module, ROWS, STEPS, 0)
+    assert policy.take_notes() == []
+    fragment(policy)
+    (note,) = policy.take_notes()
+    assert note.text.startswith("ActorCritic acts in torch")
+    assert not note.warning
+    fragment(policy)
+    assert policy.take_notes() == []
+
+
+class LastSeen(RLModule):
+    """Acts on how its observations changed, which it remembers as they are."""
+
+    def get_initial_state(self):
+        return {"last": torch.zeros(3)}
+
+    def _forward(self, batch):
+        x, last = batch["observations"], batch["states"]["last"]
+        return {"action_dist_inputs": x - last[:, None], "states": {"last": x[:, 0]}}
+
+
+def test_states_outlive_the_memory_of_observations() -> None:
+    """Environments may write each observation to the same memory."""
+    policy = BehaviourPolicy(LastSeen(OBSERVATIONS, gymnasium.spaces.Discrete(3), {}), 1, 1, 0)
+    memory = np.zeros((1, 3), np.float32)
+    for t in range(4):
+        memory[:] = 0
+        memory[0, t % 2] = 1
+        assert policy.act_deterministically(memory, np.array([t == 0])) == [t % 2]
+
+
+class Fixed(RLModule):
+    """Returns parameters as they are."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.logits = torch.nn.Parameter(torch.zeros(3))
+
+    def get_initial_state(self):
+        return {"h": self.logits}
+
+    def _forward(self, batch):
+        rows = self.logits.expand(batch["observations"].shape[0], -1)
+        return {"action_dist_inputs": rows[:, None], "states": {"h": rows}}
+
+
+def test_what_a_module_returns_does_not_change_with_its_weights() -> None:
+    arrays = ArrayModule(Fixed(OBSERVATIONS, gymnasium.spaces.Discrete(3), {}), 1)
+    see, noise = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
+    before = arrays.explore(see, arrays.initial_states(1), noise)
+    arrays.load({"logits": np.ones(3, np.float32)})
+    assert not before.inputs.any()
+    assert not before.states["h"].any()
+
+
+def test_learned_initial_states_follow_shared_weights() -> None:
+    module = Fixed(OBSERVATIONS, gymnasium.spaces.Discrete(3), {})
+    arrays = ArrayModule(module, shared=True)
+    assert not arrays.initial_states(1)["h"].any()
+    module.logits.data.fill_(1)
+    assert arrays.initial_states(1)["h"].all()
+
+
+def test_numpy_has_one_thread_in_an_envrunner() -> None:
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in mapped if "scipy_openblas64" in line}
+    if not paths:
+        pytest.skip("NumPy has another library here")
+    (path,) = paths
+    library = ctypes.CDLL(path)
+    library.scipy_openblas_set_num_threads64_(2)
+    numpy_in_one_thread()
+    assert library.scipy_openblas_get_num_threads64_() == 1

@@ -124,7 +124,11 @@ algorithm = "impala"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("simulator", "count"), [(ONE, 16), (LOCAL, 4)], ids=["16 remote", "4 local"]
+    ("simulator", "count"),
+    [
+        pytest.param(ONE, 16, id="16 remote", marks=pytest.mark.long),
+        pytest.param(LOCAL, 4, id="4 local"),
+    ],
 )
 def test_simulators_teach_cartpole(tmp_path: Path, simulator: str, count: int) -> None:
     run = "cartpole-ppo --stop-return 450 --stop-steps 1500000"

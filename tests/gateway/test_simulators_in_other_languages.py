@@ -112,6 +112,7 @@ def test_a_game_for_two_is_learned_from(place: Path, play: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
     install, *build, simulate = commands("apt-get")
     tools = ("cmake", "g++", "pkg-config", "grpc_cpp_plugin", "protoc")

@@ -191,6 +191,24 @@ def test_a_module_without_a_share_in_a_round_acts_and_is_not_recorded(
     assert world.batch("columns").rewards.tolist() == [[2, 2, 2, 2]]
 
 
+def test_people_are_told_once_of_modules_that_act_in_torch(
+    make_world: Callable[..., AgentsWorld],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("juggler.runtime.modules.arrays.array_module.ships", lambda module: True)
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns", rounds=2)
+        for t in range(9):
+            session.step({"row": see(t, 0), "column": see(t, 0)}, {"row": t, "column": t})
+        for _ in range(2):
+            world.receipts("rows", "columns")
+    said = [world.notes.get() for _ in range(world.notes.qsize())]
+    (note,) = [each for each in said if "acts in torch" in each]
+    assert note.startswith("Scaled acts in torch, which takes longer than NumPy")
+
+
 def test_a_gateway_is_ready_when_every_module_has_agents(
     make_world: Callable[..., AgentsWorld],
 ) -> None:

@@ -139,8 +139,8 @@ class GatewayWorld:
     def keep(self, version: Version) -> None:
         """The weights that there are have this version from now on."""
         assert self.player is not None
-        weights = self.player._policy._weights
-        self._new.append(({name: each.numpy().copy() for name, each in weights.items()}, version))
+        weights = self.player._policy._module.weights()
+        self._new.append(({name: each.copy() for name, each in weights.items()}, version))
         self._server.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
 

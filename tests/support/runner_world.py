@@ -38,6 +38,11 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+PLAYED_BY = {
+    "red": "reds",
+    "green": "reds",
+    "blue": "blues",
+}  # agents by the modules that play them
 
 
 class Driver:

@@ -283,3 +283,14 @@ def at_random(agents: Sequence[str], seed: int) -> Script:
         return Happening(acts, rewards, ends)
 
     return script
+
+
+AGENTS = ("red", "green", "blue")
+
+
+def random_world(seed: int, num_envs: int = 3) -> ScriptedAgents:
+    shown = {"red": THREE, "green": THREE, "blue": FOUR}
+    return ScriptedAgents(num_envs, shown, at_random(AGENTS, seed))
+
+
+TWO_MODULES = {"red": "reds", "green": "reds", "blue": "blues"}

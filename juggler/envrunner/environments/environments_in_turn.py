@@ -22,11 +22,14 @@ _RETURNED = {
 }
 
 
+_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+
+
 class EnvironmentsInTurn(SyncVectorEnv):
     """A faster SyncVectorEnv whose errors name the environment that raised.
 
     The arrays that it returns are its own memory, valid until the next step. Of the infos it keeps
-    only the action masks.
+    the action masks, and the numbers that steps give: [N] each, NaN where one gave none.
 
     Raises:
         EnvironmentFailed: in `reset` or `step`: an environment raised.
@@ -89,11 +92,14 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     call = "step"
                 else:
                     observations[i], rewards[i], ends, cut, info = env.step(action)
+                    if info and not (same_step and (ends or cut)):
+                        self._keep_numbers(infos, info, i)
                     if ends or cut:
                         terminated[i], truncated[i], over[i] = ends, cut, True
                         if same_step:
                             final = {"final_obs": observations[i], "final_info": _kept(info)}
                             infos = self._add_info(infos, final, i)
+                            self._keep_numbers(infos["final_info"], info, i)
                             call = "reset"
                             observations[i], info = env.reset()
                             call = "step"
@@ -102,6 +108,18 @@ class EnvironmentsInTurn(SyncVectorEnv):
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
+
+    def _keep_numbers(self, infos: dict[str, Any], info: dict[str, Any], index: int) -> None:
+        """Much faster than `_add_info`: this is done in each step of each environment."""
+        for name, value in info.items():
+            if isinstance(value, _NUMBERS) and type(name) is str:
+                array = infos.get(name)  # [N]
+                if array is None:
+                    array = infos[name] = np.full(self.num_envs, np.nan)
+                try:
+                    array[index] = value
+                except OverflowError:  # an integer that no float has
+                    pass
 
     def _batch_observations(self, call: str) -> Any:
         """Batch the observations of all environments [N, ...]."""

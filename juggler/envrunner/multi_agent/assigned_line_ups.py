@@ -113,8 +113,11 @@ class AssignedLineUps:
         """The modules that play in running episodes."""
         return {player for match in self._playing.values() for player in match.players}
 
-    def forget(self, module_id: str) -> None:
-        """Begin no match with this module any more."""
+    def forget(self, module_id: str, other: str) -> None:
+        """Begin no match with this module any more. Before the first line-up comes, and in an
+        evaluation, another one plays in its place."""
+        players = (other if each == module_id else each for each in self._at_first.players)
+        self._at_first = replace(self._at_first, players=tuple(players))
         for matches in (self._fresh, self._again):
             kept = [match for match in matches if module_id not in match.players]
             matches.clear()

@@ -19,7 +19,7 @@ from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, OwnCode
+from juggler.envrunner.stage import ActingParts, OwnCode, refuse_league
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -121,7 +121,7 @@ class MultiAgentStage:
             module_id: (policy, self._modules[module_id].connectors)
             for module_id, policy in self._policies.items()
         }
-        return load_checkpoint(path, into)
+        return load_checkpoint(path, into, may_lack=self._league is not None)
 
     def reset(self, seed: int) -> None:
         seed_process(seed)
@@ -129,10 +129,15 @@ class MultiAgentStage:
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         played = self._sampler.sample(recorded, versions)
+        for policy in self._policies.values():
+            # Of modules with the same class, one speaks for all.
+            played.notes.extend(each for each in policy.take_notes() if each not in played.notes)
         if self._league is not None:
             played = replace(played, matches=self._league.take_ended())
-            self._let_go()
-        return played if self._warned else self._looked_over(played)
+            self._forget_leaving()
+        if not self._warned:
+            self._look_over(played)
+        return played
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
         matches = [Match(each.match_id, each.attempt, tuple(each.players)) for each in line_ups]
@@ -156,17 +161,20 @@ class MultiAgentStage:
         self._sampler.add(module_id, slots)
 
     def remove_player(self, module_id: str) -> None:
-        self._of_league().forget(module_id)
-        if module_id in self._modules.keys() - self._policies.keys():
+        league = self._of_league()
+        self._parts.pop(module_id, None)
+        self._policies.pop(module_id, None)
+        if module_id in self._modules:
+            league.forget(module_id, next(iter(self._policies)))
             self._leaving.add(module_id)
-            self._let_go()
+            self._forget_leaving()
 
     def _of_league(self) -> AssignedLineUps:
         if self._league is None:
-            raise ValueError("this run has no league, where line-ups and players come and go")
+            refuse_league()
         return self._league
 
-    def _let_go(self) -> None:
+    def _forget_leaving(self) -> None:
         """Forget players that are to go and that no running episode has."""
         assert self._league is not None
         for module_id in self._leaving - self._league.in_play():
@@ -174,11 +182,11 @@ class MultiAgentStage:
             del self._modules[module_id]
             self._sampler.remove(module_id)
 
-    def _looked_over(self, played: PlayedRound) -> PlayedRound:
-        """A round, perhaps with a warning. There is one at most: what it says stays true."""
-        warning = self._envs.overdue(_VERY_LONG)
-        self._warned = bool(warning)
-        return replace(played, warning=warning)
+    def _look_over(self, played: PlayedRound) -> None:
+        """Perhaps add a warning. There is one at most: what it says stays true."""
+        if warning := self._envs.overdue(_VERY_LONG):
+            self._warned = True
+            played.notes.append(training_pb2.Note(text=warning, warning=True))
 
     def evaluate(
         self,

@@ -13,32 +13,18 @@ from gymnasium import Space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.envrunner.behaviour_policy import require_log_probabilities
+from juggler.envrunner.behaviour_policy import notes_of, require_log_probabilities
 from juggler.envrunner.environments.seeding import noise_seed
 from juggler.envrunner.paced.places import grown, put, room_for, take
 from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.columns import (
-    ACTION_DIST_INPUTS,
-    ACTIONS,
-    CONNECTOR_STATES,
-    MODULE_STATE,
-    OBSERVATIONS,
-    STATES,
-)
+from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.columns import CONNECTOR_STATES, MODULE_STATE, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import (
-    Forward,
-    best_actions,
-    initial_states,
-    load_weights,
-    one_step,
-    restarted,
-    weights_of,
-)
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 #: Numbers that are drawn at once: drawing a few takes as long as drawing these.
 _NOISE_AHEAD = 4096
@@ -69,23 +55,19 @@ class GatheredPolicy:
         module_to_env: ModuleToEnv,
         seed: int,
     ) -> None:
-        self._module = module.eval()
-        self._weights = weights_of(module)
+        self._module = ArrayModule(module)
         self._env_to_module = connectors
         self._contexts = _Contexts(connectors)
         self._module_to_env = module_to_env
         self._generator = torch.Generator()
         self.seed(seed)
-        self._initial = initial_states(module, 1)  # [1, ...]
-        self._remembers = bool(self._initial)
-        like = tree_map(lambda state: state.numpy(), self._initial)
+        like = self._module.initial_states(1)  # [1, ...]
+        self._remembers = bool(like)
         self._states = room_for(like, 1)  # [S, ...] before the next step
         self._before = room_for(like, 1)  # [S, ...] before the last one
-        outputs = self._outputs_for_nothing()
-        self._draws = ACTIONS not in outputs
-        require_log_probabilities(module, ACTION_DIST_INPUTS in outputs)
+        require_log_probabilities(module, self._module.distribution is not None)
         self._distribution = module.action_distribution()
-        self.blank_inputs = np.zeros(outputs[ACTION_DIST_INPUTS].shape[1:], np.float32)
+        self.blank_inputs = self._module.blank_inputs
 
     @property
     def action_space(self) -> Space[Any]:
@@ -100,7 +82,7 @@ class GatheredPolicy:
             NotImplementedError: the same.
         """
         return ActingGraph(
-            deepcopy(self._module),
+            deepcopy(self._module.module),
             self._env_to_module,
             self._module_to_env,
             observation_space,
@@ -110,13 +92,14 @@ class GatheredPolicy:
 
     def constants(self) -> dict[str, NDArray[Any]]:
         """Values of the graph that change during a run, by their names there; views."""
-        weights = {f"module.{name}": tensor.numpy() for name, tensor in self._weights.items()}
+        weights = {f"module.{name}": array for name, array in self._module.weights().items()}
         return {**weights, **self._env_to_module.numbers()}
 
     def seed(self, seed: int) -> None:
         """Start the noise anew."""
         self._generator.manual_seed(noise_seed(seed))
-        self._noise, self._noise_left = torch.zeros(0), 0  # [L, M], and its last unused entries
+        # [L, M], and its last unused entries.
+        self._noise, self._noise_left = np.zeros((0, 0), np.float32), 0
 
     def grow(self, capacity: int) -> None:
         """Make room for more agents."""
@@ -126,7 +109,11 @@ class GatheredPolicy:
     @property
     def names(self) -> Collection[str]:
         """Names of the parameters and buffers that `load` takes."""
-        return self._weights.keys()
+        return self._module.names
+
+    def take_notes(self) -> list[training_pb2.Note]:
+        """What is to be said of how it acts, each once."""
+        return notes_of(self._module)
 
     def load(self, weights: Tree) -> None:
         """Load weights: arrays by the names of parameters and buffers.
@@ -134,8 +121,7 @@ class GatheredPolicy:
         Raises:
             ValueError: they are another module's.
         """
-        load_weights(self._weights, weights)
-        self._initial = initial_states(self._module, 1)  # it may be learned
+        self._module.load(weights)
 
     def act(
         self, observations: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
@@ -152,21 +138,18 @@ class GatheredPolicy:
             [B, ...]; and the inputs [B, D] of their distribution. Nothing else uses their memory.
         """
         seen = self._contexts.see(observations, places, first)
-        with torch.inference_mode():
-            outputs = self._run(self._module.forward_exploration, seen, places, first)
-            inputs = outputs[ACTION_DIST_INPUTS]  # [B, D]
-            if self._draws:
-                actions = self._distribution(inputs).sample(self._next_noise(len(places)))
-            else:
-                actions = outputs[ACTIONS]  # [B, ...]
-        sent, chosen = self._sent(actions, places)
-        return sent, chosen, inputs.float().numpy()
+        noise = self._next_noise(len(places)) if self._module.draws else None
+        states = self._begun(places, first)
+        chosen, inputs, states = self._module.explore(seen, states, noise)
+        put(self._states, places, states)
+        return self._sent(chosen, places), chosen, np.array(inputs, np.float32)
 
-    def _next_noise(self, count: int) -> Tensor:
+    def _next_noise(self, count: int) -> NDArray[np.float32]:
         """The noise [B, M] of the next actions, which is drawn for many of them at once."""
         if self._noise_left < count:
             ahead = max(count, _NOISE_AHEAD // max(1, self._distribution.noise_size))
-            self._noise = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
+            drawn = self._distribution.draw_noise((ahead,), self._generator)  # [L, M]
+            self._noise = drawn.numpy()
             self._noise_left = ahead
         begin, self._noise_left = -self._noise_left, self._noise_left - count
         return self._noise[begin : -self._noise_left or None]
@@ -182,16 +165,22 @@ class GatheredPolicy:
             first: as in `act`.
         """
         seen = self._contexts.see(observations, places, first)
-        with torch.inference_mode():
-            outputs = self._run(self._module.forward_inference, seen, places, first)
-            actions = best_actions(self._module, outputs)  # [B, ...]
-        return self._sent(actions, places)[0]
+        chosen, _, states = self._module.infer(seen, self._begun(places, first))
+        put(self._states, places, states)
+        return self._sent(chosen, places)
 
-    def _sent(self, actions: Any, places: NDArray[np.intp]) -> tuple[Any, Any]:
-        """Actions for environments, and the chosen ones, as arrays [B, ...]."""
-        chosen = tree_map(Tensor.numpy, actions)  # [B, ...]
+    def _begun(self, places: NDArray[np.intp], first: NDArray[np.bool_]) -> Any:
+        """The states [B, ...] that agents act with, new ones where episodes begin."""
+        if not self._remembers:
+            return {}
+        states = self._module.restarted(take(self._states, places), first)  # [B, ...]
+        put(self._before, places, states)
+        return states
+
+    def _sent(self, chosen: Any, places: NDArray[np.intp]) -> Any:
+        """Chosen actions [B, ...], as environments get them."""
         self._contexts.chose(chosen, places)
-        return self._module_to_env(tree_map(np.ndarray.copy, chosen)), chosen
+        return self._module_to_env(tree_map(np.copy, chosen))
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:
         """Take the rewards [B] of the last actions of some agents."""
@@ -228,14 +217,15 @@ class GatheredPolicy:
             self._contexts.chose(take(actions, now), places)
             self._contexts.rewarded(places, rewards[now])
         if self._remembers:
-            kept = tree_map(lambda each: torch.from_numpy(each[places]), self._states)  # [1, ...]
-            kept = restarted(kept, self._initial, torch.tensor([first]))  # [1, ...]
-            states[MODULE_STATE] = tree_map(Tensor.numpy, kept)
+            kept = self._module.restarted(take(self._states, places), np.array([first]))  # [1, ...]
+            states[MODULE_STATE] = kept
             sequence = tree_map(
                 lambda *steps: torch.from_numpy(np.concatenate(steps)[None]), *seen
             )  # [1, L, ...]
             with torch.inference_mode():
-                outputs = self._module.forward_exploration({OBSERVATIONS: sequence, STATES: kept})
+                before = tree_map(torch.from_numpy, kept)  # [1, ...]
+                batch = {OBSERVATIONS: sequence, STATES: before}
+                outputs = self._module.module.forward_exploration(batch)
             put(self._states, places, tree_map(Tensor.numpy, outputs[STATES]))
         return states
 
@@ -259,35 +249,12 @@ class GatheredPolicy:
         """Explain why the log-probability of inputs [D] is not finite; "" if unknown."""
         return self._distribution.why_not_finite(torch.from_numpy(inputs))
 
-    def _run(
-        self, forward: Forward, seen: Any, places: NDArray[np.intp], first: NDArray[np.bool_]
-    ) -> dict[str, Any]:
-        """Run one step of the module on arrays [B, ...], with the agents' states if it has any."""
-        tensors = tree_map(torch.from_numpy, seen)  # [B, ...]
-        if not self._remembers:
-            return forward({OBSERVATIONS: tensors})
-        states = tree_map(lambda kept: torch.from_numpy(kept[places]), self._states)  # [B, ...]
-        states = restarted(states, self._initial, torch.from_numpy(first))  # [B, ...]
-        put(self._before, places, tree_map(Tensor.numpy, states))
-        outputs, after = one_step(forward, tensors, states)
-        put(self._states, places, tree_map(Tensor.numpy, after))
-        return outputs
-
-    def _outputs_for_nothing(self) -> dict[str, Any]:
-        """The outputs of the module for blank observations."""
-        blank = zeros(self._module.observation_space, (1,))
-        tensors = tree_map(torch.from_numpy, blank)  # [1, ...]
-        with torch.inference_mode():
-            if self._remembers:
-                return one_step(self._module.forward_exploration, tensors, self._initial)[0]
-            return self._module.forward_exploration({OBSERVATIONS: tensors})
-
 
 def policy_in(frame: FrameType | None) -> str:
     """For people: what a thread of a gateway does, from its innermost frame."""
     while frame is not None:
         if frame.f_code is GatheredPolicy.act.__code__:
-            return f"inference by {type(frame.f_locals['self']._module).__name__}"
+            return f"inference by {type(frame.f_locals['self']._module.module).__name__}"
         frame = frame.f_back
     return "the gateway"
 

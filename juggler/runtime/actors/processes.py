@@ -27,6 +27,7 @@ PRELOAD = (
     "torch",
     "gymnasium",
     "juggler.runtime.connectors.building",
+    "juggler.runtime.modules.arrays.array_module",
     "juggler.runtime.modules.building",
 )
 
@@ -128,11 +129,10 @@ def share_forkserver() -> None:
 def let_go_of_forkserver() -> None:
     """Like `cool_down`, once no other user is left."""
     global _sharing
-    with _sharing_lock:
+    with _sharing_lock:  # nobody new may share what is about to end
         _sharing -= 1
-        last = not _sharing
-    if last:
-        cool_down()
+        if not _sharing:
+            cool_down()
 
 
 def start(program: WorkerProgram, title: str) -> ForkServerProcess:

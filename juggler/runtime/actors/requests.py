@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from google.protobuf import any_pb2
@@ -82,8 +82,12 @@ class RequestPool:
 
     def has_in_flight(self, kind: type[Message]) -> bool:
         """Whether a command of this kind is in flight at any worker."""
+        return self.has_one_that(lambda request: isinstance(request, kind))
+
+    def has_one_that(self, holds: Callable[[Message], bool]) -> bool:
+        """Whether this holds of a command in flight at any worker."""
         return any(
-            isinstance(request, kind)
+            holds(request)
             for pending in self._in_flight.values()
             for request, _ in pending.values()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from juggler.runtime.modules.columns import (
 )
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
-from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, unflatten
 
 _OBSERVATION: Final = "observation"
@@ -131,12 +131,14 @@ class ActingGraph(nn.Module):
         if self._uses_rewards:
             after[_CHOSEN] = chosen
         action = to_tree(self._action_space, self._module_to_env(chosen))
-        results = {(_ACTION, *path): leaf for path, leaf in _leaves(action)}
+        results = {(_ACTION, *path): leaf for path, leaf in tree_leaves(action)}
         if self._explores:
-            results |= {(_CHOSEN, *path): leaf for path, leaf in _leaves(self._as_chosen(chosen))}
+            results |= {
+                (_CHOSEN, *path): leaf for path, leaf in tree_leaves(self._as_chosen(chosen))
+            }
         if action_logp is not None:
             results[ACTION_LOGP,] = action_logp
-        results |= {(f"next_{_STATE}", *path): leaf for path, leaf in _leaves(after)}
+        results |= {(f"next_{_STATE}", *path): leaf for path, leaf in tree_leaves(after)}
         self.outputs = list(results)
         # Copies, because one tensor may be both an input and an output, or two outputs.
         return tuple(tensor.clone() for tensor in results.values())
@@ -189,7 +191,7 @@ class ActingGraph(nn.Module):
         if self._explores and ACTIONS not in outputs:
             size = self.module.action_distribution().noise_size
             inputs[_UNIFORM] = np.full((_ROWS, 2, size), 0.5, np.float32)
-        return {path: torch.tensor(array) for path, array in _leaves(inputs)}
+        return {path: torch.tensor(array) for path, array in tree_leaves(inputs)}
 
     def _check_connectors(self) -> None:
         around = [
@@ -258,14 +260,6 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         ) from error
     assert program is not None
     return program
-
-
-def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if not isinstance(tree, Mapping):
-        yield path, tree
-        return
-    for key, branch in tree.items():
-        yield from _leaves(branch, (*path, key))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from juggler.runtime.own_frames import own_frames, place_of
 
 #: Prefix of the names of things in a script or a notebook, which cannot be imported.
 SCRIPT: Final = "__main__:"
+#: Kinds of objects that workers do without.
+_OF_THE_DRIVER: Final = ("builder", "weighting")
 
 
 class ImportFailed(ValueError):
@@ -149,25 +151,28 @@ def _check_is_no_path(name: str, what: str) -> None:
 
 def no_module(name: str, what: str, module: str) -> str:
     """The message for a name whose Python module cannot be found."""
+    where = "where the driver runs" if what in _OF_THE_DRIVER else "wherever this run has workers"
     return (
         f"{what} {name!r} cannot be imported: there is no Python module {module!r} here; "
-        "install it, or put its directory on PYTHONPATH, wherever this run has workers"
+        f"install it, or put its directory on PYTHONPATH, {where}"
     )
 
 
-def must_be_given_again(key: str, name: str | None, given: object) -> None:
+def must_be_given_again(
+    key: str, name: str | None, given: object, passed: str | None = None
+) -> None:
     """Check that an object of a script is available in this process.
 
     Args:
         key: a key of the configuration.
         name: its value.
         given: the object that the name stands for, if it was passed again.
+        passed: how it is passed, with {} for its name; by default as `key`.
 
     Raises:
         ValueError: the name belongs to a script, and its object was not passed again.
     """
     if name is not None and name.startswith(SCRIPT) and not callable(given):
         mine = name.removeprefix(SCRIPT)
-        raise ValueError(
-            f"this run's {key} is {mine}, of a script: pass {key}={mine} again, in Python"
-        )
+        how = f"{key}={mine}" if passed is None else passed.format(mine)
+        raise ValueError(f"this run's {key} is {mine}, of a script: pass {how} again, in Python")

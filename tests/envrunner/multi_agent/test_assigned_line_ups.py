@@ -75,12 +75,18 @@ def test_a_player_that_goes_is_in_running_episodes_and_in_no_other() -> None:
     line_ups = AssignedLineUps(AGENTS, PLAYED_BY)
     line_ups.assign([*matches(1, 2), Match(3, 0, ("main", "main"))])
     begin(line_ups, 0)
-    line_ups.forget("past")
+    line_ups.forget("past", "main")
     assert line_ups.in_play() == {"main", "past"}
     assert end(line_ups, 0) == [1]
     assert begin(line_ups, 0) == ["main", "main"]
     assert line_ups.in_play() == {"main"}
     assert end(line_ups, 0) == [3]
+
+
+def test_another_plays_first_in_place_of_a_player_that_goes() -> None:
+    line_ups = AssignedLineUps(AGENTS, PLAYED_BY)
+    line_ups.forget(begin(line_ups, 0)[0], "new")
+    assert set(begin(line_ups, 1)) == {"new"}
 
 
 def test_a_line_up_with_too_few_players_is_refused() -> None:

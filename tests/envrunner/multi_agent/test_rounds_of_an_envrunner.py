@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.made_checkpoints import checkpoint
 from support.paced_sampling import by_slot
-from support.runner_world import PATIENCE, RunnerWorld
-from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random, in_turn
+from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
+from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
-from juggler.driver.record.checkpoints import write
 from juggler.envrunner import envrunner_worker
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
@@ -25,34 +23,6 @@ from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
-
-PLAYED_BY = {"red": "reds", "green": "reds", "blue": "blues"}
-
-
-@pytest.fixture
-def envs() -> ScriptedAgents:
-    script = at_random(tuple(PLAYED_BY), 8)
-    return ScriptedAgents(2, {"red": THREE, "green": THREE, "blue": FOUR}, script)
-
-
-@pytest.fixture
-def make_world(
-    envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., RunnerWorld]]:
-    monkeypatch.setattr(
-        envrunner_worker, "step_back", lambda *_: None
-    )  # all later tests would, too
-    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
-    worlds: list[RunnerWorld] = []
-
-    def make(played_by: dict[str, str] = PLAYED_BY, **keys: Any) -> RunnerWorld:
-        worlds.append(RunnerWorld(tmp_path, played_by, **keys))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
-    assert envs.closed
 
 
 def test_it_is_ready_with_what_each_module_plays(make_world: Callable[..., RunnerWorld]) -> None:
@@ -127,6 +97,20 @@ def test_people_are_told_once_of_an_agent_that_does_not_end(
     assert note.text == "waits for agent 'red', 5000 steps"
 
 
+def test_people_are_told_once_of_modules_that_act_in_torch(
+    make_world: Callable[..., RunnerWorld],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("juggler.runtime.modules.arrays.array_module.ships", lambda module: True)
+    world = make_world()
+    world.begin()
+    for _ in range(3):
+        world.play(reds=0, blues=0)
+    (note,) = world.driver.notes
+    assert note.text.startswith("Scaled acts in torch, which takes longer than NumPy")
+    assert note.text.endswith("it calls len() of a tensor, where shape[0] would do")
+
+
 def test_each_module_acts_with_the_weights_of_its_own_learners(
     make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
 ) -> None:
@@ -191,6 +175,18 @@ def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
     receipts = world.play(reds=0, blues=0)
     assert receipts["reds"].dropped == "learner_lost"
     assert receipts["blues"].live_steps > 0
+
+
+def test_weights_of_a_module_that_is_let_go_are_not_waited_for(
+    make_world: Callable[..., RunnerWorld],
+) -> None:
+    world = make_world(row_age=0)
+    world.begin()
+    world.driver.tell(*world.requests(reds=5, blues=0))
+    time.sleep(0.2)
+    world.driver.tell(training_pb2.RemovePlayer(module_id="reds"))
+    lost = world.driver.hear(training_pb2.Receipt)
+    assert (lost.module_id, lost.dropped, lost.live_steps) == ("reds", "learner_lost", 0)
 
 
 def test_a_round_without_any_learner_is_not_played(
@@ -364,54 +360,6 @@ def test_agents_and_modules_that_do_not_fit_are_told(
     world = make_world(played_by)
     with pytest.raises(AssertionError, match=text):
         world.set_up()
-
-
-def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
-) -> None:
-    world = make_world()
-    world.begin()
-    world.learners["reds"].publish(1)
-    world.play(reds=1, blues=0)
-    told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
-    assert len(told.episode_returns) == 7
-    assert told.version.update == 0, "the oldest among those that play"
-    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
-    assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]
-
-
-def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, tmp_path: Path
-) -> None:
-    world = make_world()
-    world.begin()
-    states = {
-        module_id: {"parameters": {"scale": np.array(scale, np.float32)}, "buffers": {}}
-        for module_id, scale in (("reds", 2.0), ("blues", 1.0))
-    }
-    of_module = {"version": [1, 9], "extra": {}}
-    saved = checkpoint(9, tree=states, modules=dict.fromkeys(states, of_module))
-    command = training_pb2.Evaluate(episodes=4, checkpoint=str(write(tmp_path, saved, keep=1)))
-    told = world.driver.ask(command, training_pb2.Evaluation)
-    assert (told.version.update, len(told.episode_returns)) == (9, 4)
-    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
-    assert [actions[slot] for slot in (0, 1, 2)] == [{2}, {2}, {1}]
-    # What the learners publish is loaded again, although it has not changed.
-    world.driver.ask(training_pb2.Evaluate(episodes=4), training_pb2.Evaluation)
-    assert {a for log in envs.log.values() for e in log for a in e.actions} == {0}
-
-
-def test_a_checkpoint_that_lacks_a_module_is_refused(
-    make_world: Callable[..., RunnerWorld], tmp_path: Path
-) -> None:
-    world = make_world()
-    world.begin()
-    states = {"reds": {"parameters": {"scale": np.zeros((), np.float32)}, "buffers": {}}}
-    saved = checkpoint(9, tree=states, modules={"reds": {"version": [1, 9], "extra": {}}})
-    path = write(tmp_path, saved, keep=1)
-    world.driver.tell(training_pb2.Evaluate(episodes=4, checkpoint=str(path)))
-    failure = world.driver._answers.get(timeout=PATIENCE)
-    assert "has no module 'blues'" in str(failure)
 
 
 def test_carts_of_two_modules_are_sampled_in_rounds(

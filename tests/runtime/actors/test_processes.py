@@ -15,13 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
+from support.supervised import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
-from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
-
-QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
-NEVER = RestartPolicy(quarantine_after=1)
+from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,40 +28,10 @@ def _no_forkserver_is_left() -> Iterator[None]:
     cool_down()
 
 
-def _eventually(what: Any, seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := what():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"it did not happen within {seconds} s")
-
-
-class Exits:
-    """What a supervisor tells, one after the other."""
-
-    def __init__(self) -> None:
-        self.events: Mailbox[Any] = Mailbox()
-        self._waiting: list[Any] = []
-
-    def next(self, seconds: float = 30.0) -> Exited:
-        deadline = time.monotonic() + seconds
-        while not self._waiting and time.monotonic() < deadline:
-            self._waiting += self.events.gather(deadline - time.monotonic())
-        assert self._waiting, "nothing ended"
-        exited = self._waiting.pop(0)
-        assert isinstance(exited, Exited)
-        return exited
-
-
-def _sleeper() -> WorkerProgram:
-    return WorkerProgram("time:sleep", 60)
-
-
 def test_a_process_is_titled_by_role_and_index() -> None:
-    process = start(_sleeper(), "envrunner 3")
+    process = start(sleeper(), "envrunner 3")
     try:
-        titled = _eventually(
+        titled = eventually(
             lambda: "juggler: envrunner 3" in " ".join(psutil.Process(process.pid).cmdline())
         )
         assert titled
@@ -75,9 +43,9 @@ def test_a_process_is_titled_by_role_and_index() -> None:
 def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", _sleeper(), QUICK)
+    supervisor.add("worker-0", sleeper(), QUICK)
     try:
-        first = _eventually(lambda: supervisor.pids().get("worker-0"))
+        first = eventually(lambda: supervisor.pids().get("worker-0"))
         os.kill(first, signal.SIGKILL)
         exited = exits.next()
         assert (exited.worker_id, exited.pid, exited.how) == (
@@ -86,12 +54,12 @@ def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
             "killed by SIGKILL",
         )
         assert exited.restart_in is not None
-        second = _eventually(lambda: supervisor.pids().get("worker-0"))
+        second = eventually(lambda: supervisor.pids().get("worker-0"))
         assert second != first
         assert supervisor.restarts == 1
     finally:
         supervisor.close(grace=0.0)
-    _eventually(lambda: not psutil.pid_exists(second))  # the forkserver has yet to reap it
+    eventually(lambda: not psutil.pid_exists(second))  # the forkserver has yet to reap it
 
 
 def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path: Path) -> None:
@@ -110,160 +78,13 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
         supervisor.close(grace=0.0)
 
 
-def test_what_keeps_dying_stays_down_in_the_end() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), QUICK)
-    try:
-        ends = [exits.next() for _ in range(3)]
-        assert [exited.how for exited in ends] == ["exit code 7"] * 3
-        assert [exited.restart_in is None for exited in ends] == [False, False, True]
-        assert supervisor.pids() == {}
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_a_worker_that_was_of_use_is_not_held_to_old_failures() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", _sleeper(), QUICK)
-    try:
-        for _ in range(6):
-            os.kill(_eventually(lambda: supervisor.pids().get("worker-0")), signal.SIGKILL)
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")  # before it can die again
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_a_worker_that_dies_after_little_use_each_time_stays_down_in_the_end() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
-    supervisor.add("worker-0", _sleeper(), policy)
-    try:
-        for uses, stays_down in ((1, False), (2, False), (1, False), (1, True)):
-            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
-            for _ in range(uses):
-                supervisor.of_use("worker-0")
-            os.kill(pid, signal.SIGSEGV)
-            assert (exits.next().restart_in is None) == stays_down
-        assert supervisor.keeps_failing("worker-0")
-    finally:
-        supervisor.close(grace=0.0)
-
-
-@pytest.mark.parametrize("heard", ["before it ends", "after it ended", "in the next life"])
-def test_a_worker_that_fails_again_as_before_stays_down(heard: str) -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    delay = 0.01 if heard == "in the next life" else 1.0
-    policy = RestartPolicy(delay, delay, quarantine_after=9, enough_uses=2)
-    supervisor.add("worker-0", _sleeper(), policy)
-    try:
-        for life in range(2):
-            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
-            if life == 1 and heard == "before it ends":
-                supervisor.give_up("worker-0", pid)
-            os.kill(pid, signal.SIGSEGV)
-            exited = exits.next()
-        if heard == "after it ended":
-            assert exited.restart_in is not None
-            supervisor.give_up("worker-0", pid)
-            exited = exits.next()
-        if heard == "in the next life":
-            after = _eventually(lambda: supervisor.pids().get("worker-0"))
-            supervisor.give_up("worker-0", pid)
-            assert supervisor.pids()["worker-0"] == after
-            os.kill(after, signal.SIGSEGV)
-            exited = exits.next()
-        assert exited.restart_in is None
-        time.sleep(1.2)
-        assert "worker-0" not in supervisor.pids()
-    finally:
-        supervisor.close(grace=0.0)
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_worker_that_fails_again_after_enough_use_is_started_again(ended: bool) -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.01, quarantine_after=9, enough_uses=2)
-    supervisor.add("worker-0", _sleeper(), policy)
-    try:
-        for _ in range(3):
-            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
-            for _ in range(2):
-                supervisor.of_use("worker-0")
-            if not ended:
-                supervisor.give_up("worker-0", pid)
-            os.kill(pid, signal.SIGSEGV)
-            assert exits.next().restart_in is not None
-            if ended:
-                supervisor.give_up("worker-0", pid)
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_a_worker_that_others_kill_needs_to_have_been_of_use_but_once() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(0.01, 0.05, quarantine_after=3, enough_uses=2)
-    supervisor.add("worker-0", _sleeper(), policy)
-    try:
-        for _ in range(4):
-            pid = _eventually(lambda: supervisor.pids().get("worker-0"))
-            supervisor.of_use("worker-0")
-            os.kill(pid, signal.SIGKILL)
-            assert exits.next().restart_in is not None
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_a_worker_that_dies_too_often_stays_down_however_much_use_it_is_in_between() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(first_delay=0.01, longest_delay=0.01, most_in_window=4)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
-    try:
-        for _ in range(3):
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")
-        assert exits.next().restart_in is None
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_deaths_are_forgotten_with_time() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    policy = RestartPolicy(first_delay=0.3, longest_delay=0.3, most_in_window=2, window_seconds=0.2)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 7), policy)
-    try:
-        for _ in range(3):
-            assert exits.next().restart_in is not None
-            supervisor.of_use("worker-0")
-    finally:
-        supervisor.close(grace=0.0)
-
-
-def test_one_that_must_not_be_restarted_stays_down_at_once() -> None:
-    exits = Exits()
-    supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", WorkerProgram("os:_exit", 1), NEVER)
-    try:
-        assert exits.next().restart_in is None
-    finally:
-        supervisor.close(grace=0.0)
-
-
 def test_a_worker_that_leaves_when_the_run_is_over_is_not_replaced() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", _sleeper(), QUICK)
-    supervisor.add("worker-1", _sleeper(), QUICK)
+    supervisor.add("worker-0", sleeper(), QUICK)
+    supervisor.add("worker-1", sleeper(), QUICK)
     try:
-        _eventually(lambda: len(supervisor.pids()) == 2)
+        eventually(lambda: len(supervisor.pids()) == 2)
         supervisor.stop_restarting()
         os.kill(supervisor.pids()["worker-0"], signal.SIGKILL)
         assert exits.next().restart_in is None
@@ -277,15 +98,15 @@ def test_a_worker_that_leaves_when_the_run_is_over_is_not_replaced() -> None:
 def test_a_stopped_process_can_be_killed_and_is_replaced() -> None:
     exits = Exits()
     supervisor = Supervisor(exits.events)
-    supervisor.add("worker-0", _sleeper(), QUICK)
+    supervisor.add("worker-0", sleeper(), QUICK)
     try:
-        first = _eventually(lambda: supervisor.pids().get("worker-0"))
+        first = eventually(lambda: supervisor.pids().get("worker-0"))
         os.kill(first, signal.SIGSTOP)
         supervisor.kill("worker-0", pid=first + 1)  # somebody else's: nothing happens
         assert psutil.pid_exists(first)
         supervisor.kill("worker-0", pid=first)
         assert exits.next().how == "killed by SIGKILL"
-        assert _eventually(lambda: supervisor.pids().get("worker-0")) != first
+        assert eventually(lambda: supervisor.pids().get("worker-0")) != first
     finally:
         supervisor.close(grace=0.0)
 
@@ -295,8 +116,8 @@ def test_processes_that_end_while_the_supervisor_closes_do_not_disturb_it() -> N
     for turn in range(20):
         supervisor = Supervisor(Mailbox())
         for index in range(3):
-            supervisor.add(f"worker-{index}", _sleeper(), NEVER)
-        pids = _eventually(lambda: len(found := supervisor.pids()) == 3 and found)  # noqa: B023
+            supervisor.add(f"worker-{index}", sleeper(), NEVER)
+        pids = eventually(lambda: len(found := supervisor.pids()) == 3 and found)  # noqa: B023
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
         time.sleep(turn * 0.0002)  # so that they are noticed before, in the midst of it, or after
@@ -316,11 +137,11 @@ def test_a_start_that_fails_is_told_and_tried_again() -> None:
     server = _stopped_forkserver()
     events: Mailbox[Any] = Mailbox()
     supervisor = Supervisor(events)
-    supervisor.add("worker-0", _sleeper(), QUICK)
+    supervisor.add("worker-0", sleeper(), QUICK)
     time.sleep(0.2)  # it waits for an answer by now; if not yet, the new forkserver gives one
     try:
         server.kill()
-        pid = _eventually(lambda: supervisor.pids().get("worker-0"))
+        pid = eventually(lambda: supervisor.pids().get("worker-0"))
         assert psutil.pid_exists(pid)
         for exited in events.gather():
             assert "could not be started" in exited.how
@@ -333,10 +154,10 @@ def test_a_start_that_fails_is_told_and_tried_again() -> None:
 def test_a_forkserver_that_does_not_answer_holds_nobody_up() -> None:
     server = _stopped_forkserver()
     supervisor = Supervisor(Mailbox())
-    supervisor.add("worker-0", _sleeper(), QUICK)
+    supervisor.add("worker-0", sleeper(), QUICK)
     time.sleep(0.2)  # in the midst of starting it
     before = time.monotonic()
-    supervisor.add("worker-1", _sleeper(), QUICK)
+    supervisor.add("worker-1", sleeper(), QUICK)
     supervisor.kill("worker-0", pid=1)
     supervisor.close(grace=0.0)
     cool_down()
@@ -370,7 +191,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    _eventually(lambda: not psutil.pid_exists(child))
+    eventually(lambda: not psutil.pid_exists(child))
 
 
 def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:

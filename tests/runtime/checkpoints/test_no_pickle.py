@@ -47,9 +47,9 @@ ALLOWED = {
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.config)"),
     ("driver/preflight.py", "import cloudpickle"),
-    ("envrunner/envrunner_worker.py", "import cloudpickle"),
+    ("envrunner/process.py", "import cloudpickle"),
     ("learner/process/learner_worker.py", "import cloudpickle"),
-    ("envrunner/envrunner_worker.py", "cloudpickle.loads(program.own_code)"),
+    ("envrunner/process.py", "cloudpickle.loads(program.own_code)"),
     ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
 }
 

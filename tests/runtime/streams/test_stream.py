@@ -106,11 +106,9 @@ def test_who_reads_no_acknowledgements_is_not_heard_for_ever(
 ) -> None:
     ServerStream = calls().ServerStream
 
-    def stuck(*given: Any) -> Any:
+    def stuck(requests: Any, context: Any, next_message: Any) -> Any:
         """As if all were full on the way to a client that reads nothing."""
-        made: Any = ServerStream(*given)
-        made.wake = lambda: None
-        return made
+        return ServerStream(requests, context, lambda: None)
 
     monkeypatch.setattr(stream, "_MOST_UNREAD", 100)
     monkeypatch.setattr(stream, "calls", lambda: SimpleNamespace(ServerStream=stuck))

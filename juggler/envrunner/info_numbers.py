@@ -1,0 +1,208 @@
+"""Numbers that environments put into `info`, summed up over episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.v1 import training_pb2
+
+#: Of more numbers, those that came first are told.
+MOST_NUMBERS: Final = 32
+LONGEST_NAME: Final = 100  # characters
+
+_LARGEST = 1e300  # so that sums are finite
+_MOST_OTHERS = 1000  # names that are remembered to be none
+_NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
+
+
+class InfoNumber(NamedTuple):
+    """A number over the steps of an episode that gave it."""
+
+    mean: float
+    least: float
+    most: float
+
+
+#: By name, of each episode that gave it, by their last steps.
+InfoNumbers = dict[str, list[InfoNumber]]
+
+
+def to_messages(numbers: InfoNumbers) -> list[training_pb2.InfoNumber]:
+    return [
+        training_pb2.InfoNumber(
+            name=name,
+            mean=[each.mean for each in episodes],
+            least=[each.least for each in episodes],
+            most=[each.most for each in episodes],
+        )
+        for name, episodes in numbers.items()
+    ]
+
+
+def from_messages(messages: Iterable[training_pb2.InfoNumber]) -> InfoNumbers:
+    """What `to_messages` was given."""
+    return {
+        message.name: [
+            InfoNumber(*each)
+            for each in zip(message.mean, message.least, message.most, strict=True)
+        ]
+        for message in messages
+    }
+
+
+@dataclass(slots=True)
+class _Number:
+    """One number: what the steps of a fragment gave, and so far of the running episodes."""
+
+    values: NDArray[np.float64]  # [N, T]; NaN where a step gave none
+    sums: NDArray[np.float64]  # [N]
+    counts: NDArray[np.int64]  # [N]
+    least: NDArray[np.float64]  # [N]; infinite before the first one
+    most: NDArray[np.float64]  # [N]
+
+
+class InfoWatch:
+    """Watches the infos of N environments for numbers. One that is not finite is left out.
+
+    Args:
+        rows: N.
+        steps: T of a fragment.
+        autoreset: of the environments.
+    """
+
+    def __init__(self, rows: int, steps: int, autoreset: AutoresetMode) -> None:
+        self._shape = rows, steps
+        self._same_step = autoreset is AutoresetMode.SAME_STEP
+        self._numbers: dict[str, _Number] = {}
+        self._others: set[str] = set()  # names of what is no number
+
+    def restart(self) -> None:
+        """Drop all running episodes."""
+        self._numbers = {}
+
+    def see(self, infos: Mapping[str, Any], t: int, done: NDArray[np.bool_]) -> None:
+        """Take what step t gave.
+
+        Args:
+            infos: of the vector of environments.
+            t: of the fragment.
+            done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is apart.
+        """
+        self._take(infos, t, ~done if self._same_step else None)
+        if self._same_step and isinstance(final := infos.get("final_info"), Mapping):
+            self._take(final, t, done)
+
+    def _take(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
+        for name, given in infos.items():
+            number = self._numbers.get(name)
+            if number is None:
+                if name in self._others:
+                    continue
+                if not self._is_number(name, given):
+                    if len(self._others) < _MOST_OTHERS:
+                        self._others.add(name)
+                    continue
+                number = self._numbers[name] = self._begin()
+            elif not self._are_numbers(given):
+                continue  # this time it is something else
+            there = infos.get(f"_{name}")  # [N] where an environment gave it; None: everywhere
+            if of is not None:
+                there = of if there is None else there & of
+            column = number.values[:, t]  # [N]
+            if there is None:
+                column[:] = given
+            else:
+                np.copyto(column, given, where=there, casting="unsafe")
+
+    def _are_numbers(self, given: Any) -> bool:
+        """Whether it has a number for each environment."""
+        rows = self._shape[0]
+        return (
+            isinstance(given, np.ndarray) and given.shape == (rows,) and given.dtype.kind in "biuf"
+        )
+
+    def _is_number(self, name: Any, given: Any) -> bool:
+        return (
+            self._are_numbers(given)
+            and isinstance(name, str)
+            and not name.startswith("_")
+            and name not in _NOT_OF_THE_ENVIRONMENT
+            and len(name) <= LONGEST_NAME
+            and name.isprintable()
+            and len(self._numbers) < MOST_NUMBERS
+        )
+
+    def _begin(self) -> _Number:
+        rows = self._shape[0]
+        return _Number(
+            values=np.full(self._shape, np.nan),
+            sums=np.zeros(rows),
+            counts=np.zeros(rows, np.int64),
+            least=np.full(rows, np.inf),
+            most=np.full(rows, -np.inf),
+        )
+
+    def advance(
+        self,
+        live: NDArray[np.bool_],
+        done: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+    ) -> InfoNumbers:
+        """Account for one fragment, of which all steps were seen.
+
+        Args:
+            live: [N, T]; false where a step only resets.
+            done: [N, T], the last step of an episode.
+            rows: [S] of the segments of episodes, by row and start.
+            starts: [S]
+            lengths: [S]
+        """
+        if not self._numbers:
+            return {}
+        ends = starts + lengths - 1  # [S]
+        ended = done[rows, ends]  # [S]
+        first = np.ones(len(rows), np.bool_)  # [S] goes on with the running episode of its row
+        first[1:] = rows[1:] != rows[:-1]
+        last = np.ones(len(rows), np.bool_)  # [S]
+        last[:-1] = first[1:]
+        order = np.flatnonzero(ended)[np.argsort(ends[ended], kind="stable")]  # [E]
+        at = rows * self._shape[1] + starts  # [S] where each begins among all steps
+        found = {}
+        for name, number in self._numbers.items():
+            counted = live & (np.abs(number.values) <= _LARGEST)  # [N, T]
+            sums = _reduce(np.add, np.where(counted, number.values, 0.0), at)  # [S]
+            counts = _reduce(np.add, counted.astype(np.int64), at)  # [S]
+            least = _reduce(np.minimum, np.where(counted, number.values, np.inf), at)  # [S]
+            most = _reduce(np.maximum, np.where(counted, number.values, -np.inf), at)  # [S]
+            of = rows[first]
+            sums[first] += number.sums[of]
+            counts[first] += number.counts[of]
+            least[first] = np.minimum(least[first], number.least[of])
+            most[first] = np.maximum(most[first], number.most[of])
+            on = rows[last]
+            number.sums[on] = np.where(ended, 0.0, sums)[last]
+            number.counts[on] = np.where(ended, 0, counts)[last]
+            number.least[on] = np.where(ended, np.inf, least)[last]
+            number.most[on] = np.where(ended, -np.inf, most)[last]
+            number.values[:] = np.nan
+            given = order[counts[order] > 0]  # [E'] episodes that gave it
+            means = sums[given] / counts[given]  # [E']
+            if len(given):
+                columns = means.tolist(), least[given].tolist(), most[given].tolist()
+                found[name] = [InfoNumber(*each) for each in zip(*columns, strict=True)]
+        return found
+
+
+def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.int32]) -> NDArray[Any]:
+    """Reduce all steps [N, T] from each of these to the next one: [S]."""
+    reduced: NDArray[Any] = function.reduceat(values.ravel(), at)
+    return reduced

@@ -1,0 +1,75 @@
+"""What the process of an EnvRunner or a gateway is like, whatever it samples from."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from gymnasium.vector import VectorEnv
+
+from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.worker import Contact
+from juggler.runtime.streams.calls import why_slow
+from juggler.runtime.wire.v1 import training_pb2
+
+#: OpenBLAS's own name of this function, and its names in NumPy's wheels.
+_SET_THREADS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
+
+
+def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
+    """Set what holds for a whole process -> the program's own code."""
+    keep_freed_memory()
+    # Small forward passes gain nothing from more threads, and runners share the cores.
+    torch.set_num_threads(1)
+    numpy_in_one_thread()
+    if not program.own_code:
+        return None, None, None
+    own_code: tuple[Any, Any, Any] = cloudpickle.loads(program.own_code)
+    return own_code
+
+
+def numpy_in_one_thread() -> None:
+    """Let NumPy multiply matrices in the calling thread alone, where its library is OpenBLAS, as in
+    its wheels. By default, OpenBLAS takes as many threads as there are cores."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    for path in sorted(each for each in mapped if "openblas" in each):
+        library = ctypes.CDLL(path)  # the one that NumPy has loaded
+        for name in _SET_THREADS:
+            with suppress(AttributeError):
+                getattr(library, name)(1)
+
+
+def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
+    """All runners wait for the learner when it waits for a processor: it goes first on a full host.
+
+    For the calling thread, and processes of environments, once they are set up: until then
+    everybody waits for them. Heartbeats go first, too.
+    """
+    niceness = os.nice(10)
+    for process in getattr(None if env is None else env.unwrapped, "processes", ()):
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+
+
+def report_slow_streams(attachment: Attachment, index: int, contact: Contact) -> None:
+    """Say if gRPC is slow here. One of those that share an installation speaks for all of them."""
+    first = index == 0 or not contact.local
+    if first and attachment.worker_id.startswith(ENVRUNNER) and (why := why_slow()):
+        attachment.report(training_pb2.Note(text=why))
+
+
+def index_of(attachment: Attachment) -> int:
+    """The number of a worker among those of its role."""
+    return int(attachment.worker_id.rpartition("-")[2])

@@ -1,0 +1,103 @@
+"""An EnvRunner in a league: players that learn come while it plays, and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.runner_world import LearnerOf, RunnerWorld
+from support.scripted_agents import THREE, ScriptedAgents, in_turn
+
+from juggler.envrunner import envrunner_worker
+from juggler.envrunner.multi_agent import making
+from juggler.runtime.actors.setups import to_json
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+AGENTS = ("red", "green")
+
+
+class League(RunnerWorld):
+    """One player that learns, "first", which chooses action 0; "new" chooses action 1."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, {agent: ["first"] for agent in AGENTS}, row_age=0)
+        self.setup = replace(self.setup, league=True)
+        self._directory = directory
+        self.matches = 0
+
+    def add(self, module_id: str) -> None:
+        learner = self.learners[module_id] = LearnerOf(self._directory, module_id)
+        acting = to_json(self.setup.modules["first"])
+        added = training_pb2.AddPlayer(module_id=module_id, config=acting)
+        self.driver.ask(added, attach_pb2.Done)
+        learner.publish(1)
+        self.driver.ask(learner.message(), attach_pb2.Done)
+
+    def match(self, *players: str, **at_least: int) -> dict[str, training_pb2.Receipt]:
+        """A round, before which there is one more line-up for each environment."""
+        requests = self.requests(**at_least)
+        for _ in range(2):
+            self.matches += 1
+            requests[0].line_ups.add(match_id=self.matches, players=players)
+        self.driver.tell(*requests)
+        receipts = [self.driver.hear(training_pb2.Receipt) for _ in requests]
+        return {receipt.module_id: receipt for receipt in receipts}
+
+
+@pytest.fixture
+def envs() -> ScriptedAgents:
+    return ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), in_turn(AGENTS, 7))
+
+
+@pytest.fixture
+def world(
+    envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[League]:
+    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
+    world = League(tmp_path)
+    yield world
+    world.close()
+
+
+def acted(envs: ScriptedAgents) -> set[int]:
+    episodes = [episode for slot in envs.log.values() for episode in slot]
+    return {action for episode in episodes for action in episode.actions}
+
+
+def test_a_player_that_learns_comes_and_goes_while_others_play(
+    world: League, envs: ScriptedAgents
+) -> None:
+    world.begin()
+    world.match("first", "first", first=0)
+    assert acted(envs) == {0}
+    world.add("new")
+    steps = 0
+    for _ in range(12):
+        receipts = world.match("first", "new", first=0, new=1)
+        steps += receipts["new"].live_steps
+        if receipts["new"].live_steps:
+            header, _ = world.learners["new"].batch()
+            assert header.module_id == "new"
+    assert steps > 0
+    assert acted(envs) == {0, 1}
+
+    world.driver.ask(training_pb2.RemovePlayer(module_id="new"), attach_pb2.Done)
+    goes_on = []  # the episodes that it is in: steps that count as not trained
+    for _ in range(30):
+        receipts = world.match("first", "first", first=0)
+        goes_on.append(sum(each.steps for each in receipts["first"].played))
+    assert goes_on[0] > 0 == goes_on[-1]
+    world.driver.tell(*world.requests(new=1))
+    with pytest.raises(AssertionError, match="asked for a batch of module 'new', and acts with"):
+        world.driver.hear(training_pb2.Receipt)
+
+
+def test_a_player_that_is_here_is_not_added_again(world: League) -> None:
+    world.begin()
+    acting = to_json(world.setup.modules["first"])
+    world.driver.tell(training_pb2.AddPlayer(module_id="first", config=acting))
+    with pytest.raises(AssertionError, match="a player 'first' is here already"):
+        world.driver.hear(attach_pb2.Done)

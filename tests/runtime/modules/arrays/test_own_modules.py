@@ -1,0 +1,360 @@
+"""Modules that somebody wrote: of known parts, of unknown ones, and such as cannot be followed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.array_modules import ROWS, InTorch, built, only_numpy, seen, sure
+from torch import Tensor, nn
+from torch.nn import functional
+
+from juggler.runtime.modules.arrays import array_module, layers
+from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.arrays.live import LiveArrays, NotKnown
+from juggler.runtime.modules.arrays.tracing import array_pass
+from juggler.runtime.modules.distributions import CategoricalSpec
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.rl_module import RLModule
+
+NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
+THREE = spaces.Discrete(3)
+NOISE = np.linspace(-1, 1, 3 * ROWS, dtype=np.float32).reshape(ROWS, 3)
+
+
+@pytest.fixture(autouse=True)
+def _as_if_they_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_module, "ships", lambda module: True)
+
+
+class Calling(RLModule):
+    """Does something with observations x [B, 6], and adds it to logits."""
+
+    what: Callable[[Any, Tensor], Tensor]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.linear = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.rand(6))
+        self.register_buffer("shift", torch.rand(()))
+
+    def _forward(self, batch: Any) -> Any:
+        x = batch["observations"]
+        y = type(self).what(self, x)
+        y = y.reshape(x.shape[0], -1).float()[:, :1]
+        return {"action_dist_inputs": self.linear(x) + y}
+
+
+def calling(what: Callable[[Any, Tensor], Tensor]) -> type[Calling]:
+    return type("Calling", (Calling,), {"what": what})
+
+
+DOES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "arithmetic": lambda m, x: (1 - x) * 2 + x / 3 - (-x) ** 2 + 4 // 1,
+    "parameters": lambda m, x: x * m.scale.exp() + (1 - m.shift) * m.scale,
+    "matmul": lambda m, x: x @ m.linear.weight.T,
+    "functional linear": lambda m, x: functional.linear(x, m.linear.weight, m.linear.bias),
+    "activations": lambda m, x: (
+        functional.silu(x) + functional.elu(x) + functional.leaky_relu(x, 0.2) + x.sigmoid()
+    ),
+    "more activations": lambda m, x: functional.softplus(30 * x) + torch.relu(x) + torch.tanh(x),
+    "waves": lambda m, x: torch.sin(x) + torch.cos(x).abs().sqrt() + torch.log1p(x.square()),
+    "softmax": lambda m, x: (
+        x.softmax(-1) + functional.log_softmax(x, dim=1) + torch.log_softmax(x, 1)
+    ),
+    "softmax without dim": lambda m, x: functional.softmax(x) + functional.log_softmax(x[None])[0],
+    "sums of integers": lambda m, x: (
+        (100 * x).to(torch.uint8).sum(-1, True) / 9 + (x > 0).cumsum(-1) * (x > 1).sum(-1, True)
+    ),
+    "functions of integers": lambda m, x: (x > 0).exp() + x.long().abs().log1p().sin(),
+    "a small sigmoid": lambda m, x: (20 * (x - 2)).sigmoid().log(),
+    "to another's dtype": lambda m, x: x.long().to(x) / 3,
+    "layer norm": lambda m, x: functional.layer_norm(x, (6,), m.scale, m.scale, 1e-3),
+    "clamp": lambda m, x: x.clamp(-1, 0.5) + x.clamp(min=0.3) + torch.clamp(x, max=0.1),
+    "shapes": lambda m, x: (
+        x.unflatten(1, (2, 3)).flatten(1).view(-1, 6).unsqueeze(0).squeeze(0)
+        + x.reshape(-1, 3, 2).flatten(1, 2)
+    ),
+    "expand": lambda m, x: m.scale.expand(x.shape[0], -1),
+    "cat": lambda m, x: torch.cat([x[:, 3:], x[..., :3]], -1) + torch.stack([x, x], 1).sum(1),
+    "chunks": lambda m, x: x.chunk(4, -1)[1] + x.split(2, -1)[2] + x.split([2, 4], 1)[0],
+    "unpacking": lambda m, x: _halves(x),
+    "reductions": lambda m, x: (
+        x.sum(-1, keepdim=True) + x.mean(1, True) + x.amax(-1, keepdim=True) + x.cumsum(-1)
+    ),
+    "argmax": lambda m, x: functional.one_hot(x.argmax(-1), 6) * x,
+    "where": lambda m, x: torch.where(x > 0, x, 0.1 * x) * (x != 0),
+    "casts": lambda m, x: x.long().float() + x.to(torch.float64).to(x.dtype) + (x > 0).int(),
+    "ones": lambda m, x: torch.ones_like(x) + torch.zeros_like(x),
+}
+
+
+def _halves(x: Tensor) -> Tensor:
+    one, other = x.tensor_split([3], -1)
+    return one * other
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("name", DOES)
+def test_operations_do_what_they_do_in_torch(name: str) -> None:
+    module, twin = built(calling(DOES[name]), NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    sure(arrays, seen(NUMBERS, 0), NOISE)
+    only_numpy(arrays)
+    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE)
+    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)
+    np.testing.assert_allclose(got.inputs, expected[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(got.actions, expected[0])
+
+
+class Residual(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, size), nn.SiLU())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + self.layers(features)
+
+
+class Sequential(ActorCritic):
+    """The default module with other parts."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        size: Any = self.encoder.size
+        more = nn.Sequential(nn.Linear(size, size), nn.ELU(), nn.Dropout(0.5), Residual(size))
+        self.encoder = nn.Sequential(self.encoder, more)
+
+
+class Longer(ActorCritic):
+    """The default module with more hidden layers."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        encoder: Any = self.encoder
+        encoder.extend([nn.Dropout(0.5), nn.Linear(encoder.size, encoder.size), nn.Tanh()])
+
+
+class Cells(RLModule):
+    """Remembers with a cell of torch, and calls its step."""
+
+    cell: type[nn.LSTMCell | nn.GRUCell] = nn.LSTMCell
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.step, self.head = self.cell(6, 5), nn.Linear(5, 3)
+
+    def get_initial_state(self) -> Any:
+        return {name: torch.zeros(5) for name in ("hidden", "memory")}
+
+    def _forward(self, batch: Any) -> Any:
+        x, states = batch["observations"].squeeze(1), batch["states"]
+        memory = states["memory"]
+        if self.cell is nn.LSTMCell:
+            hidden, memory = self.step(x, (states["hidden"], memory))
+        else:
+            hidden = self.step(x, states["hidden"])
+        inputs = self.head(hidden).unsqueeze(1)
+        return {"action_dist_inputs": inputs, "states": {"hidden": hidden, "memory": memory}}
+
+
+class GruCells(Cells):
+    cell = nn.GRUCell
+
+
+@pytest.mark.parametrize("kind", [Sequential, Longer, Cells, GruCells])
+def test_parts_of_torch_act_in_numpy_wherever_they_are(kind: Any) -> None:
+    module, twin = built(kind, NUMBERS, THREE)
+    arrays, reference = ArrayModule(module), InTorch(twin)
+    sure(arrays, seen(NUMBERS, 0), NOISE)
+    only_numpy(arrays)
+    states = arrays.initial_states(ROWS)
+    for step in range(3):
+        first = np.arange(ROWS) == step
+        states = arrays.restarted(states, first)
+        inputs, states = arrays.explore(seen(NUMBERS, step), states, NOISE)[1:]
+        expected = reference.step("exploration", seen(NUMBERS, step), first, NOISE)[1]
+        np.testing.assert_allclose(inputs, expected, rtol=1e-5, atol=1e-5)
+
+
+class Chooser(Calling):
+    """Chooses actions itself where it explores."""
+
+    def _forward_exploration(self, batch: Any) -> Any:
+        inputs = self.linear(batch["observations"])
+        return {"actions": inputs.argmax(-1), "action_dist_inputs": inputs}
+
+    def _forward_inference(self, batch: Any) -> Any:
+        return {"action_dist_inputs": -self.linear(batch["observations"])}
+
+
+def test_a_module_may_choose_actions_itself_in_one_pass_and_not_in_the_other() -> None:
+    module, twin = built(Chooser, NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    assert not arrays.draws
+    sure(arrays, seen(NUMBERS, 0), None)
+    only_numpy(arrays)
+    x = seen(NUMBERS, 1)
+    with torch.no_grad():
+        logits = twin.linear(torch.from_numpy(x))  # type: ignore[operator]
+    np.testing.assert_array_equal(arrays.explore(x, {}).actions, logits.argmax(-1))
+    np.testing.assert_array_equal(arrays.infer(x, {}).actions, logits.argmin(-1))
+
+
+def test_a_distribution_of_ones_own_draws_in_torch_behind_a_pass_in_numpy() -> None:
+    class Cold(CategoricalSpec):
+        def __call__(self, inputs: Tensor) -> Any:
+            return super().__call__(inputs * 5)
+
+    module, _ = built(None, NUMBERS, THREE, distribution=lambda space: Cold(3))
+    arrays, noise = ArrayModule(module), 7 * np.sin(50 * NOISE)
+    sure(arrays, seen(NUMBERS, 0), noise)
+    only_numpy(arrays)
+    got = arrays.explore(seen(NUMBERS, 1), {}, noise)
+    np.testing.assert_array_equal(got.actions, (5 * got.inputs + noise).argmax(-1))
+    assert (got.actions != (got.inputs + noise).argmax(-1)).any()
+
+
+def _gelu(module: Any, x: Tensor) -> Tensor:
+    return functional.gelu(x)
+
+
+def _branches(module: Any, x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def _draws(module: Any, x: Tensor) -> Tensor:
+    return x + torch.randn(6)
+
+
+def _counts(module: Any, x: Tensor) -> Tensor:
+    module.count = getattr(module, "count", 0) + 1
+    return x / module.count
+
+
+class WithHook(Calling):
+    @staticmethod
+    def what(module: Any, x: Tensor) -> Tensor:
+        return x
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.linear.register_forward_hook(lambda layer, given, output: output.sin())
+
+
+def _new_name(module: Any) -> str:
+    return f"seen_{len(vars(module))}"
+
+
+UNKNOWN = {
+    "calls gelu": _gelu,
+    "depends on numbers or sizes in its inputs": _branches,
+    "calls len() of a tensor": lambda module, x: x / len(x),
+    "draws random numbers": _draws,
+    "in place, with clamp_": lambda module, x: (x + 1).clamp_(-1, 1),
+    "in place, with relu": lambda module, x: functional.relu(x + 1, inplace=True),
+    "changes Calling.count": _counts,
+    "changes Calling.seen_": lambda module, x: module.__dict__.setdefault(_new_name(module), x),
+}
+
+
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_what_is_not_known_acts_in_torch_and_says_why(words: str) -> None:
+    module, twin = built(calling(UNKNOWN[words]), NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    before = getattr(module, "count", None)
+    twin.count = before
+    for step in range(3):
+        torch.manual_seed(step)
+        got = arrays.explore(seen(NUMBERS, step), {}, NOISE)
+        torch.manual_seed(step)
+        expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)
+        np.testing.assert_array_equal(got.inputs, expected[1])
+    assert words in arrays.note
+    assert arrays.note.startswith("Calling acts in torch, which takes longer than NumPy")
+    assert not arrays.differed
+
+
+class Odd(ActorCritic):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        encoder: Any = self.encoder
+        encoder.append(nn.Hardtanh())
+
+
+def test_hidden_layers_that_are_not_known_act_in_torch() -> None:
+    module, twin = built(Odd, NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE).inputs
+    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
+    np.testing.assert_array_equal(got, expected)
+    assert "it has a Hardtanh among its hidden layers" in arrays.note
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_part_acts_in_torch() -> None:
+    module, twin = built(calling(lambda own, x: own.scripted(x)), NUMBERS, THREE)
+    for each in (module, twin):
+        torch.manual_seed(1)
+        each.scripted = torch.jit.script(nn.Linear(6, 1))
+    got = ArrayModule(module).explore(seen(NUMBERS, 1), {}, NOISE).inputs
+    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_whatever_goes_wrong_when_a_pass_is_made_torch_acts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, _ = built(None, NUMBERS, THREE)
+    monkeypatch.setitem(layers.LAYERS, nn.Linear, lambda layer, live: layer.nothing)
+    arrays = ArrayModule(module)
+    arrays.explore(seen(NUMBERS, 1), {}, NOISE)
+    assert "AttributeError: 'Linear' object has no attribute 'nothing'" in arrays.note
+
+
+def test_hooks_act_as_well() -> None:
+    module, twin = built(WithHook, NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    sure(arrays, seen(NUMBERS, 0), NOISE)
+    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE).inputs
+    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*DOES, *UNKNOWN])
+def test_a_module_is_the_same_after_it_was_taken_apart(kind: str) -> None:
+    module, _ = built(calling({**DOES, **UNKNOWN}[kind]), NUMBERS, THREE)
+    module.eval()
+    before = [(dict(vars(part)), dict(part._parameters)) for part in module.modules()]
+    with suppress(NotKnown):
+        array_pass(module, "exploration", LiveArrays(), None)
+    after = [(vars(part), part._parameters) for part in module.modules()]
+    for ones, others in zip(before, after, strict=True):
+        for one, other in zip(ones, others, strict=True):
+            assert one.keys() == other.keys()
+            assert all(one[key] is other[key] for key in one)
+
+
+def test_whoever_wants_specs_checked_in_each_call_gets_torch_without_a_word() -> None:
+    module, _ = built(None, NUMBERS, THREE)
+    module.check_specs = True
+    arrays = ArrayModule(module)
+    arrays.explore(seen(NUMBERS, 0), {}, NOISE)
+    assert not arrays.note
+    with pytest.raises(ValueError, match="must be a tensor"):
+        arrays.explore(np.zeros((ROWS, 7), np.float32), {}, NOISE)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_random_numbers_of_python_and_numpy_are_drawn_in_torch(draw: Any) -> None:
+    module, _ = built(calling(lambda module, x: x * float(draw())), NUMBERS, THREE)
+    before = random.getstate()
+    with pytest.raises(NotKnown, match="draws random numbers"):
+        array_pass(module.eval(), "exploration", LiveArrays(), None)
+    assert random.getstate() == before
