@@ -10,18 +10,18 @@ from pathlib import Path
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.league_tables import kind_lines, roster_lines, win_rate_lines
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.league.league import League
 from juggler.driver.league.payoffs import Payoffs
-from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
-from juggler.driver.league_players import league_of, module_of
+from juggler.driver.league_players import LEAGUE, league_of, module_of
+from juggler.driver.record.run_directory import CONFIG_FILE
+from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, run_of
-
-_WIDE = 12  # columns of the table of win rates
 
 
 @dataclass(kw_only=True)
@@ -33,11 +33,16 @@ class Arguments:
     """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
 
     tournament: int = 0
-    """Let each player play so many matches against each other one, half of them on each side,
-    instead of showing what came of training."""
+    """Let every pair of players play this many matches, half of them on each side, instead of
+    showing what came of training. At least 2."""
+
+    exploitability: Flag = False
+    """Show what the best response to each player would win on average, in a small game of
+    OpenSpiel."""
 
     picture: str | None = None
-    """A file for a picture: win rates of all pairs, and ratings over time."""
+    """A file for a picture: win rates of all pairs, and ratings over time. Its suffix decides the
+    format, PNG without one."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,76 +51,122 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _league(given: Arguments) -> int:
+    _must_have_a_checkpoint(Path(given.run))
     checkpoint = read_or_warn(given.run)
     where = checkpoint.path or Path(given.run)
     config = RunConfig.to_act(checkpoint.config, where=str(where))
-    state = checkpoint.counters.get("league")
+    state = checkpoint.counters.get(LEAGUE)
     if not config.agents.league or state is None:
         raise ConfigError(f"{where}: this run has no league: its configuration has no such table")
     try:
         league = league_of(config, state)
     except ValueError as error:
         raise CheckpointError(where, str(error)) from error
-    payoffs = league.payoffs
-    if given.tournament:
-        payoffs = _tournament(league, checkpoint, config.agent_names, given.tournament)
+    if given.exploitability:
+        must_be_openspiel(config.env_runner.env)
+    payoffs, rows = league.payoffs, None
     players = [player for player in league.roster.present() if player.plays]
+    if given.tournament:
+        players = _that_are_here(players, checkpoint)
+        rows = players
+        payoffs = _tournament(players, checkpoint, config.agent_names, given.tournament)
     print(f"checkpoint: {where}")
     print("\n".join(roster_lines(players, payoffs)))
     print()
-    print("\n".join(win_rate_lines(players, payoffs)))
+    print("\n".join(win_rate_lines(players, payoffs, rows)))
+    if payoffs.kinds:
+        print()
+        print("\n".join(kind_lines(payoffs)))
+    if given.exploitability:
+        here = _that_are_here(players, checkpoint)
+        print()
+        print("\n".join(_exploitability_lines(here, checkpoint, config)))
     if given.picture:
         from juggler.cli.league_picture import draw
 
-        print(f"picture: {draw(players, payoffs, run_of(where), Path(given.picture))}")
+        try:
+            print(f"picture: {draw(players, payoffs, run_of(where), Path(given.picture))}")
+        except (OSError, ValueError) as error:  # matplotlib knows no such format
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise ConfigError(f"--picture {given.picture}: {why}") from error
     return 0
 
 
-def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """A table of players: what they are, where they come from, and how good they are."""
-    ids = [player.player_id for player in players]
-    ratings = elo(payoffs, ids)
-    shares, _ = nash_averaging(payoffs, ids)
-    width = max(len("player"), *map(len, ids))
-    lines = [
-        f"{'player':<{width}}  {'role':<16}  {'steps':>9}  {'Elo':>6}  {'Nash':>5}  comes from"
-    ]
-    for player in players:
-        steps = player.steps if player.learning else player.born_at
-        source = f"{player.parent} at {player.born_at} steps" if player.parent else player.source
-        if player.life:
-            source += f", begun anew {player.life} times"
-        lines.append(
-            f"{player.player_id:<{width}}  {player.role:<16}  {steps:>9}  "
-            f"{ratings[player.player_id]:>6.0f}  {shares[player.player_id]:>5.0%}  {source}"
+def _must_have_a_checkpoint(run: Path) -> None:
+    """
+    Raises:
+        ConfigError: it is a run that has made none yet.
+    """
+    if (run / CONFIG_FILE).is_file() and not any((run / CHECKPOINTS).glob("*")):
+        raise ConfigError(
+            f"{run}: this run has made no checkpoint yet, which would have its league: try again "
+            "after the first one"
         )
-    return lines
 
 
-def win_rate_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """How often, in percent, each player that learns beats the others: the newest ones of them."""
-    learners = [player.player_id for player in players if player.learning]
-    others = [player.player_id for player in players][-_WIDE:]
-    rows = learners or others
-    width = max(len("wins of"), *map(len, rows))
-    lines = ["  ".join([f"{'wins of':<{width}}", *others])]
-    for row in rows:
-        cells = []
-        for other in others:
-            games = payoffs.games(row, other) if other != row else 0
-            text = f"{payoffs.win_rate(row, other):.0%}" if games else "-"
-            cells.append(f"{text:>{len(other)}}")
-        lines.append("  ".join([f"{row:<{width}}", *cells]))
+def _that_are_here(players: Sequence[Player], checkpoint: Checkpoint) -> list[Player]:
+    """Without those whose weights are lost or not there yet, as people are told."""
+    assert checkpoint.path is not None
+    kept, found = run_of(checkpoint.path) / DIRECTORY, []
+    for player in players:
+        try:
+            if player.learning:  # one may have been added a moment before
+                checkpoint.module_id(player.player_id)
+            if player.parent:
+                read(kept / player.player_id)
+        except CheckpointError as error:
+            print(f"{player.player_id} is left out: {error}", file=sys.stderr)
+        else:
+            found.append(player)
+    return found
+
+
+def must_be_openspiel(env: str) -> None:
+    """
+    Raises:
+        ConfigError: exploitability is of another game.
+    """
+    if not env.startswith(SCHEME):
+        raise ConfigError(f"--exploitability: {env} is no game of OpenSpiel")
+
+
+def _exploitability_lines(
+    players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig
+) -> list[str]:
+    """
+    Raises:
+        ConfigError: OpenSpiel cannot work it out for this game.
+    """
+    from juggler.policies.exploitability import exploitability
+    from juggler.policies.loading import load_policy
+
+    assert checkpoint.path is not None
+    kept = run_of(checkpoint.path) / DIRECTORY
+    lines = []
+    for player in players:
+        if (module_id := module_of(player)) == RANDOM:
+            continue
+        try:
+            if player.parent:
+                policy = load_policy(kept / module_id)
+            else:
+                policy = load_policy(checkpoint.path, module_id=module_id)
+            runner = config.env_runner
+            told = exploitability(policy, runner.env, runner.env_kwargs)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        lines.append(f"exploitability of {player.player_id}: {told:.4f}")
     return lines
 
 
 def _tournament(
-    league: League, checkpoint: Checkpoint, agents: Sequence[str], matches: int
+    players: Sequence[Player], checkpoint: Checkpoint, agents: Sequence[str], matches: int
 ) -> Payoffs:
     """The results of all against all.
 
     Raises:
-        ConfigError: the environment has more or fewer than two agents.
+        ConfigError: the environment has more or fewer than two agents, or these are too few
+            matches.
     """
     from juggler.driver.line_ups import play_matches
 
@@ -123,15 +174,17 @@ def _tournament(
         raise ConfigError(
             f"--tournament: matches are between two agents, and this environment has {len(agents)}"
         )
+    if matches < 2:
+        raise ConfigError(f"--tournament {matches}: every pair of players plays at least 2 matches")
     assert checkpoint.path is not None
     kept = run_of(checkpoint.path) / DIRECTORY
-    players = [player for player in league.roster.present() if player.plays]
     payoffs = Payoffs(1.0, 1, [], [], [])
     pairs = list(combinations(players, 2))
-    half = max(1, matches // 2)
+    half = -(-matches // 2)
     for number, (one, other) in enumerate(pairs):
         print(
-            f"match {number + 1} of {len(pairs)}: {one.player_id} and {other.player_id}",
+            f"pair {number + 1} of {len(pairs)}: {one.player_id} and {other.player_id}, "
+            f"{2 * half} matches",
             file=sys.stderr,
         )
         for half_number, sides in enumerate((agents, agents[::-1])):

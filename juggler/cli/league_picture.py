@@ -41,13 +41,14 @@ def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pat
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
-    for name, curve in _ratings(run_dir / METRICS_FILE).items():
-        right.plot([steps for steps, _ in curve], [rating for _, rating in curve], label=name)
+    for number, (name, curve) in enumerate(_ratings(run_dir / METRICS_FILE).items()):
+        steps, ratings = zip(*curve, strict=True)
+        right.plot(steps, ratings, ("-", "--", ":", "-.")[number // 10 % 4], label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
     right.set_title("ratings of players that learn")
     if right.lines:
-        right.legend(fontsize=7)
+        right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     path = output if output.suffix else output.with_suffix(".png")
     figure.savefig(path, dpi=120)
     return path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import ConfigError
@@ -12,14 +12,21 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.roster import Player
 from juggler.envrunner.setup import RANDOM
+from juggler.runtime.nearest import nearest
+
+#: What a checkpoint's counters call the league.
+LEAGUE: Final = "league"
 
 
-def players_of(table: Mapping[str, Any], agents: Sequence[str]) -> list[str]:
+def players_of(
+    table: Mapping[str, Any], agents: Sequence[str], frozen: Collection[str]
+) -> list[str]:
     """The modules that a league begins with: players that learn, then those that do not.
 
     Args:
         table: `league` of a configuration.
         agents: of the environment.
+        frozen: the modules of the run that are not trained.
 
     Raises:
         ConfigError: the table has a wrong key or value, or does not suit the agents.
@@ -30,6 +37,14 @@ def players_of(table: Mapping[str, Any], agents: Sequence[str]) -> list[str]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"league: {error}") from error
     present = league.roster.present()
+    known = [*frozen, RANDOM]
+    for player in present:
+        plays = player.learning or player.parent or module_of(player) in known
+        if not plays:
+            raise ConfigError(
+                f"league: {module_of(player)!r} cannot play: a player that does not learn is "
+                f"random, or a module with train = false{nearest(module_of(player), known)}"
+            )
     learners = [player.player_id for player in present if player.learning]
     others = [module_of(each) for each in present if not each.learning and not each.parent]
     return list(dict.fromkeys([*learners, *others]))
@@ -47,6 +62,31 @@ def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
     return League.from_state(state, settings, agents)
 
 
+def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[str, str]:
+    """The modules that a run trains now: those of its configuration, unless players of its league
+    have come and gone.
+
+    Args:
+        config: of the run.
+        counters: of the checkpoint that it goes on from; None: it is new.
+
+    Returns:
+        By id of a module, that of the module of the configuration whose settings it has.
+
+    Raises:
+        ValueError: the checkpoint has no league, or one in which no player learns.
+    """
+    first = config.module_ids
+    state = (counters or {}).get(LEAGUE)
+    if not config.agents.league or state is None:
+        return {module_id: module_id for module_id in first}
+    roster = league_of(config, state).roster
+    learning = [player.player_id for player in roster.learners()]
+    if not learning:
+        raise ValueError("the checkpoint has a league in which no player learns")
+    return {player_id: roster.modelled_on(player_id, first) for player_id in learning}
+
+
 def module_of(player: Player) -> str:
     """The module with which a player plays: its own, the one that it stands for, or `random`."""
     if player.learning or player.parent:
@@ -54,14 +94,17 @@ def module_of(player: Player) -> str:
     return RANDOM if player.source == events.RANDOM else player.source
 
 
-def copies_of(state: Mapping[str, Any]) -> list[str]:
+def copies_of(counters: Mapping[str, Any]) -> list[str]:
     """The copies that a league had when it was saved.
+
+    Args:
+        counters: of a checkpoint.
 
     Raises:
         ConfigError: this is no state of a league.
     """
     try:
-        players = state["players"]
+        players = counters[LEAGUE]["players"]
         return [each["player_id"] for each in players if each["parent"] and not each["retired"]]
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the checkpoint has no league: {error!r}") from None

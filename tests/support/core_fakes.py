@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from juggler.driver.core.events import (
@@ -31,7 +30,7 @@ from juggler.runtime.episodes.version import Version
 @dataclass
 class FakeRunner:
     worker: WorkerKey
-    steps: Mapping[str, int]  # by module: of each request, where all of them are live
+    steps: dict[str, int]  # by module: of each request, where all of them are live
     requests: deque[Request] = field(default_factory=deque)
 
 
@@ -47,7 +46,7 @@ class FakeLearner:
 class Processes:
     """The processes that are alive, and their messages on the way to the core."""
 
-    def __init__(self, settings: Mapping[str, ModuleSettings]) -> None:
+    def __init__(self, settings: dict[str, ModuleSettings]) -> None:
         # By module: the newest weights that runners can have.
         self.published = dict.fromkeys(settings, Version(0, 0))
         self.settings = settings

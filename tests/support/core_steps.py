@@ -18,8 +18,7 @@ from juggler.driver.core.events import (
     UsedBatch,
 )
 from juggler.driver.core.ledger import Ledger
-from juggler.driver.core.module_core import ModuleStart
-from juggler.driver.core.state import ModuleSettings
+from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 C = TypeVar("C")

@@ -6,14 +6,13 @@ The world keeps books of its own, from messages alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.events import (
-    Arrived,
     Command,
     Discard,
     Event,
@@ -26,236 +25,19 @@ from juggler.driver.core.events import (
     Request,
     RunnerJoined,
     RunnerLeft,
-    SampleFailed,
-    SampleReceived,
-    UnheardUpdate,
-    UpdateFailed,
-    UpdateFinished,
+    RunnerPlays,
+    TrainingEnds,
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
-from juggler.driver.core.module_core import ModuleCore, ModuleStart
-from juggler.driver.core.state import ModuleSettings
+from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
+from support.core_books import ModuleBooks, RoundBooks
 from support.core_fakes import FakeLearner, FakeRunner, Processes
 
-#: Learners 0 to 3 train the first module, 4 to 7 the second, and those above all modules.
+#: Learners 0 to 3 train the first module, 4 to 7 the second, and those above all modules. A module
+#: that is added is trained by those of one of them, too.
 LEARNERS_OF_A_MODULE = 4
-
-
-class ModuleBooks:
-    """What the world knows of one module, and what must hold there.
-
-    Args:
-        core: of the module.
-        known: worker id -> incarnation, as the core must see it; the world keeps it.
-    """
-
-    def __init__(self, core: ModuleCore, known: Mapping[str, str]) -> None:
-        self.core = core
-        self.settings = core.settings
-        self.known = known
-        self.group: tuple[str, ...] = ()
-        self.generation = 0
-        self.requests: dict[int, Request] = {}
-        self.unreported: dict[WorkerKey, set[int]] = {}  # by runner: requests under way
-        self.sampled: dict[int, int] = {}  # batch id -> live steps of the first report
-        self.trained = 0
-        self.waiting: dict[int, set[str]] = {}  # by update: members that have yet to answer
-        self.shares: dict[int, dict[str, tuple[int, ...]]] = {}  # the same, all of them
-        self.unheard: set[int] = set()  # batches in updates of learners that left
-        self.used: set[int] = set()
-        self.open: set[int] = set()
-        self.closed: set[int] = set()
-
-    def expect(self, event: Event) -> None:
-        """Book the event here, as the rules have it."""
-        match event:
-            case PeersMet():
-                self.unheard.clear()
-            case SampleReceived() | SampleFailed():
-                if self.known.get(event.runner) == event.incarnation:
-                    self._reported(event.batch_id, getattr(event, "live_steps", None))
-            case Arrived():
-                if self.known.get(event.learner) == event.incarnation:
-                    self._reported(event.batch_id, event.live_steps)
-            case UpdateFinished() | UpdateFailed():
-                waiting = self.waiting.get(event.update_id, set())
-                if self.known.get(event.learner) == event.incarnation and event.learner in waiting:
-                    waiting.remove(event.learner)
-                    if isinstance(event, UpdateFinished):
-                        self.trained += sum(b.live_steps for b in event.used if not b.dropped)
-            case UnheardUpdate():
-                told = [each for each in event.used if each.batch_id in self.unheard]
-                self.unheard -= {each.batch_id for each in told}
-                self.trained += sum(each.live_steps for each in told if not each.dropped)
-
-    def gone(self, worker_id: str, incarnation: str) -> None:
-        self.unreported.pop(WorkerKey(worker_id, incarnation), None)
-        self.group = tuple(name for name in self.group if name != worker_id)
-        for update_id, waiting in self.waiting.items():
-            if worker_id in waiting:
-                self.unheard.update(self.shares[update_id][worker_id])
-                waiting.discard(worker_id)
-
-    def updates_in_flight(self) -> int:
-        return sum(map(bool, self.waiting.values()))
-
-    def updates_closed(self) -> int:
-        return len(self.waiting) - self.updates_in_flight()
-
-    def _reported(self, batch_id: int, live_steps: int | None) -> None:
-        request = self.requests[batch_id]
-        runner = WorkerKey(request.runner, request.incarnation)
-        self.unreported.get(runner, set()).discard(batch_id)
-        if live_steps is not None:
-            self.sampled.setdefault(batch_id, live_steps)
-
-    # What must hold.
-
-    def check_group(self, command: FormGroup) -> None:
-        assert command.generation > self.generation
-        assert set(command.members) >= set(self.group), "a survivor was left out"
-        assert set(command.members) <= set(self.known)
-        grown = set(command.members) > set(self.group)
-        assert not grown or not self.updates_in_flight(), "joined during an update"
-        self.group, self.generation = command.members, command.generation
-
-    def check_request(self, request: Request, published: Version) -> None:
-        assert request.batch_id not in self.requests
-        self.requests[request.batch_id] = request
-        assert self.known[request.runner] == request.incarnation
-        under_way = self.unreported.setdefault(
-            WorkerKey(request.runner, request.incarnation), set()
-        )
-        under_way.add(request.batch_id)
-        assert len(under_way) <= self.settings.requests_per_runner
-        assert request.learner in self.group
-        assert request.generation == self.generation
-        newest, at_least = self.core.weights_version, request.at_least
-        if self.settings.synchronous:
-            assert at_least == newest
-        else:
-            assert at_least <= published, "the runner would wait for ever"
-            behind = max(0, newest.update - 1) - at_least.update
-            assert 0 <= behind < self.settings.weights_interval
-            assert at_least.generation == newest.generation
-
-    def check_update(self, update: IssueUpdate, learners: Mapping[str, FakeLearner]) -> None:
-        assert update.update_id not in self.waiting
-        self.waiting[update.update_id] = set(self.group)
-        self.shares[update.update_id] = dict(update.shares)
-        assert tuple(share.learner for share in update.shares) == self.group
-        assert update.generation == self.generation
-        ids = [batch_id for share in update.shares for batch_id in share.batch_ids]
-        assert len(set(ids)) == len(ids)
-        assert not self.used.intersection(ids), "a batch is in two updates"
-        self.used.update(ids)
-        for share in update.shares:
-            held = sum(self.sampled[batch_id] for batch_id in share.batch_ids)
-            if self.settings.synchronous:
-                assert held > 0
-            else:
-                assert held * len(update.shares) >= self.settings.batch_size
-            if share.learner in learners:
-                assert learners[share.learner].batches.keys() >= set(share.batch_ids)
-        if self.settings.synchronous:
-            assert self.updates_in_flight() == 1
-            for share in update.shares:
-                order = [(worker_order(self.requests[i].runner), i) for i in share.batch_ids]
-                assert order == sorted(order)
-        else:
-            assert self.updates_in_flight() <= self.settings.max_updates_in_flight
-
-    def check_admission(self, commands: list[Command]) -> None:
-        """The last request for a learner found less than its part of the bound open."""
-        if self.settings.synchronous:
-            return
-        bound = self.settings.max_open_updates * self.settings.batch_size / max(1, len(self.group))
-        asked = [each for each in commands if isinstance(each, Request)]
-        ours = [each for each in asked if each.module_id == self.core.module_id]
-        for learner, request in {each.learner: each for each in ours}.items():
-            batch = self.core.ledger.requested[request.batch_id]
-            assert self._open_steps(learner) - batch.steps < bound
-
-    def _open_steps(self, learner: str) -> int:
-        """Steps requested for this very process, held by it, or in its shares."""
-        worker = WorkerKey(learner, self.known[learner])
-        ledger = self.core.ledger
-        return sum(
-            batch.steps
-            for state in (ledger.requested, ledger.held, ledger.updating)
-            for batch in state.values()
-            if batch.learner == worker
-        )
-
-    def check_reopened(self, unreported: set[int]) -> None:
-        ledger = self.core.ledger
-        now = {*ledger.requested, *ledger.held, *ledger.updating}
-        assert now.isdisjoint(self.closed - unreported), "a closed batch was opened again"
-        self.closed |= self.open - now
-        self.closed -= now
-        self.open = now
-
-    def check(self) -> None:
-        """Whenever nothing is being handled."""
-        core, ledger = self.core, self.core.ledger
-        ledger.check()
-        states = [ledger.requested, ledger.held, ledger.updating, ledger.unreported]
-        assert sum(map(len, states)) == len(set().union(*states)), "a batch is in two states"
-        assert ledger.sampled == sum(self.sampled.values())
-        assert ledger.trained == self.trained
-        assert ledger.lost_unreported == sum(b.steps for b in ledger.unreported.values())
-        assert core.idle == (not self.updates_in_flight())
-        assert len(ledger.requested) == sum(map(len, self.unreported.values()))
-        assert core.members == self.group
-        members = core._group.members
-        for worker_id, learner in members.items():
-            assert learner.open_steps == self._open_steps(worker_id)
-            assert learner.held_steps == sum(batch.steps for batch in learner.held)
-        held = [batch.batch_id for learner in members.values() for batch in learner.held]
-        assert sorted(held) == sorted(ledger.held)
-
-
-class RoundBooks:
-    """What the world knows of rounds, over all modules."""
-
-    def __init__(self, books: Mapping[str, ModuleBooks]) -> None:
-        self._books = books
-
-    def check(self, requests: list[Request]) -> None:
-        """What the core asked for at once."""
-        for number, asked in groupby(requests, key=_round_of):
-            together = list(asked)
-            first = together[0]
-            assert number == first.batch_id, "a round came in pieces"
-            assert {(each.runner, each.incarnation) for each in together} == {
-                (first.runner, first.incarnation)
-            }
-            modules = {each.module_id for each in together}
-            assert len(modules) == len(together)
-            told = {each.requests_in_round for each in together}
-            assert told == ({len(together)} if first.round else {0})
-            self._check_modules(modules)
-
-    def _check_modules(self, modules: set[str]) -> None:
-        """A module is left out if it has no learners, has enough, or need not be waited for."""
-        for module_id, books in self._books.items():
-            excused = books.settings.synchronous or not books.settings.waited_for
-            assert module_id in modules or excused or not books.group
-
-    def check_open(self, most: int) -> None:
-        """No runner has more rounds that are not reported in full."""
-        rounds: dict[WorkerKey, set[int]] = {}
-        for books in self._books.values():
-            for worker, batch_ids in books.unreported.items():
-                numbers = {_round_of(books.requests[batch_id]) for batch_id in batch_ids}
-                rounds.setdefault(worker, set()).update(numbers)
-        assert all(len(numbers) <= most for numbers in rounds.values())
-
-
-def _round_of(request: Request) -> int:
-    return request.round or request.batch_id
 
 
 class World(Processes):
@@ -267,13 +49,18 @@ class World(Processes):
     """
 
     def __init__(self, settings: Mapping[str, ModuleSettings], events_a_turn: int = 1) -> None:
-        super().__init__(settings)
+        super().__init__(dict(settings))
+        self.first = tuple(settings)
+        self.added: dict[str, int] = {}  # whose learners train it: the number of one of the first
+        self.gone: list[ModuleBooks] = []  # of modules that were let go
+        self.plays: dict[WorkerKey, set[str]] = {}  # the modules that a runner has
         self.core = DriverCore({key: ModuleStart(each) for key, each in settings.items()})
         self.known: dict[str, str] = {}
         self.books = {
             key: ModuleBooks(module, self.known) for key, module in self.core.modules.items()
         }
-        self.rounds = RoundBooks(self.books)
+        self.rounds = RoundBooks(self.books, self.plays)
+        self.newest = Version(0, 0)
         self.delivered: list[Event] = []
         self._events_a_turn = events_a_turn
         self._events = 0  # since the last turn
@@ -290,13 +77,54 @@ class World(Processes):
 
     def start_learner(self, index: int) -> None:
         """Of the modules that learners of this index train."""
-        first = index // LEARNERS_OF_A_MODULE
-        modules = list(self.settings)[first : first + 1] or list(self.settings)
+        modules = [each for each in self.settings if self._trains(index, each)]
         worker = self._new_worker(f"learner-{index}")
         versions = dict.fromkeys(modules, Version(0, 0))
         self.learners[worker.worker_id] = FakeLearner(worker, versions)
         for module_id in modules:
             self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+
+    def _trains(self, index: int, module_id: str) -> bool:
+        number = index // LEARNERS_OF_A_MODULE
+        own = self.added[module_id] if module_id in self.added else self.first.index(module_id)
+        return number in (own, *range(len(self.first), number + 1))
+
+    def add_module(self, number: int) -> None:
+        """The learners of a module of the beginning are to train another one, too."""
+        module_id = f"new-{len(self.added) + len(self.gone)}-{self.core.next_id}"
+        self.added[module_id] = number
+        settings = replace(self.settings[self.first[number]], num_learners=1)
+        self.settings[module_id], self.published[module_id] = settings, Version(0, 0)
+        self.core.add(module_id, ModuleStart(settings, late=True))
+        self.books[module_id] = ModuleBooks(self.core.modules[module_id], self.known)
+        for worker_id, learner in self.learners.items():
+            if self._trains(worker_order(worker_id)[1], module_id):
+                learner.versions[module_id] = Version(0, 0)
+                self.pending.append(LearnerJoined(*learner.worker, module_id))
+        for runner in self.runners.values():
+            runner.steps[module_id] = next(iter(runner.steps.values()))
+            self.pending.append(RunnerPlays(*runner.worker, runner.steps[module_id], module_id))
+
+    def remove_module(self, module_id: str) -> None:
+        """One that was added is trained no more."""
+        self.deliver(TrainingEnds(module_id))
+
+    def _forget_settled(self) -> None:
+        for module_id in self.core.settled:
+            trained = self.core.trained
+            self.core.forget(module_id)
+            assert self.core.trained == trained
+            books = self.books.pop(module_id)
+            assert books.leaves
+            self.gone.append(books)
+            del self.settings[module_id], self.added[module_id]
+            for learner in self.learners.values():
+                learner.versions.pop(module_id, None)
+                learner.commands = deque(
+                    each for each in learner.commands if each.module_id != module_id
+                )
+                for batch_id in books.requests:
+                    learner.batches.pop(batch_id, None)
 
     def _new_worker(self, worker_id: str) -> WorkerKey:
         self._incarnations += 1
@@ -314,6 +142,7 @@ class World(Processes):
     def turn(self) -> list[Command]:
         """What the driver's loop does behind the events that came at once."""
         self._events = 0
+        self._forget_settled()
         return [*self._obey_all(self.core.issue_updates), *self._obey_all(self.core.top_up)]
 
     def _obey_all(self, asked: Any, *about: Event) -> list[Command]:
@@ -349,10 +178,16 @@ class World(Processes):
                 if fresh:
                     self._gone(worker_id)
                     self.known[worker_id] = incarnation
+                    if isinstance(event, RunnerJoined):
+                        key = WorkerKey(worker_id, incarnation)
+                        self.plays[key] = set(event.steps_per_request)
+            case RunnerPlays(worker_id, incarnation, _, module_id):
+                if self.known.get(worker_id) == incarnation:
+                    self.plays[WorkerKey(worker_id, incarnation)].add(module_id)
             case RunnerLeft(worker_id, incarnation) | LearnerLeft(worker_id, incarnation):
                 if self.known.get(worker_id) == incarnation:
                     self._gone(worker_id)
-            case _ if hasattr(event, "module_id"):
+            case _ if getattr(event, "module_id", "") in self.books:
                 self.books[event.module_id].expect(event)
                 if isinstance(event, PeersMet):
                     self.publish(event.module_id, Version(event.generation, event.update))
@@ -397,8 +232,11 @@ class World(Processes):
             books.check()
         whole = self.core.counters()
         whole.check()
-        assert whole.sampled == sum(sum(each.sampled.values()) for each in self.books.values())
-        assert whole.trained == sum(each.trained for each in self.books.values())
+        every = [*self.books.values(), *self.gone]
+        assert whole.sampled == sum(sum(each.sampled.values()) for each in every)
+        assert whole.trained == sum(each.trained for each in every)
+        assert self.core.weights_version >= self.newest
+        self.newest = self.core.weights_version
 
     # A world without faults.
 

@@ -12,17 +12,17 @@ from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import (
     INITIAL,
-    Add,
+    AddPlayer,
     AssignLineUp,
     BuilderCommand,
     Command,
-    Freeze,
+    FreezePlayer,
     MatchFinished,
     MatchRequested,
     PlayerReady,
     Report,
-    Reset,
-    Retire,
+    ResetPlayer,
+    RetirePlayer,
     StepsTrained,
 )
 from juggler.driver.league.league import League
@@ -49,9 +49,9 @@ def ready(league: League, commands: Iterable[Command]) -> list[Command]:
     commands = list(commands)
     for command in commands:
         match command:
-            case Add() | Reset():
+            case AddPlayer() | ResetPlayer():
                 league.book(PlayerReady(command.player_id))
-            case Freeze():
+            case FreezePlayer():
                 league.book(PlayerReady(command.copy_id))
     return commands
 
@@ -98,7 +98,10 @@ def finished(assigned: AssignLineUp, *returns: float, length: int = 1) -> MatchF
 
 def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:
     builder = Asking(inner=inner or LeagueBuilder(mains=2))
-    return begun(LeagueConfig(**{"min_games": 1, "decay": 1.0, **keys}), builder), builder
+    return begun(
+        LeagueConfig(**{"min_games": 1, "decay": 1.0, "evaluation_probability": 0.0, **keys}),
+        builder,
+    ), builder
 
 
 def book_games(league: League, player: str, other: str, wins: int, losses: int) -> None:
@@ -142,11 +145,11 @@ class RockPaperScissors:
         """Do what the league asks for."""
         for command in commands:
             match command:
-                case Add() | Reset():
+                case AddPlayer() | ResetPlayer():
                     self.logits[command.player_id] = self._source(command.source)
-                case Freeze():
+                case FreezePlayer():
                     self.logits[command.copy_id] = self.logits[command.player_id].copy()
-                case Retire():
+                case RetirePlayer():
                     del self.logits[command.player_id]
                 case Report():
                     raise AssertionError(command.message)

@@ -25,6 +25,7 @@ from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 from support.ready import ready_message
@@ -84,6 +85,7 @@ class WorkersWorld:
         beginning: Beginning | None = None,
         only_local: bool = False,
         frozen: Mapping[str, FrozenModule] | None = None,
+        resume: Checkpoint | None = None,
         **keys: Any,
     ) -> None:
         self._incarnations = itertools.count()
@@ -104,6 +106,7 @@ class WorkersWorld:
             self.snapshots,
             clock,
             directory,
+            resume,
             only_local=only_local,
             beginning=beginning,
             frozen=frozen,
@@ -145,7 +148,13 @@ class WorkersWorld:
     def leave(self, worker: Worker, **said: Any) -> None:
         self.hear(Left(worker, "gone", **said))
 
-    def get_ready(self, worker: Worker) -> None:
+    def get_ready(self, worker: Worker, *module_ids: str) -> None:
+        """It does what it is set up for.
+
+        Args:
+            worker: that has been told its setup.
+            module_ids: that an EnvRunner was told of; (): all that there are now.
+        """
         if worker.role == "learner":
             for command_id, module in self.asked(worker, training_pb2.AddModule):
                 ready = training_pb2.ModuleReady(module_id=module.module_id)
@@ -154,7 +163,10 @@ class WorkersWorld:
         (setup,) = self.asked(worker, training_pb2.Setup)
         shape = {"rows": ROWS, "steps": STEPS}
         ready = ready_message(
-            *self.parts.core.modules, observation_space=SPACE, action_space=SPACE, **shape
+            *(module_ids or self.parts.core.modules),
+            observation_space=SPACE,
+            action_space=SPACE,
+            **shape,
         )
         self.reply(worker, setup[0], ready)
 

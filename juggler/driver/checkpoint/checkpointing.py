@@ -41,13 +41,14 @@ class Checkpointing:
         self._last = update
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
 
-    def begin(self, candidate: bool = False) -> bool:
-        """Ask for the state of every module as it is. False where a module has nobody to ask.
+    def begin(self, aside: str = "") -> bool:
+        """Ask for the state of every module as it is. False where a module has nobody to ask, or
+        another one is on its way.
 
         Args:
-            candidate: it is to lie aside.
+            aside: the directory of the run where it is to lie; "": among the checkpoints.
         """
-        return self._ask(None, candidate)
+        return self._ask(None, aside)
 
     def holds_up(self, update: int) -> bool:
         """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
@@ -79,12 +80,16 @@ class Checkpointing:
             del self._asked[module_id]
             self._snapshots.abandon(module_id)
 
-    def _ask(self, begins_anew: int | None, candidate: bool = False) -> bool:
-        """Ask the first learner of each module, which begins anew at an update if one is given."""
-        modules = self._core.modules.values()
-        if self._snapshots.under_way or not all(module.members for module in modules):
+    def _ask(self, begins_anew: int | None, aside: str = "") -> bool:
+        """Ask the first learner of each module, which begins anew at an update if one is given.
+        Modules that were just added, or are let go, are left out."""
+        modules = self._core.in_checkpoints
+        if not modules or self._snapshots.under_way:
             return False
-        self._snapshots.begin(candidate)
+        if not all(module.members for module in modules):
+            return False
+        trained = {each.module_id: self._registry.trained[each.module_id] for each in modules}
+        self._snapshots.begin(trained, aside)
         self._asked = {module.module_id: module.members[0] for module in modules}
         for module_id, worker_id in self._asked.items():
             command = training_pb2.Snapshot(module_id=module_id)

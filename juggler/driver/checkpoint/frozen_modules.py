@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from juggler.runtime.checkpoints.frozen import (
     read_module,
     tree_digest,
 )
-from juggler.runtime.connectors.mergeable_state import connector_branch, connector_state
+from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import spaces_pb2
@@ -67,21 +67,54 @@ class FrozenModule:
             digest=self.digest,
         )
 
+    @classmethod
+    def copied(
+        cls,
+        copy_id: str,
+        player_id: str,
+        config: RunConfig,
+        spaces: Mapping[str, Any],
+        weights: Mapping[str, Tree],
+        learned: State,
+        version: Version,
+        settings_of: str,
+    ) -> FrozenModule:
+        """A copy of a module of this run.
+
+        Args:
+            copy_id: its id.
+            player_id: of the module.
+            config: of the run.
+            spaces: of its agents, as a checkpoint has them.
+            weights: its parameters.
+            learned: by its connectors.
+            version: of the weights.
+            settings_of: the module of the configuration whose settings the player has.
+        """
+        flat = config.flat()
+        made = _checkpoint_of(player_id, weights, learned, version, spaces, flat, settings_of)
+        playing: dict[str, Tree] = {
+            WEIGHTS: dict(weights),
+            CONNECTORS: made.learned_of(player_id),
+        }
+        return cls(copy_id, made, player_id, config.of(settings_of), playing, tree_digest(playing))
+
     def keep(self, run_dir: Path) -> None:
         """Write what it plays with into the directory of a run, as a checkpoint of this module.
 
         Raises:
             CheckpointError: the disk refuses.
         """
-        before = self.checkpoint
-        tree: dict[str, Tree] = {
-            self.source: {"parameters": self.tree[WEIGHTS], "buffers": {}},
-        }
-        if learned := connector_state(before, self.source):
-            tree[CONNECTORS] = connector_branch({self.source: learned})
-        version, spaces = before.version_of(self.source), before.spaces_of(self.source)
-        of_module = {"version": version, "extra": {}, "spaces": spaces}
-        copy = Checkpoint(version, tree, {self.source: of_module}, {}, before.config, spaces)
+        before, source = self.checkpoint, self.source
+        copy = _checkpoint_of(
+            source,
+            self.tree[WEIGHTS],
+            connector_state(before, source),
+            before.version_of(source),
+            before.spaces_of(source),
+            before.config,
+            before.settings_of(source),
+        )
         write(run_dir / DIRECTORY / self.module_id, copy, keep=1)
 
     def must_fit(self, agent: str, group: FoundGroup) -> None:
@@ -119,13 +152,24 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
     }
 
 
-def kept_modules(run_dir: Path, copies: Sequence[str]) -> dict[str, FrozenModule]:
-    """The copies of players that a run has kept, by id; those that are gone or damaged are not
-    there."""
+def kept_modules(
+    run_dir: Path, copies: Sequence[str], lost: Callable[[str], None]
+) -> dict[str, FrozenModule]:
+    """The copies of players that a run has kept, by id.
+
+    Args:
+        run_dir: of the run.
+        copies: their ids.
+        lost: is told why a copy is gone or damaged; it is left out.
+    """
     found = {}
     for copy_id in copies:
-        with suppress(ConfigError):
-            found[copy_id] = _frozen_module(copy_id, {FROM: str(run_dir / DIRECTORY)}, run_dir)
+        kept = run_dir / DIRECTORY / copy_id
+        try:
+            found[copy_id] = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+        except ConfigError as error:
+            why = error.__cause__ or error
+            lost(f"league: there is no copy {copy_id} any more, and nobody plays it: {why}")
     return found
 
 
@@ -166,7 +210,8 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
         checkpoint, own_id = read_module(source)
         tree = playing_tree(checkpoint, own_id)
         connector_state(checkpoint, own_id)  # raises if it is damaged
-        config = RunConfig.to_act(checkpoint.config, where=str(checkpoint.path)).of(own_id)
+        config = RunConfig.to_act(checkpoint.config, where=str(checkpoint.path))
+        config = config.of(checkpoint.settings_of(own_id))
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from error
     digest = tree_digest(tree)
@@ -176,6 +221,25 @@ def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | Non
             "are not those that were meant"
         )
     return FrozenModule(module_id, checkpoint, own_id, config, tree, digest)
+
+
+def _checkpoint_of(
+    module_id: str,
+    weights: Tree,
+    learned: State,
+    version: tuple[int, int],
+    spaces: Mapping[str, Any],
+    config: dict[str, Any],
+    settings_of: str,
+) -> Checkpoint:
+    """One that has what a single module plays with, and nothing to train it."""
+    tree: dict[str, Tree] = {module_id: {"parameters": weights, "buffers": {}}}
+    if learned:
+        tree[CONNECTORS] = connector_branch({module_id: learned})
+    module: dict[str, Any] = {"version": version, "extra": {}, "spaces": dict(spaces)}
+    if settings_of != module_id:
+        module["settings_of"] = settings_of
+    return Checkpoint(version, tree, {module_id: module}, {}, config, dict(spaces))
 
 
 def _shown(message: spaces_pb2.Space) -> str:

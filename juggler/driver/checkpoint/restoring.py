@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Any
 
 from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.books import books_in, past_in
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.events import DROP_REASONS
-from juggler.driver.core.ledger import Counters, LedgerError
-from juggler.driver.core.module_core import ModuleStart
-from juggler.driver.core.state import ModuleSettings
-from juggler.driver.learner_group.placement import processes_of_module
-from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
+from juggler.driver.core.state import ModuleSettings, ModuleStart
+from juggler.driver.league_players import trained_now
+from juggler.driver.learner_group.placement import Hosting
+from juggler.driver.record.candidates import Candidates
 from juggler.driver.record.metrics import Metrics
-from juggler.driver.run_clock import Times
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.runtime.checkpoints.checkpoint import (
     CONNECTORS,
     PIPELINES,
     Checkpoint,
-    CheckpointError,
 )
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -35,148 +27,56 @@ from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedCandidates:
-    """What `Candidates` has; older checkpoints have none."""
-
-    refused: _Count = 0
-    not_before: _Count = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Books:
-    """The books of a module, or of all of them together."""
-
-    sampled: _Count
-    trained: _Count
-    dropped: dict[Literal[*DROP_REASONS], _Count]  # type: ignore[valid-type]
-    in_flight: _Count
-    lost_unreported: _Count
-
-    @property
-    def counters(self) -> Counters:
-        return Counters(
-            self.sampled, self.trained, self.dropped, self.in_flight, self.lost_unreported
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved(_Books):
-    """The driver's share of a checkpoint, as `counters_of` makes it."""
-
-    next_id: _Count
-    wall_time: Annotated[float, msgspec.Meta(ge=0)]
-    episodes: _Count
-    returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
-    lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
-    training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
-    candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
-    played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
-    league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
-
-
-def must_be_sound(checkpoint: Checkpoint) -> None:
-    """Check that a run can continue from what a driver, or somebody else, has written there.
-
-    Raises:
-        CheckpointError: it cannot; says why.
-    """
-    path = checkpoint.path or Path()
-    try:
-        saved = msgspec.convert(checkpoint.counters, _Saved)
-        saved.counters.check()
-    except (msgspec.ValidationError, LedgerError) as error:
-        raise CheckpointError(path, f"its counters cannot be those of a run: {error}") from None
-    _modules_must_be_sound(checkpoint, saved.counters)
-    for key in ("wall_time", "training_time"):
-        if not math.isfinite(value := getattr(saved, key)):
-            raise CheckpointError(path, f"its counters have {key} = {value}")
-    if len(saved.returns) != len(saved.lengths) or len(saved.returns) > saved.episodes:
-        raise CheckpointError(
-            path,
-            f"its counters have {len(saved.returns)} returns and {len(saved.lengths)} lengths of "
-            f"{saved.episodes} episodes",
-        )
-
-
-def _modules_must_be_sound(checkpoint: Checkpoint, together: Counters) -> None:
-    """
-    Raises:
-        CheckpointError: the books of a module are not sound, or those of all do not add up.
-    """
-    path, books = checkpoint.path or Path(), []
-    for module_id in checkpoint.module_ids:
-        try:
-            books.append(msgspec.convert(checkpoint.counters_of(module_id), _Books).counters)
-            books[-1].check()
-        except (msgspec.ValidationError, LedgerError) as error:
-            raise CheckpointError(
-                path, f"the counters of module {module_id!r} cannot be those of a run: {error}"
-            ) from None
-    added = Counters.sum(books)
-    if added != Counters.sum([together]):
-        raise CheckpointError(
-            path, f"the counters of its modules add up to {added}, and its own are {together}"
-        )
-
-
-def books_of(counters: Counters) -> dict[str, Any]:
-    """Books as a checkpoint has them."""
-    return {**asdict(counters), "dropped": dict(counters.dropped)}
-
-
-def counters_of(
-    counters: Counters, core: DriverCore, metrics: Metrics, times: Times
-) -> dict[str, Any]:
-    """The driver's share of a checkpoint.
-
-    Args:
-        counters: the books of all modules together, each as it was when its state was cut.
-        core: of the run.
-        metrics: of the run.
-        times: of the run.
-    """
-    return {
-        **books_of(counters),
-        "next_id": core.next_id,
-        "wall_time": times.wall,
-        "training_time": times.training,
-        "episodes": metrics.episodes,
-        "returns": list(metrics.returns),
-        "lengths": list(metrics.lengths),
-        "candidates": asdict(metrics.candidates),
-        "played": {name: each.played for name, each in metrics.by_module.items() if each.played},
-    }
-
 
 def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books continue those of a checkpoint, module by module."""
-    starts = {module_id: _start_of(config, module_id, resume) for module_id in config.module_ids}
-    first_id = 1 if resume is None else resume.counters["next_id"]
-    return DriverCore(starts, first_id, config.trained_together)
+    trained = trained_now(config, resume.counters if resume else None)
+    together = config.trained_together
+    hosting = Hosting.of(config.driver.learners, together, trained)
+    starts = {
+        module_id: _start_of(
+            settings_for(config, settings_of, hosting.processes_of(module_id)), module_id, resume
+        )
+        for module_id, settings_of in trained.items()
+    }
+    if resume is None:
+        return DriverCore(starts, 1, together)
+    there = [[each for each in ids if each in trained] for ids in together]
+    past = past_in(resume, trained)
+    return DriverCore(starts, resume.counters["next_id"], filter(None, there), past)
 
 
-def _start_of(config: RunConfig, module_id: str, resume: Checkpoint | None) -> ModuleStart:
-    of_module = config.of(module_id)
-    settings = ModuleSettings(
+def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> ModuleSettings:
+    """What bounds the requests and updates of a module.
+
+    Args:
+        config: of the run.
+        settings_of: the module of the configuration whose settings it has.
+        num_learners: whom its first group waits for.
+    """
+    of_module = config.of(settings_of)
+    return ModuleSettings(
         batch_size=of_module.learner.batch_size,
         max_open_updates=of_module.staleness.open_updates,
         weights_interval=of_module.learner.weights_interval,
         requests_per_runner=config.driver.requests_per_runner,
         max_updates_in_flight=config.driver.updates_in_flight,
-        num_learners=processes_of_module(
-            module_id, config.driver.learners, config.trained_together
-        ),
+        num_learners=num_learners,
         synchronous=config.driver.synchronous,
         num_runners=config.driver.num_env_runners,
-        waited_for=config.waits_for(module_id),
+        waited_for=config.waits_for(settings_of),
     )
-    if resume is None:
+
+
+def is_without(checkpoint: Checkpoint, module_id: str) -> bool:
+    """Whether a checkpoint lacks a module, because that was added a moment before."""
+    return bool(checkpoint.config.get("league")) and module_id not in checkpoint.module_ids
+
+
+def _start_of(settings: ModuleSettings, module_id: str, resume: Checkpoint | None) -> ModuleStart:
+    if resume is None or is_without(resume, module_id):
         return ModuleStart(settings)
-    counters = msgspec.convert(resume.counters_of(module_id), _Books).counters
+    counters = books_in(resume, module_id)
     return ModuleStart(settings, *resume.version_of(module_id), counters)
 
 

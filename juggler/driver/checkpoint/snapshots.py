@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.checkpoint.restoring import books_of, checkpoint_tree, counters_of
+from juggler.driver.checkpoint.books import books_of, counters_of
+from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Counters
+from juggler.driver.core.state import Past
 from juggler.driver.record.checkpoints import adopt, write
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import RunClock
-from juggler.driver.workers.registry import Spaces
+from juggler.driver.workers.module_spaces import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
-    CANDIDATE,
     Checkpoint,
     CheckpointError,
     newest_good,
@@ -40,14 +41,15 @@ class SnapshotWritten:
 
     Attributes:
         path: of it.
-        candidate: it lies aside, until it is known how well it plays.
+        aside: the directory of the run where it lies until it is known how well it plays; "": it
+            is one of the checkpoints.
         update: that its weights have.
         steps: that the run had trained on.
     """
 
     path: Path | None
     problem: str = ""
-    candidate: bool = False
+    aside: str = ""
     update: int = 0
     steps: int = 0
 
@@ -61,6 +63,7 @@ class SnapshotWritten:
 class _ModuleCut:
     """The state of one module on its way from a learner, and the books of that moment."""
 
+    settings_of: str  # the module of the configuration whose settings it has
     reader: FrameReader[training_pb2.StateHeader]
     counters: Counters | None = None
     connectors: State = field(default_factory=dict)
@@ -91,25 +94,31 @@ class SnapshotWriter:
         self.writing = False
         self._events = events
         self._directory = directory
-        self._aside = directory.with_name(CANDIDATE)
-        self._candidate = False  # the one that is under way is one
+        self._aside = ""  # where the one that is under way is to lie
         self._config = config
         self._clock = clock
         self._cuts: dict[str, _ModuleCut] = {}  # by module id
         self._awaited: set[str] = set()  # modules whose learners have yet to send something
         self._abandoned = False
         self._counters: dict[str, Any] = {}
+        self._past = Past()  # books of modules that are not in it
 
     @property
     def under_way(self) -> bool:
         return self.writing or bool(self._awaited)
 
-    def begin(self, candidate: bool = False) -> None:
-        """A snapshot of every module has been asked for; that of a candidate is to lie aside."""
-        self._candidate = candidate
+    def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
+        """A snapshot of these modules has been asked for.
+
+        Args:
+            trained: by module id, the module of the configuration whose settings it has.
+            aside: as in `Checkpointing.begin`.
+        """
+        self._aside = aside
         self._abandoned = False
         self._cuts = {
-            module_id: _ModuleCut(state_reader()) for module_id in self._config.module_ids
+            module_id: _ModuleCut(settings_of, state_reader())
+            for module_id, settings_of in trained.items()
         }
         self._awaited = set(self._cuts)
 
@@ -122,7 +131,7 @@ class SnapshotWriter:
         metrics: Metrics,
         spaces: Spaces | None,
         connectors: State,
-        league: Callable[[], dict[str, Any]] | None = None,
+        more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """The next chunk of a module's state.
 
@@ -137,7 +146,7 @@ class SnapshotWriter:
             metrics: of the run.
             spaces: of the agents that the module plays.
             connectors: what the module's connectors have learned.
-            league: gives its state; None: the run has none.
+            more: gives what else the counters of the run have; None: nothing.
 
         Raises:
             ValueError: the learner sent something else.
@@ -153,9 +162,11 @@ class SnapshotWriter:
             cut.connectors, cut.spaces = connectors, spaces
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # Those of the whole run are cut with the module that is the last to begin.
-            self._counters = counters_of(Counters.sum(books), core, metrics, self._clock.now())
-            if league is not None:
-                self._counters["league"] = league()
+            self._past = core.past_and(beside=self._cuts)
+            times = self._clock.now()
+            self._counters = counters_of(books, self._past, core.next_id, metrics, times)
+            if more is not None:
+                self._counters |= more()
         frame = cut.reader.feed(chunk)
         if frame is None:
             if last:
@@ -198,7 +209,9 @@ class SnapshotWriter:
                 "counters": books_of(cut.counters),
                 "spaces": cut.spaces.to_json(),
             }
-        versions = [module["version"] for module in modules.values()]
+            if cut.settings_of != module_id:
+                modules[module_id]["settings_of"] = cut.settings_of
+        versions = [module["version"] for module in modules.values()] + [self._past.version]
         only = next(iter(modules.values()))
         return Checkpoint(
             version=Version.of_run(versions),
@@ -222,7 +235,7 @@ class SnapshotWriter:
 
     def done(self, written: SnapshotWritten) -> None:
         self.writing = False
-        if not written.candidate:
+        if not written.aside:
             self.newest = written.path or self.newest
 
     def keep(self, candidate: Path) -> str:
@@ -231,13 +244,13 @@ class SnapshotWriter:
             self.newest = adopt(candidate, self._directory, self._config.driver.keep_checkpoints)
         except CheckpointError as error:
             return str(error)
-        self.let_go_of_candidate()
+        self.let_go(candidate.parent.name)
         return ""
 
-    def let_go_of_candidate(self) -> None:
-        """Nobody wants it any more, unless it is not there yet."""
-        if not (self.under_way and self._candidate):
-            shutil.rmtree(self._aside, ignore_errors=True)
+    def let_go(self, aside: str) -> None:
+        """Nobody wants what lies there any more, unless it is not there yet."""
+        if not (self.under_way and self._aside == aside):
+            shutil.rmtree(self._directory.with_name(aside), ignore_errors=True)
 
     def abandon(self, module_id: str) -> None:
         """Whoever was asked for this module's state sends no more of it. What is whole is written
@@ -248,10 +261,10 @@ class SnapshotWriter:
             self._cuts = {}
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        aside = self._candidate
+        aside = self._aside
         try:
             if aside:
-                path = write(self._aside, checkpoint, keep=1)
+                path = write(self._directory.with_name(aside), checkpoint, keep=1)
             else:
                 path = write(self._directory, checkpoint, self._config.driver.keep_checkpoints)
         except CheckpointError as error:

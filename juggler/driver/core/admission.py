@@ -56,7 +56,7 @@ class Asynchronous:
     or can make an update, whatever the others do.
 
     Args:
-        modules: by module id, in the order in which a round asks for them.
+        modules: by module id, in the order in which a round asks for them. They may come and go.
         runners: whom to ask.
     """
 
@@ -84,7 +84,7 @@ class Asynchronous:
         for module_id, module in self._modules.items():
             settings, members = module.settings, module.group.members
             if not members:
-                if settings.waited_for and not module.has_begun:
+                if settings.waited_for and not module.has_begun and not module.late:
                     return None
                 continue
             learner = min(members.values(), key=_open_steps)
@@ -93,8 +93,21 @@ class Asynchronous:
                 learners[module_id] = learner
             elif settings.waited_for:
                 return None
-        runner = self._runners.next_in_line() if learners else None
-        return None if runner is None else Round(runner, learners)
+        return self._for_one_that_can(learners) if learners else None
+
+    def _for_one_that_can(self, learners: Mapping[str, Learner]) -> Round | None:
+        """For the first in line that has any of these modules: a new one takes its time to come."""
+        passed_over: list[Runner] = []
+        found: Round | None = None
+        while found is None and (runner := self._runners.next_in_line()) is not None:
+            has = {key: learner for key, learner in learners.items() if key in runner.steps}
+            if has:
+                found = Round(runner, has)
+            else:
+                passed_over.append(runner)
+        for each in passed_over:
+            self._runners.stand_in_line(each)
+        return found
 
 
 class Synchronous:

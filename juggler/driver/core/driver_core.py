@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from juggler.driver.core import events
 from juggler.driver.core.admission import Admission, Asynchronous, Synchronous
 from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.ledger import Counters
-from juggler.driver.core.module_core import ModuleCore, ModuleStart
+from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.runners import Runners
-from juggler.driver.core.state import ModuleSettings, State
+from juggler.driver.core.state import ModuleSettings, ModuleStart, Past, State
 from juggler.runtime.episodes.version import Version
 
 
@@ -18,16 +18,19 @@ class DriverCore:
     """Keeps runners and learners busy, and the books of what they did, module by module.
 
     Every module has books, a group of learners and a staleness budget of its own. Runners are
-    shared: each plays for all modules at once, and is asked in rounds; see `admission`.
+    shared: each plays for all modules at once, and is asked in rounds; see `admission`. In
+    asynchronous mode, modules may come and go: `add`, then `TrainingEnds` and `forget`.
 
     Args:
         modules: what each begins with, by module id; at least one.
         first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
         together: groups of modules that share parts, and so have the same learners.
+        past: what was booked of modules that were trained before.
 
     Attributes:
         modules: by module id.
         next_id: of the next batch or update.
+        past: what modules did that are gone.
 
     Raises:
         ValueError: the modules differ in what must be the same for all.
@@ -38,38 +41,73 @@ class DriverCore:
         modules: Mapping[str, ModuleStart],
         first_id: int = 1,
         together: Iterable[Sequence[str]] = (),
+        past: Past | None = None,
     ) -> None:
         self.next_id = first_id
-        shared = _shared_settings([start.settings for start in modules.values()])
-        self._runners = Runners(shared.requests_per_runner)
-        states = {module_id: start.state() for module_id, start in modules.items()}
+        self.past = past or Past()
+        self._shared = _shared_settings([start.settings for start in modules.values()])
+        self._runners = Runners(self._shared.requests_per_runner)
+        self._states = {module_id: start.state() for module_id, start in modules.items()}
         together = [tuple(ids) for ids in together]
-        self._admission = _admission(shared, states, self._runners, together)
+        self._admission = _admission(self._shared, self._states, self._runners, together)
         self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
         self._gone: set[WorkerKey] = set()  # learners
+        self._forgotten: set[str] = set()  # modules
         self._stopping = False
         self.modules = {
-            module_id: ModuleCore(
-                module_id,
-                start,
-                states[module_id],
-                self._admission,
-                self._runners,
-                self._take_id,
-            )
-            for module_id, start in modules.items()
+            module_id: self._module_core(module_id, start) for module_id, start in modules.items()
         }
         shares = {module_id: ids for ids in together for module_id in ids}
         groups = dict.fromkeys(shares.get(module_id, (module_id,)) for module_id in modules)
         self._together = [[self.modules[each] for each in ids] for ids in groups]
 
+    def add(self, module_id: str, start: ModuleStart) -> None:
+        """Train another module from now on, beside the others. Runners that are here take part
+        when `RunnerPlays` says that they have it.
+
+        Raises:
+            ValueError: the run has such a module or has had one, it is synchronous, or the module
+                differs in what must be the same for all.
+        """
+        if module_id in self.modules or module_id in self._forgotten:
+            raise ValueError(f"a module {module_id!r} is or was in this run: use a new id")
+        if self._shared.synchronous:
+            raise ValueError("modules of a synchronous run are there from its beginning")
+        _shared_settings([self._shared, start.settings])
+        self._states[module_id] = start.state()
+        self.modules[module_id] = self._module_core(module_id, start)
+        self._together.append([self.modules[module_id]])
+
+    def forget(self, module_id: str) -> None:
+        """Close the books of a module that is settled. What is said of it later does not count."""
+        module = self.modules.pop(module_id)
+        module.book(events.Finish())
+        self.past = self.past.and_of(module.ledger.counters(), module.weights_version)
+        self._forgotten.add(module_id)
+        for group in self._together:
+            group[:] = [each for each in group if each is not module]
+        self._together = [group for group in self._together if group]
+        for runner in self._runners.in_order():
+            runner.steps.pop(module_id, None)
+
+    def past_and(self, beside: Container[str]) -> Past:
+        """What modules did that are gone, or that are not among these."""
+        past = self.past
+        for module_id, module in self.modules.items():
+            if module_id not in beside:
+                past = past.and_of(module.ledger.counters(), module.weights_version)
+        return past
+
     def book(self, event: events.Event) -> list[events.Command]:
         """Book what happened. Returns what has to be sent because of it, in this order.
 
         Raises:
-            ValueError: it names a module that the run does not have, or lacks one.
+            ValueError: it names a module that the run has never had.
         """
         match event:
+            case events.RunnerPlays():
+                self._runner_plays(event)
+                return []
             case events.RunnerJoined():
                 self._runner_joined(event)
                 return []
@@ -84,7 +122,11 @@ class DriverCore:
             case events.StopRequested() | events.Finish():
                 self._stopping = True
                 return self._book_everywhere(event)
+            case _ if event.module_id in self._forgotten:
+                return []
             case _:
+                if isinstance(event, events.TrainingEnds):
+                    self._states.pop(event.module_id, None)  # nothing more is asked for
                 return self.module(event.module_id).book(event)
 
     def issue_updates(self) -> list[events.Command]:
@@ -117,6 +159,25 @@ class DriverCore:
             raise ValueError(f"there is no module {module_id[:100]!r} in this run: it has {known}")
         return self.modules[module_id]
 
+    @property
+    def in_checkpoints(self) -> list[ModuleCore]:
+        """The modules whose states a checkpoint has: all but those that were added and have had no
+        learner yet, and those whose training has ended."""
+        return [
+            self.modules[module_id]
+            for module_id, state in self._states.items()
+            if state.has_begun or not state.late
+        ]
+
+    @property
+    def settled(self) -> list[str]:
+        """The modules whose training has ended and of which nothing is under way."""
+        return [
+            module_id
+            for module_id, module in self.modules.items()
+            if module_id not in self._states and module.idle and not module.ledger.requested
+        ]
+
     # Over all modules.
 
     @property
@@ -138,17 +199,19 @@ class DriverCore:
     @property
     def weights_version(self) -> Version:
         """The version of the run; with one module, that module's."""
-        return Version.of_run(module.weights_version for module in self.modules.values())
+        versions = [module.weights_version for module in self.modules.values()]
+        return Version.of_run([*versions, self.past.version])
 
     @property
     def updates(self) -> int:
         """That weights have had, over the whole run."""
-        return sum(module.weights_version.update for module in self.modules.values())
+        return self.weights_version.update
 
     @property
     def trained(self) -> int:
         """Live steps that were trained on."""
-        return sum(module.ledger.trained for module in self.modules.values())
+        now = sum(module.ledger.trained for module in self.modules.values())
+        return now + self.past.counters.trained
 
     @property
     def requests_in_flight(self) -> int:
@@ -179,7 +242,12 @@ class DriverCore:
 
     def counters(self) -> Counters:
         """The books of all modules together."""
-        return Counters.sum(module.ledger.counters() for module in self.modules.values())
+        now = [module.ledger.counters() for module in self.modules.values()]
+        return Counters.sum([*now, self.past.counters])
+
+    def _module_core(self, module_id: str, start: ModuleStart) -> ModuleCore:
+        state = self._states[module_id]
+        return ModuleCore(module_id, start, state, self._admission, self._runners, self._take_id)
 
     def _take_id(self) -> int:
         taken = self.next_id
@@ -187,20 +255,30 @@ class DriverCore:
         return taken
 
     def _runner_joined(self, event: events.RunnerJoined) -> None:
-        if event.steps_per_request.keys() != self.modules.keys():
-            told, known = ", ".join(event.steps_per_request), ", ".join(self.modules)
-            raise ValueError(f"{event.runner} plays for {told[:100]}; the run's modules: {known}")
+        told, known = event.steps_per_request, {*self.modules, *self._forgotten}
+        at_first = {key for key, state in self._states.items() if not state.late}
+        if not at_first <= told.keys() <= known:
+            plays, ours = ", ".join(told), ", ".join(self.modules)
+            raise ValueError(f"{event.runner} plays for {plays[:100]}; the run's modules: {ours}")
         worker = WorkerKey(event.runner, event.incarnation)
         if self._runners.knew(worker):
             return
         if (before := self._runners.named(event.runner)) is not None:  # it is gone
             self._runner_left(before.worker)
-        self._admission.has_room(self._runners.join(worker, event.steps_per_request))
+        has = {key: steps for key, steps in told.items() if key in self.modules}
+        self._admission.has_room(self._runners.join(worker, has))
+
+    def _runner_plays(self, event: events.RunnerPlays) -> None:
+        runner = self._runners.find(WorkerKey(event.runner, event.incarnation))
+        if runner is not None and event.module_id in self.modules:
+            runner.steps[event.module_id] = event.steps_per_request
+            self._admission.has_room(runner)
 
     def _learner_joined(self, event: events.LearnerJoined) -> list[events.Command]:
-        module, worker = self.module(event.module_id), WorkerKey(event.learner, event.incarnation)
-        if worker in self._gone:
+        worker = WorkerKey(event.learner, event.incarnation)
+        if worker in self._gone or event.module_id in self._forgotten:
             return []
+        module = self.module(event.module_id)
         before = self._learners.get(event.learner, worker)
         self._learners[event.learner] = worker
         commands: list[events.Command] = []

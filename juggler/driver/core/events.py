@@ -27,7 +27,7 @@ DROP_REASONS = (
     "nonfinite",  # NaN or infinity in the batch
     "learner_lost",  # the learner that had the batch is gone
     "restart",  # in flight at a checkpoint, or let go by a learner that started anew
-    "shutdown",  # never needed before the run ended
+    "shutdown",  # never needed before the run ended, or the training of their module
 )
 
 
@@ -66,6 +66,16 @@ class RunnerJoined:
                     f"{self.runner} says that its batches of module {module_id!r} hold {steps} "
                     "steps: must be at least 1"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPlays:
+    """A runner that is here has got a module that was added since."""
+
+    runner: str
+    incarnation: str
+    steps_per_request: int  # as in `RunnerJoined`
+    module_id: str = DEFAULT_MODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,7 @@ class SampleReceived:
     live_steps: int
     version: Version  # that acted
     dropped: str = ""
-    stale_steps: int = 0  # that came to a gateway too old to be in any batch
+    stale_steps: int = 0  # too old to be in any batch
     module_id: str = DEFAULT_MODULE
 
     def __post_init__(self) -> None:
@@ -208,6 +218,13 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingEnds:
+    """A module is not to be trained any more: as `StopRequested`, of this module alone."""
+
+    module_id: str = DEFAULT_MODULE
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Ask for no more steps and no more updates; what is under way is still booked."""
 
@@ -218,7 +235,7 @@ class Finish:
 
 
 #: What happens to the runners that modules share.
-OfRunner = RunnerJoined | RunnerLeft
+OfRunner = RunnerJoined | RunnerPlays | RunnerLeft
 
 #: What happens to every module of a run at once.
 OfEveryModule = LearnerLeft | StopRequested | Finish
@@ -236,6 +253,7 @@ OfModule = (
     | PeersMet
     | PeersLost
     | Proceed
+    | TrainingEnds
 )
 
 Event = OfRunner | OfEveryModule | OfModule

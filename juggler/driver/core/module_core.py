@@ -7,39 +7,16 @@ the caller to notice: a worker that is silent for too long has left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import assert_never
 
 from juggler.driver.core import events
 from juggler.driver.core.admission import Admission
 from juggler.driver.core.events import WorkerKey
-from juggler.driver.core.group import Group, Learner
-from juggler.driver.core.ledger import Batch, Counters, Ledger
+from juggler.driver.core.group import Learner
+from juggler.driver.core.ledger import Batch
 from juggler.driver.core.runners import Runner, Runners
-from juggler.driver.core.state import ModuleSettings, State
+from juggler.driver.core.state import ModuleStart, State
 from juggler.runtime.episodes.version import Version
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleStart:
-    """What one module of a run begins with.
-
-    Attributes:
-        settings: bounds its requests and updates.
-        generation: of its learner group before the first one of this run.
-        update: with `generation`, the version that its learners' first weights have or exceed.
-        counters: its books to go on from; None: new ones.
-    """
-
-    settings: ModuleSettings
-    generation: int = 0
-    update: int = 0
-    counters: Counters | None = None
-
-    def state(self) -> State:
-        """What the module's core and admission keep up from there."""
-        ledger = Ledger() if self.counters is None else Ledger.restore(self.counters)
-        return State(self.settings, Group(self.settings.num_learners, self.generation), ledger)
 
 
 class ModuleCore:
@@ -151,7 +128,7 @@ class ModuleCore:
                 self._announce(self._group.renew(event.generation))
             case events.Proceed():
                 self._state.between_turns = False
-            case events.StopRequested():
+            case events.StopRequested() | events.TrainingEnds():
                 self._stopping = True
             case events.Finish():
                 self._stopping = self._finished = True
@@ -226,10 +203,9 @@ class ModuleCore:
     def _acceptable_weights(self) -> Version:
         """The oldest that may act for a request that goes out now.
 
-        Asynchronously, what runners had got by one update before the newest: admission lets at most
-        max_open_updates - 1 updates go before the batch, and so no weights that are late on their
-        way make it stale. Where a generation began since the multiple that is named here, they get
-        its first weights, which are newer.
+        Asynchronously, those that were published by one update before the newest. Admission leaves
+        room for one more update than that, so no weights that are late on their way make a batch
+        stale. Where a generation has begun since, runners have its first weights, which are newer.
         """
         settings, newest = self._state.settings, self.weights_version
         if settings.synchronous:

@@ -14,13 +14,14 @@ from juggler.driver.core.group import worker_order
 class Runner:
     """
     Attributes:
-        steps: by module id, the most live steps that one request can bring.
+        steps: by module id, the most live steps that one request can bring; of those modules alone
+            that the EnvRunner has.
         rounds: by round, how many of its requests nobody has reported; never 0.
         in_line: it waits for its next round.
     """
 
     worker: WorkerKey
-    steps: Mapping[str, int]
+    steps: dict[str, int]
     rounds: dict[int, int] = field(default_factory=dict)
     in_line: bool = False
 
@@ -60,7 +61,7 @@ class Runners:
 
     def join(self, worker: WorkerKey, steps: Mapping[str, int]) -> Runner:
         """Take in a new one."""
-        runner = self._here[worker.worker_id] = Runner(worker, steps)
+        runner = self._here[worker.worker_id] = Runner(worker, dict(steps))
         return runner
 
     def leave(self, worker: WorkerKey) -> Runner | None:

@@ -15,8 +15,9 @@ class StalenessBudget:
             be `weights_interval - 1` updates old to begin with. Of what is left, half is for the
             queue; the other half is slack for a runner that is held up while batches that were
             asked for later go before its own.
-        row_age: a gateway drops a row whose weights are older than this when it is full; the
-            batch then waits for as long again. 0 in synchronous mode, where nothing is stale.
+        row_age: gateways and EnvRunners with several agents hand in a row that is older than this
+            before it is full, and drop a complete row that is twice as old. 0 in synchronous mode,
+            where nothing is stale.
     """
 
     drop_after: int

@@ -1,11 +1,12 @@
-"""What the driver's core knows of one module."""
+"""What the driver's core knows of one module, and what a run begins with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from juggler.driver.core.group import Group
-from juggler.driver.core.ledger import Batch, Ledger
+from juggler.driver.core.ledger import Batch, Counters, Ledger
+from juggler.runtime.episodes.version import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class State:
         updates: by update id, the shares of those learners that have not answered yet.
         between_turns: in synchronous mode, behind an update; `Proceed` ends it.
         has_begun: its first group of learners has formed.
+        late: it came while others were trained, and nobody waits for its first group.
     """
 
     settings: ModuleSettings
@@ -71,3 +73,48 @@ class State:
     updates: dict[int, dict[str, list[Batch]]] = field(default_factory=dict)
     between_turns: bool = False
     has_begun: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStart:
+    """What one module of a run begins with.
+
+    Attributes:
+        settings: bounds its requests and updates.
+        generation: of its learner group before the first one of this run.
+        update: with `generation`, the version that its learners' first weights have or exceed.
+        counters: its books to go on from; None: new ones.
+        late: it comes while others are trained, and nobody waits for its first group.
+    """
+
+    settings: ModuleSettings
+    generation: int = 0
+    update: int = 0
+    counters: Counters | None = None
+    late: bool = False
+
+    def state(self) -> State:
+        """What the module's core and admission keep up from there."""
+        ledger = Ledger() if self.counters is None else Ledger.restore(self.counters)
+        group = Group(self.settings.num_learners, self.generation)
+        return State(self.settings, group, ledger, late=self.late)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What modules did that are not trained any more, all of them together.
+
+    Attributes:
+        counters: their books, in which nothing is in flight.
+        version: the sums of the versions of their weights, which the run's version still counts.
+    """
+
+    counters: Counters = field(default_factory=lambda: Counters.sum([]))
+    version: Version = field(default_factory=lambda: Version(0, 0))
+
+    def and_of(self, counters: Counters, version: Version) -> Past:
+        """With what one more did. Steps of it that were in flight are lost with this process."""
+        restored = Ledger.restore(counters).counters()
+        versions = self.version, version
+        return Past(Counters.sum([self.counters, restored]), Version.of_run(versions))

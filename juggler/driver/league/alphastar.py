@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import Add, BuilderCommand, Freeze, Reset
+from juggler.driver.league.events import AddPlayer, BuilderCommand, FreezePlayer, ResetPlayer
 from juggler.driver.league.pfsp import Weighting, find_weighting
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import HISTORICAL, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
@@ -40,8 +40,8 @@ class AlphaStar(LeagueBuilder):
     """Players that look for flaws of the whole league."""
 
     main_weighting: Weighting = "squared"
-    """How mains draw frozen opponents: squared, variance, linear, linear_capped or uniform; in a
-    script, a function from win rate to weight too."""
+    """How mains draw frozen opponents: squared, variance, linear, linear_capped or uniform; or
+    "package.module:function", from win rate to weight."""
 
     league_weighting: Weighting = "linear_capped"
     """How league exploiters draw theirs."""
@@ -107,14 +107,14 @@ class AlphaStar(LeagueBuilder):
     def initial(self) -> Iterable[BuilderCommand]:
         mains = list(super().initial())
         exploiters = [
-            Add(f"{role}-{number}", role)
+            AddPlayer(f"{role}-{number}", role)
             for role, count in (
                 (MAIN_EXPLOITER, self.main_exploiters),
                 (LEAGUE_EXPLOITER, self.league_exploiters),
             )
             for number in range(count)
         ]
-        return [*mains, *exploiters, *(Freeze(main.player_id) for main in mains)]
+        return [*mains, *exploiters, *(FreezePlayer(main.player_id) for main in mains)]
 
     # Copies and resets.
 
@@ -124,11 +124,11 @@ class AlphaStar(LeagueBuilder):
             measure = results.mains() if role == MAIN_EXPLOITER else _frozen(results)
             if not self._ready(player, measure, results):
                 continue
-            yield Freeze(player)
+            yield FreezePlayer(player)
             if role == MAIN_EXPLOITER or (
                 role == LEAGUE_EXPLOITER and results.random.random() < self.league_reset_probability
             ):
-                yield Reset(player)
+                yield ResetPlayer(player)
 
     def _ready(self, player: str, measure: list[str], results: LeagueResults) -> bool:
         steps = results.player(player).phase_steps

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from juggler.driver.league.events import Add, BuilderCommand
+from juggler.driver.league.events import AddPlayer, BuilderCommand
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import MAIN
 
@@ -43,7 +43,7 @@ class LeagueBuilder:
         def build(self, results):
             for player_id in results.players("main"):
                 if results.player(player_id).phase_steps >= self.every:
-                    yield Freeze(player_id)
+                    yield FreezePlayer(player_id)
 
         def match(self, results):
             home = results.random.choice(results.players("main"))
@@ -62,7 +62,7 @@ class LeagueBuilder:
 
     def initial(self) -> Iterable[BuilderCommand]:
         """The players to begin with; at least one of them learns."""
-        return [Add(f"main-{number}", MAIN) for number in range(self.mains)]
+        return [AddPlayer(f"main-{number}", MAIN) for number in range(self.mains)]
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         """What is to change now. It is asked again and again while the league trains."""

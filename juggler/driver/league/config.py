@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args, get_type_hints
 
-from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
-from juggler.driver.league.rllib import Rllib
-from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
+from juggler.driver.league.builders import (
+    find_builder,
+    make_builder,
+    must_be_keys,
+    must_be_of_type,
+)
 from juggler.runtime.nearest import nearest
 
-#: The builders that ship.
-BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {
-    "alphastar": AlphaStar,
-    "fictitious": Fictitious,
-    "none": LeagueBuilder,
-    "rllib": Rllib,
-    "self_play": SelfPlay,
-    "self_play_window": SelfPlayWindow,
-}
-
+#: More would not fit in a receipt, nor would an EnvRunner act with as many in good time.
+MOST_HISTORICAL: Final = 500
+#: An EnvRunner may act with no more modules that are trained.
+MOST_LEARNING: Final = 64
 #: Which copy goes when there are too many.
 Recycled = Literal["easiest", "oldest"]
 
@@ -36,8 +33,8 @@ class LeagueConfig:
 
     builder: str = "self_play"
     """What decides how the league grows and who plays whom: self_play, self_play_window,
-    fictitious, alphastar, rllib, or none, which has players that learn and play against each
-    other."""
+    fictitious, alphastar, rllib, or none, which has players that learn and play against each other;
+    or "package.module:Class", a class derived from juggler.LeagueBuilder."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """The keys of the builder."""
@@ -56,11 +53,16 @@ class LeagueConfig:
     min_games: int = 8
     """The win rate of a pair is 0.5 until the two have played so many games."""
 
+    evaluation_probability: float = 0.05
+    """How often a match is one of two players that have played fewer than min_games games against
+    each other, instead of one that the builder wants. So win rates of copies among themselves are
+    known, too."""
+
     draw_margin: float = 0.0
     """A game is a draw if the returns of two teams differ by this or less."""
 
     max_historical: int = 50
-    """How many copies are kept."""
+    """How many copies are kept: at most 500."""
 
     recycled: Recycled = "easiest"
     """Which copy goes when there are too many. easiest: the one whose worst opponent among the
@@ -68,7 +70,8 @@ class LeagueConfig:
     oldest. The newest copy of each player stays while there are others."""
 
     max_learning: int = 32
-    """How many players may learn at once."""
+    """How many players may learn at once: at most 64. A builder that asks for more is refused, and
+    the league goes on without them."""
 
     def validate(self) -> None:
         """
@@ -79,10 +82,16 @@ class LeagueConfig:
             raise ValueError(f"decay = {self.decay!r}: must be above 0, and at most 1")
         if not (_is_number(self.draw_margin) and 0 <= self.draw_margin < math.inf):
             raise ValueError(f"draw_margin = {self.draw_margin!r}: must be at least 0")
+        share = self.evaluation_probability
+        if not (_is_number(share) and 0 <= share <= 0.5):
+            raise ValueError(f"evaluation_probability = {share!r}: must be from 0 to 0.5")
         for key in ("min_games", "max_historical", "max_learning"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{key} = {value!r}: must be a whole number of at least 1")
+        for key, most in (("max_historical", MOST_HISTORICAL), ("max_learning", MOST_LEARNING)):
+            if getattr(self, key) > most:
+                raise ValueError(f"{key} = {getattr(self, key)}: must be at most {most}")
         if self.recycled not in get_args(Recycled):
             raise ValueError(
                 f"recycled = {self.recycled!r} is not known"
@@ -101,7 +110,15 @@ class LeagueConfig:
         Raises:
             ValueError: the table has a key that there is not, or a wrong value; names it.
         """
-        _must_be_keys(table, cls, "league")
+        builder = find_builder(table.get("builder", cls.builder))
+        of_builder = {each.name for each in fields(builder)} - {each.name for each in fields(cls)}
+        for key in table:
+            if key in of_builder:
+                raise ValueError(f"league has no key {key!r}: it is a key of its table options")
+        must_be_keys(table, cls, "league")
+        for key in ("options", "teams", "fixed"):
+            if key in table:
+                must_be_of_type(key, table[key], get_type_hints(cls)[key])
         config = cls(**table)
         config.validate()
         return config
@@ -111,16 +128,7 @@ class LeagueConfig:
         Raises:
             ValueError: there is no such builder, or it has no such key, or a value is wrong.
         """
-        if self.builder not in BUILDERS:
-            raise ValueError(
-                f"builder = {self.builder!r} is not known{nearest(self.builder, BUILDERS)}"
-            )
-        kind = BUILDERS[self.builder]
-        _must_be_keys(self.options, kind, "options")
-        try:
-            return kind(**self.options)
-        except ValueError as error:
-            raise ValueError(f"options: {error}") from None
+        return make_builder(self.builder, self.options)
 
     def sides(self, agents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """The agents of each side of a match: the teams, then everybody else alone.
@@ -132,15 +140,11 @@ class LeagueConfig:
         in_teams = {agent for team in teams for agent in team}
         for agent in in_teams - set(agents):
             raise ValueError(f"teams: no agent is called {agent!r}{nearest(agent, agents)}")
-        return (*teams, *((agent,) for agent in agents if agent not in in_teams))
+        sides = (*teams, *((agent,) for agent in agents if agent not in in_teams))
+        if len(sides) < 2:
+            raise ValueError("teams: all agents are in one, and there is nobody to play against")
+        return sides
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
-    known = [each.name for each in fields(kind)]
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{name} has no key {key!r}{nearest(key, known)}")

@@ -134,7 +134,7 @@ class CancelMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddPlayer:
     """Add a player, which is in line-ups once it is ready.
 
     Attributes:
@@ -152,7 +152,7 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class FreezePlayer:
     """Copy a player that learns. The copy never learns, and has the role "historical".
 
     Attributes:
@@ -165,7 +165,7 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetPlayer:
     """Give a player that learns other weights and a new optimizer.
 
     Attributes:
@@ -178,7 +178,7 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetirePlayer:
     """Let go of a player. Its place in the lineage is kept."""
 
     player_id: str
@@ -192,6 +192,6 @@ class Report:
 
 
 #: What a builder may ask for.
-BuilderCommand = Add | Freeze | Reset | Retire
+BuilderCommand = AddPlayer | FreezePlayer | ResetPlayer | RetirePlayer
 
 Command = AssignLineUp | CancelMatch | BuilderCommand | Report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from random import Random
@@ -19,6 +20,8 @@ from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 
 _MOST_COMMANDS = 1000  # of a builder at a time
+_MOST_REPORTS = 100  # that are remembered
+_MOST_TOLD = 3  # at a time
 
 
 @dataclass(slots=True)
@@ -84,9 +87,15 @@ class League:
         )
         sides = config.sides(agents)
         self._matches = Matches(
-            sides, self._builder, self.roster, self.payoffs, known.seed, config.draw_margin
+            sides,
+            self._builder,
+            self.roster,
+            self.payoffs,
+            known.seed,
+            config.draw_margin,
+            config.evaluation_probability,
         )
-        self._last_report = ""
+        self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
 
     # The beginning, and what goes on from there.
 
@@ -96,14 +105,15 @@ class League:
         Raises:
             ValueError: the builder asked for something that cannot be.
         """
-        names = self._config.fixed
-        fixed = [events.Add(name, FIXED, learning=False, source=name) for name in names]
-        asked = itertools.islice(self._builder.initial(), _MOST_COMMANDS)
+        name, names = type(self._builder).__name__, self._config.fixed
+        fixed = [events.AddPlayer(each, FIXED, learning=False, source=each) for each in names]
+        try:
+            asked = list(itertools.islice(self._builder.initial(), _MOST_COMMANDS))
+        except Exception as error:  # whatever a builder of one's own raises
+            raise ValueError(f"{name}.initial failed: {told(error)}") from error
         commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
         if not self.roster.learners():
-            raise ValueError(
-                f"{type(self._builder).__name__}.initial adds no player that learns: add one"
-            )
+            raise ValueError(f"{name}.initial adds no player that learns: add one")
         return commands
 
     def to_state(self) -> dict[str, Any]:
@@ -217,15 +227,18 @@ class League:
         try:
             asked = list(itertools.islice(self._builder.build(results), _MOST_COMMANDS))
         except Exception as error:  # whatever a builder of one's own raises
-            wrong.append(f"{name} failed: {told(error)}")
+            wrong.append(f"{name} failed: {told(error)}. Nothing changes until it works")
         commands: list[events.Command] = []
         for command in asked:
             try:
                 commands += self._apply(command)
             except ValueError as error:
                 wrong.append(f"{name} asked for what cannot be: {error}")
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return [*commands, *self._report(wrong[0] + more if wrong else "")]
+        # When all is done: a line-up that is drawn anew has nobody who goes or is reset, too.
+        gone = [each for each in commands if isinstance(each, events.RetirePlayer)]
+        line_ups = [command for each in gone for command in self._let_go(each.player_id)]
+        reports = [report for each in wrong[:_MOST_TOLD] for report in self._report(each)]
+        return [*commands, *line_ups, *reports]
 
     def results(self) -> LeagueResults:
         """The league as it is now, to read."""
@@ -237,19 +250,19 @@ class League:
             ValueError: it cannot be; nothing has changed.
         """
         match command:
-            case events.Add():
+            case events.AddPlayer():
                 self.roster.add(command)
                 return [command]
-            case events.Freeze():
+            case events.FreezePlayer():
                 return [self.roster.freeze(command), *self._recycle()]
-            case events.Reset():
+            case events.ResetPlayer():
                 self.roster.reset(command)
                 self.payoffs.forget(command.player_id)
                 return [command]
-            case events.Retire():
+            case events.RetirePlayer():
                 self.roster.retire(command)
                 self.payoffs.forget(command.player_id)
-                return [command, *self._let_go(command.player_id)]
+                return [command]
             case _:
                 raise ValueError(f"{str(command)[:100]!r} is no command of a builder")
 
@@ -259,7 +272,7 @@ class League:
         while len(copies := self._copies()) > self._config.max_historical:
             newest = {copy.parent: copy.player_id for copy in copies}
             older = [copy for copy in copies if copy.player_id != newest[copy.parent]]
-            commands += self._apply(events.Retire(self._most_useless(older or copies[:-1])))
+            commands += self._apply(events.RetirePlayer(self._most_useless(older or copies[:-1])))
         return commands
 
     def _copies(self) -> list[Player]:
@@ -276,8 +289,8 @@ class League:
         return names[rates.index(max(rates))]
 
     def _report(self, message: str) -> list[events.Command]:
-        """Each message is told once in a row."""
-        if not message or message == self._last_report:
+        """Each message is told once, and not at each build or match."""
+        if not message or message in self._reported:
             return []
-        self._last_report = message
+        self._reported.append(message)
         return [events.Report(message)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
@@ -12,8 +13,11 @@ from juggler.driver.league.events import AssignLineUp, MatchFinished
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import Player, Roster
+from juggler.runtime.own_frames import place_of
 
+_PACKAGE = Path(__file__).parents[2]
 _TRIES = 10  # for a pairing that somebody can play
+_LOOKED_AT = 8  # pairs, for one of which little is known
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class Matches:
         payoffs: where outcomes are booked.
         seed: of the run.
         draw_margin: a game is a draw if the scores of two sides differ by this or less.
+        evaluation_probability: how often two are matched of whom little is known.
     """
 
     def __init__(
@@ -50,9 +55,11 @@ class Matches:
         payoffs: Payoffs,
         seed: int,
         draw_margin: float,
+        evaluation_probability: float,
     ) -> None:
         self._sides, self._builder, self._roster = sides, builder, roster
         self._payoffs, self._seed, self._draw_margin = payoffs, seed, draw_margin
+        self._evaluation_probability = evaluation_probability
         self._side_of = {agent: side for side, agents in enumerate(sides) for agent in agents}
         self.open: dict[int, OpenMatch] = {}
 
@@ -70,9 +77,12 @@ class Matches:
         results = LeagueResults(self._roster, self._payoffs, random)
         wrong = ""
         try:
-            pairing = self._pairing(results)
+            pairing = self._evaluation(results) or self._pairing(results)
         except Exception as error:  # whatever a builder of one's own raises
-            wrong = f"{type(self._builder).__name__}.match failed: {told(error)}"
+            wrong = (
+                f"{type(self._builder).__name__}.match failed: {told(error)}. A player that learns "
+                "plays against itself instead"
+            )
             home = random.choice(results.players(learning=True))
             pairing = Pairing(home, {home: 1.0}, "self-play")
         players = random.choices(
@@ -158,9 +168,25 @@ class Matches:
             total = sum(able.values())
             if self._plays(pairing.home) and 0 < total < math.inf:
                 return Pairing(pairing.home, able, str(pairing.branch)[:100])
+        unable = [each for each in (pairing.home, *pairing.opponents) if not self._plays(each)]
         raise ValueError(
-            f"{_TRIES} times, nobody whom it named could play; the last was for {pairing.home!r}"
+            f"{_TRIES} times, it named players who cannot play now or do not exist: the last was "
+            f"for {pairing.home!r}, and {', '.join(map(repr, unable[:5]))} cannot"
         )
+
+    def _evaluation(self, results: LeagueResults) -> Pairing | None:
+        """Now and then two who have played too few games, whether they learn or not."""
+        random = results.random
+        if random.random() >= self._evaluation_probability:
+            return None
+        players = results.players()
+        if len(players) < 2:
+            return None
+        pairs = [random.sample(players, 2) for _ in range(_LOOKED_AT)]
+        home, other = min(pairs, key=lambda pair: self._payoffs.games(*pair))
+        if self._payoffs.games(home, other) >= self._payoffs.min_games:
+            return None
+        return Pairing(home, {other: 1.0}, "evaluation")
 
     def _plays(self, player_id: str) -> bool:
         player = self._roster.players.get(player_id)
@@ -168,5 +194,5 @@ class Matches:
 
 
 def told(error: Exception) -> str:
-    """An exception of a builder in one sentence."""
-    return f"{type(error).__name__}: {error}"[:500]
+    """An exception of a builder in one sentence, with the builder's own line."""
+    return f"{type(error).__name__}: {error}"[:500] + place_of(error, beside=_PACKAGE)

@@ -86,7 +86,7 @@ class Payoffs:
         kinds: Iterable[KindCount] = (),
         means: Iterable[Means] = (),
     ) -> None:
-        self._decay, self._min_games = decay, min_games
+        self._decay, self.min_games = decay, min_games
         self.pairs = {(pair.first, pair.second): pair for pair in pairs}
         self.kinds = {(count.first, count.second): count for count in kinds}
         self.means = {mean.player_id: mean for mean in means}
@@ -144,7 +144,7 @@ class Payoffs:
 
         `win_rate(a, b) + win_rate(b, a)` is 1.
         """
-        if self.games(player, other) < self._min_games:
+        if self.games(player, other) < self.min_games:
             return 0.5
         wins, draws, losses = self.counts(player, other)
         if wins == losses:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from juggler.runtime.modules.by_name import found
 from juggler.runtime.nearest import nearest
 
 #: By name, the weight of an opponent that is beaten at this rate.
@@ -19,7 +20,7 @@ WEIGHTINGS: dict[str, Callable[[float], float]] = {
     "uniform": lambda _: 1.0,
 }
 
-#: The name of a weighting, or a function of one's own from win rate to weight.
+#: The name of a weighting, "package.module:function", or a function from win rate to weight.
 Weighting = str | Callable[[float], float]
 
 _NOTHING = 1e-10
@@ -32,8 +33,13 @@ def find_weighting(weighting: Weighting) -> Callable[[float], float]:
     """
     if callable(weighting):
         return weighting
+    if ":" in weighting:
+        return found(weighting, "weighting")
     if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting = {weighting!r} is not known{nearest(weighting, WEIGHTINGS)}")
+        raise ValueError(
+            f"weighting = {weighting!r} is not known{nearest(weighting, WEIGHTINGS)} (one of your "
+            "own is named as 'package.module:function')"
+        )
     return WEIGHTINGS[weighting]
 
 

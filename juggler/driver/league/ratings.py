@@ -26,10 +26,12 @@ def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
     """
     count = len(players)
     wins = np.zeros((count, count))  # [P, P]
-    for row, player in enumerate(players):
-        for column, other in enumerate(players):
-            wins_alone, draws, _ = payoffs.counts(player, other)
-            wins[row, column] = wins_alone + draws / 2
+    place = {player: index for index, player in enumerate(players)}
+    for pair in payoffs.pairs.values():
+        if pair.first in place and pair.second in place:
+            row, column = place[pair.first], place[pair.second]
+            wins[row, column] = pair.wins + pair.draws / 2
+            wins[column, row] = pair.losses + pair.draws / 2
     games = wins + wins.T  # [P, P]
     points = wins.sum(1) + 0.5  # [P], with the draw
 
@@ -98,10 +100,10 @@ def nash_equilibrium(matrix: _Array) -> _Array:
     inside += np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
     _, scales, basis = np.linalg.svd(equations)
     free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: where other equilibria are
-    if free.size:
+    if free.size and inside.min() > 0:
         inside = _highest_entropy(inside, free, outer)
     result = np.zeros(count)
-    result[support] = inside
+    result[support] = np.maximum(inside, 0.0)
     return result
 
 
@@ -161,5 +163,7 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
             size, before = 1.0, cost(inside, barrier)
             while cost(inside + size * free @ step, barrier) > before and size > 1e-9:
                 size /= 2
+            if size <= 1e-9:  # as near as numbers of 64 bits come
+                break
             inside = inside + size * free @ step
     return inside

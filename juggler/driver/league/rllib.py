@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import RANDOM, Add, BuilderCommand, Freeze
+from juggler.driver.league.events import RANDOM, AddPlayer, BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import FIXED, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
 
@@ -77,9 +77,9 @@ class Rllib(LeagueBuilder):
             (MAIN_EXPLOITER, self.main_exploiters),
             (LEAGUE_EXPLOITER, self.league_exploiters),
         ):
-            yield from (Add(f"{role}-{number}", role) for number in range(count))
+            yield from (AddPlayer(f"{role}-{number}", role) for number in range(count))
         for number in range(self.random_players):
-            yield Add(f"random-{number}", FIXED, learning=False, source=RANDOM)
+            yield AddPlayer(f"random-{number}", FIXED, learning=False, source=RANDOM)
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         for player_id in results.players(learning=True):
@@ -89,8 +89,8 @@ class Rllib(LeagueBuilder):
                 continue
             goes_on = results.random.random() < self.keep_training_probability
             if goes_on and player.role != MAIN:
-                yield Add(f"{player_id}-{player.copies}", player.role, source=player_id)
-            yield Freeze(player_id)
+                yield AddPlayer(f"{player_id}-{player.copies}", player.role, source=player_id)
+            yield FreezePlayer(player_id)
 
     def match(self, results: LeagueResults) -> Pairing:
         exploiters = (

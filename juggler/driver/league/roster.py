@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from juggler.driver.league.events import INITIAL, RANDOM, Add, Freeze, Reset, Retire
+from juggler.driver.league.events import (
+    INITIAL,
+    RANDOM,
+    AddPlayer,
+    FreezePlayer,
+    ResetPlayer,
+    RetirePlayer,
+)
 from juggler.runtime.nearest import nearest
 
 MAIN: Final = "main"
@@ -95,9 +103,28 @@ class Roster:
         """Those that are not retired."""
         return [player for player in self.players.values() if not player.retired]
 
+    def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
+        """Whose settings a player that learns has: of those that learn from the beginning, the one
+        that it comes from, else the first with its role, else the first.
+
+        Args:
+            player_id: of the player.
+            first: the ids of those that learn from the beginning, at least one.
+        """
+        player = self.players[player_id]
+        for _ in self.players:  # each comes from one before it
+            if player.player_id in first:
+                return player.player_id
+            source = None if player.source == INITIAL else self.players.get(player.source)
+            if source is None or not (source.learning or source.parent):
+                break
+            player = source
+        known = {each: self.players[each].role for each in first if each in self.players}
+        return next((each for each, role in known.items() if role == player.role), first[0])
+
     # Each of these raises ValueError before it changes anything.
 
-    def add(self, command: Add) -> None:
+    def add(self, command: AddPlayer) -> None:
         if not _PLAYER_ID.fullmatch(command.player_id):
             raise ValueError(
                 f"{command.player_id[:100]!r} is no id of a player: use letters, digits, '_' and "
@@ -110,15 +137,15 @@ class Roster:
         if command.learning:
             self._must_be_weights(command.source)
             if len(self.learners()) >= self._max_learning:
-                raise ValueError(
-                    f"{command.player_id} would be one too many: at most max_learning = "
-                    f"{self._max_learning} players learn at once"
+                raise ValueError(  # names nobody: a builder may go on asking for others
+                    f"at most max_learning = {self._max_learning} players learn at once, and so "
+                    "many do: no more are added"
                 )
         player = Player(command.player_id, command.role, command.learning, command.source)
         player.origin = command.role
         self.players[command.player_id] = player
 
-    def freeze(self, command: Freeze) -> Freeze:
+    def freeze(self, command: FreezePlayer) -> FreezePlayer:
         """Returns the command with the id of the copy."""
         player = self._learner(command.player_id)
         if player.frozen_at >= 0 and player.phase_steps == 0:
@@ -139,9 +166,9 @@ class Roster:
         )
         player.copies += 1
         player.frozen_at = player.steps
-        return Freeze(player.player_id, copy_id)
+        return FreezePlayer(player.player_id, copy_id)
 
-    def reset(self, command: Reset) -> None:
+    def reset(self, command: ResetPlayer) -> None:
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
         if player.steps <= player.reset_at:
@@ -150,7 +177,7 @@ class Roster:
         player.life += 1
         player.ready = False
 
-    def retire(self, command: Retire) -> None:
+    def retire(self, command: RetirePlayer) -> None:
         player = self[command.player_id]
         if player.learning and len(self.learners()) == 1:
             raise ValueError(f"{player.player_id} is the last player that learns: add one first")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import BuilderCommand, Freeze
+from juggler.driver.league.events import BuilderCommand, FreezePlayer
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import MAIN
 
@@ -37,12 +37,12 @@ class Fictitious(LeagueBuilder):
 
     def initial(self) -> Iterable[BuilderCommand]:
         mains = list(super().initial())
-        return [*mains, *(Freeze(main.player_id) for main in mains)]
+        return [*mains, *(FreezePlayer(main.player_id) for main in mains)]
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         for main in results.players(MAIN, learning=True):
             if results.player(main).phase_steps >= self.save_steps:
-                yield Freeze(main)
+                yield FreezePlayer(main)
 
     def match(self, results: LeagueResults) -> Pairing:
         home = results.random.choice(results.players(learning=True))

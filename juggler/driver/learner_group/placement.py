@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -192,3 +192,63 @@ def processes_of_module(module_id: str, processes: int, together: Sequence[Seque
     return sum(
         module_id in modules_of_process(index, processes, together) for index in range(processes)
     )
+
+
+class Hosting:
+    """Which modules each of a run's learner processes hosts, while modules come and go.
+
+    Processes whose indices differ by a multiple of the number of shards host the same ones. That
+    number stays what it is at the beginning, so that no module ever moves.
+
+    Args:
+        processes: that the run begins with.
+        together: the modules of its configuration, in groups that share parts.
+    """
+
+    def __init__(self, processes: int, together: Sequence[Sequence[str]]) -> None:
+        self._processes = processes
+        self._shards = [
+            modules_of_process(index, processes, together)
+            for index in range(min(processes, len(together)))
+        ]
+
+    @classmethod
+    def of(
+        cls, processes: int, together: Sequence[Sequence[str]], trained: Iterable[str]
+    ) -> Hosting:
+        """Of the modules that are trained now, some of which may not be in the configuration, as
+        some of that may not be trained any more."""
+        hosting, now = cls(processes, together), list(trained)
+        at_first = [module_id for module_ids in together for module_id in module_ids]
+        for module_id in at_first:
+            if module_id not in now:
+                hosting.remove(module_id)
+        for module_id in now:
+            if module_id not in at_first:
+                hosting.add(module_id)
+        return hosting
+
+    def modules_of(self, index: int) -> list[str]:
+        """The modules that the process of this index is to host."""
+        return list(self._shards[index % len(self._shards)])
+
+    def processes_of(self, module_id: str) -> int:
+        """How many of the first processes host this module; at least 1."""
+        return sum(module_id in self.modules_of(index) for index in range(self._processes))
+
+    def add(self, module_id: str, here: Collection[int] = ()) -> None:
+        """Place another module where the fewest are.
+
+        Args:
+            module_id: of the module.
+            here: indices of processes that are here, one of which is to host it; (): any.
+        """
+        able = {index % len(self._shards) for index in here} or range(len(self._shards))
+        fewest = min(sorted(able), key=lambda shard: len(self._shards[shard]))
+        self._shards[fewest].append(module_id)
+
+    def remove(self, module_id: str) -> None:
+        """Nobody hosts it any more."""
+        for shard in self._shards:
+            if module_id in shard:
+                shard.remove(module_id)

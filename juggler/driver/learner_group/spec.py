@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium
 
 from juggler.driver.config import ConfigError, RunConfig, must_suit
-from juggler.driver.workers.registry import Spaces, add_module
+from juggler.driver.workers.module_setups import add_module
+from juggler.driver.workers.module_spaces import Spaces
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.nearest import nearest

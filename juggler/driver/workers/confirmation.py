@@ -20,6 +20,7 @@ from juggler.envrunner.agent_returns import from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.checkpoints.checkpoint import CANDIDATE
 from juggler.runtime.wire.v1 import training_pb2
 
 _TELL_SECONDS = 2.0  # until people are told that a verdict is waited for
@@ -113,7 +114,7 @@ class Confirmation:
         if self._why_not:
             self.outcome = {"confirmed": False, "why_not": self._why_not}
             return True
-        if self._checkpointing.begin(candidate=True):
+        if self._checkpointing.begin(CANDIDATE):
             self._candidate = _Candidate(proposed, self._metrics.episodes)
             self._progress.message(
                 f"training has a return of {named_returns(proposed)}: "
@@ -123,9 +124,11 @@ class Confirmation:
 
     def written(self, event: SnapshotWritten) -> None:
         """A state is on the disk, or it is not: perhaps that of the candidate."""
-        if event.candidate and self._candidate is None:  # it was given up
-            self._snapshots.let_go_of_candidate()
-        elif event.candidate and self._candidate is not None and event.path is not None:
+        if event.aside != CANDIDATE:
+            return
+        if self._candidate is None:  # it was given up
+            self._snapshots.let_go(CANDIDATE)
+        elif event.path is not None:
             self._candidate.cut = event
             self.play()
 
@@ -230,4 +233,4 @@ class Confirmation:
 
     def _let_go(self) -> None:
         self._candidate = None
-        self._snapshots.let_go_of_candidate()
+        self._snapshots.let_go(CANDIDATE)

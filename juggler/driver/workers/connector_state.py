@@ -67,19 +67,12 @@ class ConnectorState:
         self._told[worker] = self._news
         return self._content
 
-    def everything(self) -> bytes:
-        """For a worker that is told with every request."""
-        return self._content
-
     def left(self, worker: Worker) -> None:
         self._told.pop(worker, None)
 
 
 def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
-    """What an evaluator is told: the state of the only module, or those of several by module id."""
-    if len(connectors) == 1:
-        (only,) = connectors.values()
-        return only.everything()
+    """What an evaluator is told: the states of all modules, by module id."""
     learned = {module_id: each.merged for module_id, each in connectors.items() if each.merged}
     return to_bytes(learned) if learned else b""
 

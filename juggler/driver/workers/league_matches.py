@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from juggler.driver.league.events import (
     AssignLineUp,
@@ -44,7 +43,7 @@ class LeagueMatches:
     ) -> None:
         self._book, self._agents = book, tuple(agents)
         self._environments, self._module_of = environments, module_of
-        self._waiting: deque[AssignLineUp] = deque()  # drawn anew, for whoever asks next
+        self._waiting: dict[int, AssignLineUp] = {}  # by match id; drawn anew, for who asks next
         self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
         self._finished: dict[Worker, int] = {}  # in the last round
         self._rounds: dict[Worker, int] = {}  # the last one that was asked for
@@ -108,20 +107,15 @@ class LeagueMatches:
 
     def redraw(self, command: AssignLineUp | CancelMatch) -> None:
         """The league wants a match to be played by others, or not at all."""
-        for has in self._open.values():
+        for has in (self._waiting, *self._open.values()):
             has.pop(command.match_id, None)
         if isinstance(command, AssignLineUp):
-            self._waiting.append(command)
+            self._waiting[command.match_id] = command
 
     def _next(self) -> AssignLineUp | None:
         if self._waiting:
-            return self._waiting.popleft()
+            return self._waiting.pop(next(iter(self._waiting)))
         for command in self._book(MatchRequested()):
             if isinstance(command, AssignLineUp):
                 return command
         return None
-
-
-def others_than_line_ups(commands: Iterable[Command]) -> list[Command]:
-    """Commands that somebody else has to carry out."""
-    return [each for each in commands if not isinstance(each, AssignLineUp | CancelMatch)]

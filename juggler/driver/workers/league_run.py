@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league import events
-from juggler.driver.league.ratings import elo
-from juggler.driver.league_players import league_of, module_of
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league_players import LEAGUE, league_of, module_of
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
-from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.frozen_parts import FrozenParts
 from juggler.driver.workers.league_copies import LeagueCopies
+from juggler.driver.workers.league_learners import LeagueLearners
 from juggler.driver.workers.league_matches import LeagueMatches
+from juggler.driver.workers.league_standings import LeagueStandings
+from juggler.driver.workers.league_weights import LeagueWeights
 from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import WEIGHTS
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: What a checkpoint's counters call the league.
-LEAGUE: Final = "league"
-_MOST_TOLD = 32  # players in a line of metrics
+_SLOW_SECONDS: Final = 1.0  # of a builder's call
 
 
 class LeagueRun:
@@ -39,16 +42,20 @@ class LeagueRun:
         core: knows which modules have learners.
         registry: who is here.
         commands: reaches them.
-        connectors: by module id, what its connectors have learned.
+        trained: the players that learn.
         frozen_parts: sends workers what players play with that do not learn.
         progress: shows people what happens.
-        state: of the league, from a checkpoint; None: a new one.
-        began_with: by module id, the weights of another run with which it began.
+        resume: what the run goes on from; None: it is new.
+        beginning: what a new run begins with that another one has learned.
 
     Attributes:
         league: the players, and their results.
         matches: on their way.
+        weights: of players that learn, on their way.
         copies: on their way.
+        learners: players that learn, and come and go.
+        retired: players that are gone, and may have played until a moment ago.
+        standings: how they do.
     """
 
     def __init__(
@@ -58,47 +65,76 @@ class LeagueRun:
         core: DriverCore,
         registry: WorkerRegistry,
         commands: CommandSender,
-        connectors: Mapping[str, ConnectorState],
+        trained: TrainedModules,
         frozen_parts: FrozenParts,
         progress: Progress,
-        state: Mapping[str, Any] | None,
-        began_with: Mapping[str, Tree],
+        resume: Checkpoint | None,
+        beginning: Beginning | None,
     ) -> None:
-        self._seed, self._began_with = config.driver.seed, began_with
-        self._core, self._registry, self._progress = core, registry, progress
+        state = None if resume is None else resume.counters.get(LEAGUE)
+        self._seed, self._began_with = config.driver.seed, beginning.weights if beginning else {}
+        self._registry, self._trained, self._progress = registry, trained, progress
         self.league = league_of(config, state)
+        roster = self.league.roster
+        self._builder = type(LeagueConfig.from_table(config.agents.league).make_builder()).__name__
+        self._slow: set[str] = set()  # calls of the builder that people have been told of
+        self.standings = LeagueStandings(self.league)
+        self.retired = {each.player_id for each in roster.players.values() if each.retired}
         self.matches = LeagueMatches(
-            self.league.book,
+            self._asked_for,
             config.agent_names,
             config.env_runner.envs_per_runner,
-            lambda player_id: module_of(self.league.roster.players[player_id]),
+            lambda player_id: module_of(roster.players[player_id]),
         )
+        self.weights = LeagueWeights(registry, commands)
         self.copies = LeagueCopies(
             config,
             run_dir,
             registry,
             commands,
-            connectors,
+            trained.connectors,
             frozen_parts,
+            self.weights,
             self._copy_is_ready,
             self._no_copy,
         )
         if state is None:
-            self._carry_out(self.league.begin())
+            begun = self.league.begin()
+        self.learners = LeagueLearners(
+            config,
+            core,
+            registry,
+            roster,
+            trained,
+            self.weights,
+            progress,
+            resume,
+            beginning,
+            self._removed,
+        )
+        if state is None:
+            self._carry_out(begun)
         else:
             self._go_on()
 
     # What happens.
 
     def look(self) -> None:
-        """Learners came or went: players that learn can play while they have one."""
+        """Learners came or went: players that learn can play while they have one, once every worker
+        has them."""
         for player in self.league.roster.learners():
-            has_learner = bool(self._core.modules[player.player_id].members)
-            if has_learner and not player.ready:
+            can_play = self._trained.can_play(player.player_id)
+            if can_play and not player.ready:
                 self._book(events.PlayerReady(player.player_id))
-            elif player.ready and not has_learner:
+            elif player.ready and not can_play:
                 self._book(events.PlayerLost(player.player_id))
-        self.copies.look()
+        self.weights.look()
+
+    def has(self, worker: Worker, module_id: str) -> None:
+        """A worker that plays has a player that it was sent."""
+        self.copies.has(worker, module_id)
+        self._trained.has(worker, module_id)
+        self.look()
 
     def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]:
         """What a request tells an EnvRunner of the matches that it is to play."""
@@ -118,81 +154,72 @@ class LeagueRun:
         if not steps:
             return
         self._book(events.StepsTrained(module_id, steps))
-        self._carry_out(self.league.build())
+        self._carry_out(self._timed("build", self.league.build))
 
     def left(self, worker: Worker) -> None:
         """A worker is gone."""
+        self._trained.left(worker)
         self._carry_out(self.matches.left(worker))
         self.copies.left(worker)
+        self.look()
 
     # What people, checkpoints and others are told.
 
-    @property
-    def retired(self) -> set[str]:
-        """Players that are gone, and may have played until a moment ago."""
-        players = self.league.roster.players.values()
-        return {player.player_id for player in players if player.retired}
-
-    def to_state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return self.league.to_state()
-
-    def line(self) -> dict[str, Any]:
-        """For a line of metrics: how many players there are, and how those that learn do."""
-        roster, results = self.league.roster, self.league.results()
-        playing = results.players()
-        ratings = elo(self.league.payoffs, playing) if playing else {}
-        learners = [each for each in roster.learners() if each.player_id in ratings]
-        return {
-            "players": len(playing),
-            "historical": sum(not roster.players[each].learning for each in playing),
-            "learning": {
-                each.player_id: {
-                    "elo": ratings[each.player_id],
-                    "win_rate": results.overall_win_rate(each.player_id, 1),
-                    "steps": each.steps,
-                    "copies": each.copies,
-                    "resets": each.life,
-                }
-                for each in learners[:_MOST_TOLD]
-            },
-        }
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint's counters have of it."""
+        return {LEAGUE: self.league.to_state()}
 
     # What the league wants.
 
+    def _asked_for(self, event: events.Event) -> list[events.Command]:
+        """What the league wants because of an event, without what people are told."""
+        commands = self._timed("match", lambda: self.league.book(event))
+        reports = [each for each in commands if isinstance(each, events.Report)]
+        self._carry_out(reports)
+        return [each for each in commands if each not in reports]
+
     def _book(self, event: events.Event) -> None:
-        self._carry_out(self.league.book(event))
+        self._carry_out(self._timed("match", lambda: self.league.book(event)))
+
+    def _timed(self, call: str, work: Callable[[], list[events.Command]]) -> list[events.Command]:
+        """What the league wants. The run waits meanwhile, so people are told of a slow builder."""
+        before = time.monotonic()
+        commands = work()
+        seconds = time.monotonic() - before
+        if seconds > _SLOW_SECONDS and call not in self._slow:
+            self._slow.add(call)
+            self._progress.message(
+                f"league: {self._builder}.{call} took {seconds:.1f} s, in which the driver could "
+                "do nothing else: make it faster",
+                "warning",
+            )
+        return commands
 
     def _carry_out(self, commands: Iterable[events.Command]) -> None:
         for command in commands:
             match command:
                 case events.AssignLineUp() | events.CancelMatch():
                     self.matches.redraw(command)
-                case events.Freeze():
+                case events.FreezePlayer():
                     self.copies.copy(command.player_id, command.copy_id)
-                case events.Reset():
+                case events.ResetPlayer():
                     self._reset(command)
-                case events.Retire():
+                case events.RetirePlayer():
+                    self.retired.add(command.player_id)
                     self.copies.retire(command.player_id)
+                    self.learners.retire(command.player_id)
                 case events.Report():
                     self._progress.message(f"league: {command.message}", "warning")
-                case events.Add():
+                case events.AddPlayer():
                     self._added(command)
 
-    def _added(self, command: events.Add) -> None:
-        """Those that learn are modules of the run, and ready when they have learners."""
-        known = {*self._core.modules, *self._registry.frozen}
-        if command.learning and command.player_id not in known:
-            self._progress.message(
-                f"league: {command.player_id} cannot learn: players that learn are there from the "
-                "beginning of a run, so a builder names them in `initial`",
-                "warning",
-            )
-            self._book(events.PlayerRemoved(command.player_id))
-        elif not command.learning:
+    def _added(self, command: events.AddPlayer) -> None:
+        if command.learning:
+            self.learners.add(command.player_id)
+        else:
             self._book(events.PlayerReady(command.player_id))
 
-    def _reset(self, command: events.Reset) -> None:
+    def _reset(self, command: events.ResetPlayer) -> None:
         """In its learners, commands are carried out in their order: no update is half-way."""
         player_id, source = command.player_id, command.source
         life = self.league.roster.players[player_id].life
@@ -208,14 +235,19 @@ class LeagueRun:
         self._book(events.PlayerReady(player_id))
 
     def _go_on(self) -> None:
-        """What was saved may name copies that are lost."""
+        """What was saved may name copies that are lost, as people have been told."""
         for player in self.league.roster.present():
             if not player.learning and module_of(player) not in {RANDOM, *self._registry.frozen}:
-                self._no_copy(player.player_id, "its weights are not in the directory of the run")
+                self._removed(player.player_id)
+        self.look()  # nobody that learns can play yet
 
     def _copy_is_ready(self, copy_id: str) -> None:
         self._book(events.PlayerReady(copy_id))
 
     def _no_copy(self, copy_id: str, why: str) -> None:
         self._progress.message(f"league: there is no copy {copy_id}: {why}", "warning")
-        self._book(events.PlayerRemoved(copy_id))
+        self._removed(copy_id)
+
+    def _removed(self, player_id: str) -> None:
+        self.retired.add(player_id)
+        self._book(events.PlayerRemoved(player_id))

@@ -49,6 +49,8 @@ class LearnerEvents:
     def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Batches are with it."""
         parts, module_id = self._parts, message.module_id
+        if parts.league and module_id in parts.league.retired and module_id not in parts.learners:
+            return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
             parts.registry.must_fit_a_batch(module_id, arrival.live_steps)
@@ -65,6 +67,8 @@ class LearnerEvents:
             connectors.merge_waiting()
         parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
         key = worker_id, worker.incarnation
+        module = parts.core.modules[module_id]
+        before = module.weights_version
         parts.happened(events.UpdateFinished(done.update_id, *key, version, used, module_id))
         parts.local.of_use(worker_id)
         parts.learners[module_id].updated(worker_id, done)
@@ -78,6 +82,8 @@ class LearnerEvents:
         parts.metrics.workers.spent(worker_id, done.seconds)
         metrics = {key: each.values for key, each in done.metrics.items()}
         parts.metrics.updated(worker_id, module_id, metrics)
+        if module.weights_version != before:  # with several learners, once
+            parts.callbacks.updated(module_id, metrics)
 
     def left(self, event: Left) -> None:
         """The batches that it held are lost. If it failed and no module has a learner left, the

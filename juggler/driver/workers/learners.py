@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 
 from juggler.driver.checkpoint.beginning import Beginning
-from juggler.driver.checkpoint.restoring import begin_commands, restore_commands
+from juggler.driver.checkpoint.restoring import begin_commands, is_without, restore_commands
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UnheardUpdate
@@ -32,6 +32,7 @@ class Learners:
     Attributes:
         steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
             of that id together. They must agree with the core's ledger.
+        beginning: what they begin with before there is a checkpoint; None: with new weights.
     """
 
     def __init__(
@@ -50,15 +51,17 @@ class Learners:
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
         self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
-        self._of_module = f" of module {core.module_id}" if len(config.module_ids) > 1 else ""
+        several = len(config.module_ids) > 1 or bool(config.agents.league)
+        self._of_module = f" of module {core.module_id}" if several else ""
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # for learners that the run is to begin with
         self._core = core
         self._registry = registry
         self._snapshots = snapshots
         self._progress = progress
-        self._resume = resume
-        self._beginning = beginning
+        without = resume is not None and is_without(resume, core.module_id)
+        self._resume = None if without else resume
+        self.beginning = beginning
 
     def begin(self, learner: Worker, seed: int) -> Iterator[Message]:
         """What a learner process is told of the module: its setup, and the newest checkpoint.
@@ -80,8 +83,8 @@ class Learners:
         state = self._state_for(learner)
         if state is not None:
             yield from restore_commands(module.module_id, state)
-        elif self._beginning is not None and module.module_id in self._beginning.weights:
-            yield from begin_commands(module.module_id, self._beginning)
+        elif self.beginning is not None and module.module_id in self.beginning.weights:
+            yield from begin_commands(module.module_id, self.beginning)
 
     @property
     def _had_learner(self) -> bool:
@@ -94,7 +97,9 @@ class Learners:
         state, problems = self._snapshots.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
-        at_first = self._beginning.text if self._beginning else "new weights"
+        if state is not None and is_without(state, self._core.module_id):
+            state = None
+        at_first = self.beginning.text if self.beginning else "new weights"
         version = None if state is None else state.version_of(self._core.module_id)
         self._given[learner] = at_first if version is None else f"update {version[1]}"
         return state

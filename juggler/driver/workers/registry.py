@@ -3,77 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
-
-from google.protobuf.json_format import MessageToDict
+from dataclasses import dataclass, field, replace
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
-from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
+from juggler.driver.learner_group.placement import Hosting
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
+from juggler.driver.workers.module_setups import acting_setup, add_module
+from juggler.driver.workers.module_spaces import Spaces
 from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.setup import LearnerSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.streams.permits import Permits
-from juggler.runtime.wire.v1 import spaces_pb2, training_pb2
-
-_LONGEST_TEXT = 1000  # about spaces or modules, for people
-
-
-@dataclass(frozen=True, slots=True)
-class Spaces:
-    """What one module sees and does, as the first EnvRunner found it.
-
-    Attributes:
-        observation: of the observations in batches, behind the connectors.
-        action: of the actions in batches.
-        environment_observation: the environment's; an empty message if it has no encoding.
-        environment_action: the same.
-        critic: of what the value function sees beside observations; an empty message if nothing.
-    """
-
-    observation: spaces_pb2.Space
-    action: spaces_pb2.Space
-    environment_observation: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
-    environment_action: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
-    critic: spaces_pb2.Space = field(default_factory=spaces_pb2.Space)
-
-    @classmethod
-    def of(cls, ready: training_pb2.Ready.Module) -> Spaces:
-        return cls(
-            ready.observation_space,
-            ready.action_space,
-            ready.environment_observation_space,
-            ready.environment_action_space,
-            ready.critic_space,
-        )
-
-    @property
-    def in_batches(self) -> dict[str, spaces_pb2.Space]:
-        """Those of what batches hold, by name."""
-        spaces = {"observation": self.observation, "action": self.action, "critic": self.critic}
-        return {name: space for name, space in spaces.items() if space.ByteSize()}
-
-    def __str__(self) -> str:
-        size = sum(space.ByteSize() for space in self.in_batches.values())
-        if size >= _LONGEST_TEXT:
-            return f"spaces of {size} bytes"
-        return str({name: MessageToDict(space) for name, space in self.in_batches.items()})
-
-    def to_json(self) -> dict[str, object]:
-        """The environment's spaces, for a checkpoint; {}: they have no encoding."""
-        if not self.environment_action.ByteSize():
-            return {}
-        return {
-            "observation": MessageToDict(self.environment_observation),
-            "action": MessageToDict(self.environment_action),
-        }
+from juggler.runtime.wire.v1 import training_pb2
 
 
 @dataclass(slots=True)
@@ -85,6 +32,8 @@ class WorkerRegistry:
         first_update: that the run begins with; above 0 where it is resumed.
         most_learners: that may take part at once.
         frozen: the modules that are not trained, by id; of a league, they come and go.
+        trained: by id of each module that is trained, that of the module of the configuration whose
+            settings it has; of a league, they come and go. {}: all have their own.
         attached: all who are here.
         ready: those of them who have been set up.
         spaces: by module id; {}: no EnvRunner is ready yet.
@@ -99,6 +48,7 @@ class WorkerRegistry:
     first_update: int = 0
     most_learners: int = 1
     frozen: dict[str, FrozenModule] = field(default_factory=dict)
+    trained: dict[str, str] = field(default_factory=dict)
     attached: dict[str, Worker] = field(default_factory=dict)
     ready: dict[str, Worker] = field(default_factory=dict)
     spaces: dict[str, Spaces] = field(default_factory=dict)
@@ -109,6 +59,43 @@ class WorkerRegistry:
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
     _most_steps: dict[str, int] = field(default_factory=dict)  # in a batch, by module id
+    _told: dict[Worker, list[str]] = field(default_factory=dict)  # modules in a Setup
+    _hosting: Hosting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trained = self.trained or {each: each for each in self.config.module_ids}
+        together = self.config.trained_together
+        self._hosting = Hosting.of(self.config.driver.learners, together, self.trained)
+
+    def add(self, module_id: str, settings_of: str) -> None:
+        """Another module is trained, where the fewest are, with the settings of one of the
+        configuration.
+
+        Raises:
+            ValueError: nobody knows the spaces of its batches.
+        """
+        all_known = {settings_of: settings_of, **self.trained}
+        alike = [key for key, each in all_known.items() if self._see_the_same(each, settings_of)]
+        known = [self.spaces[key] for key in alike if key in self.spaces]
+        if not known:
+            raise ValueError(f"no module is here that sees what {settings_of} does")
+        here = {each.index for each in self.attached.values() if each.role == LEARNER}
+        self._hosting.add(module_id, here)
+        self.trained[module_id], self.spaces[module_id] = settings_of, known[0]
+
+    def remove(self, module_id: str) -> None:
+        """A module is not trained any more."""
+        self._hosting.remove(module_id)
+        del self.trained[module_id]
+        self.meeting_points.pop(module_id, None)
+        if module_id not in self.config.module_ids:  # others may come with its settings
+            self.spaces.pop(module_id, None)
+
+    def plays(self, module_id: str) -> int:
+        """EnvRunners have a module that was added -> the most steps of its batches, as of those of
+        any other player of a league."""
+        self._most_steps[module_id] = max(self._most_steps.values())
+        return self._most_steps[module_id]
 
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Who is to be set up now that this worker is here."""
@@ -128,8 +115,8 @@ class WorkerRegistry:
                 was told.
         """
         named = [module.module_id for module in message.modules]
-        if sorted(named) != sorted(self.config.module_ids):
-            told, meant = ", ".join(named)[:_LONGEST_TEXT], ", ".join(self.config.module_ids)
+        if sorted(named) != sorted(self._told[worker]):
+            told, meant = ", ".join(named)[:1000], ", ".join(self._told[worker])
             raise ValueError(f"it acts with the modules {told or '(none)'}: it must with {meant}")
         for module in message.modules:
             self._must_make_batches(worker.role, module)
@@ -180,13 +167,11 @@ class WorkerRegistry:
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""
-        learners, together = self.config.driver.learners, self.config.trained_together
-        return modules_of_process(index, learners, together)
+        return self._hosting.modules_of(index)
 
     def processes_of(self, module_id: str) -> int:
         """How many learner processes the run begins with for this module."""
-        learners, together = self.config.driver.learners, self.config.trained_together
-        return processes_of_module(module_id, learners, together)
+        return self._hosting.processes_of(module_id)
 
     def learners_of(self, module_id: str) -> list[Worker]:
         """The learners that are ready and host this module."""
@@ -197,6 +182,24 @@ class WorkerRegistry:
         for table in (self.attached, self.ready, self._waiting):
             if table.get(worker.worker_id) is worker:
                 del table[worker.worker_id]
+        self._told.pop(worker, None)
+
+    def players(self) -> list[Worker]:
+        """Those that play, or are about to."""
+        return [worker for worker in self.attached.values() if worker.role != LEARNER]
+
+    def env_runners(self) -> list[Worker]:
+        """Those that sample: matches wait for them, and not for an evaluator."""
+        return [worker for worker in self.players() if worker.role == ENVRUNNER]
+
+    def hosts(self, module_id: str) -> list[Worker]:
+        """The learner processes that are set up, and are to host this module."""
+        return [
+            worker
+            for worker in self.attached.values()
+            if worker.role == LEARNER and worker.worker_id not in self._waiting
+            if module_id in self.modules_of(worker.index)
+        ]
 
     def of_role(self, role: str) -> list[Worker]:
         """Those that are ready."""
@@ -240,10 +243,22 @@ class WorkerRegistry:
             module_id: of the module.
             seed: of the learner process.
         """
-        if len(self.config.module_ids) > 1:  # equal networks must not begin with equal weights
+        if module_id not in self.config.module_ids:  # the same at all learners of its group
+            seed = worker_seed(self.config.driver.seed, module_id, index=0)
+        elif len(self.config.module_ids) > 1:  # equal networks must not begin with equal weights
             seed = worker_seed(seed, module_id, index=0)
         spaces = self.spaces[module_id]  # learners wait for them
-        return add_module(self.config.of(module_id), module_id, spaces, seed)
+        return add_module(self.config.of(self.trained[module_id]), module_id, spaces, seed)
+
+    def acting_setup(self, module_id: str) -> ActingSetup:
+        """What an EnvRunner is told of a module that is trained."""
+        return acting_setup(self.config.of(self.trained[module_id]))
+
+    def _see_the_same(self, one: str, other: str) -> bool:
+        """Whether batches of these modules of the configuration have the same spaces."""
+        first, second = self.config.of(one), self.config.of(other)
+        same_critic = first.module.critic_sees == second.module.critic_sees
+        return same_critic and first.connectors.connectors == second.connectors.connectors
 
     def _setup(self, worker: Worker) -> training_pb2.Setup:
         self._lives[worker.worker_id] += 1
@@ -266,7 +281,9 @@ class WorkerRegistry:
         if self.config.env_runner.gateway:  # what it knows are patterns
             most = rows * MOST_AGENTS
         else:
-            most = rows * sum(module.module_id in each for each in self.config.played_by.values())
+            # One that is gone by now played as many agents as any other.
+            own = self.trained.get(module.module_id, self.config.module_ids[0])
+            most = rows * sum(own in each for each in self.config.played_by.values())
         right = 1 <= module.rows <= most if several else module.rows == rows
         if right and module.steps == steps:
             return
@@ -316,12 +333,12 @@ class WorkerRegistry:
                 synchronous=config.driver.synchronous,
             )
             return to_json(of_learner)
-        trained = {each: _acting_setup(config.of(each)) for each in config.module_ids}
+        trained = {each: self.acting_setup(each) for each in self.trained}
+        self._told[worker] = list(trained)
         others = {each: module.acting_setup() for each, module in self.frozen.items()}
         agents = config.agents.agents
-        if config.agents.league:  # in which copies come up
-            players = [*config.agents.acting_ids]
-            players += [each for each in others if each not in players]
+        if config.agents.league:  # in which players come and go
+            players = list(dict.fromkeys([*trained, *config.others, *others]))
             agents = {agent: list(players) for agent in agents}
         setup = EnvRunnerSetup(
             env_runner=replace(config.env_runner, envs_per_runner=self._environments(role)),
@@ -331,44 +348,3 @@ class WorkerRegistry:
             league=bool(config.agents.league),
         )
         return to_json(setup)
-
-
-def _acting_setup(config: RunConfig) -> ActingSetup:
-    """Of one module, from the configuration as that module has it."""
-    learner = config.learner
-    return ActingSetup(
-        module=config.module,
-        connectors=config.connectors.connectors,
-        algorithm=learner.algorithm,
-        off_policy=find_algorithm(learner.algorithm).off_policy,
-        row_age=config.staleness.row_age,
-    )
-
-
-def add_module(
-    config: RunConfig, module_id: str, spaces: Spaces, seed: int
-) -> training_pb2.AddModule:
-    """The command that has a learner process host a module.
-
-    Args:
-        config: as this module has it: what it is and how it is trained.
-        module_id: of the module.
-        spaces: of what its batches hold.
-        seed: of its first parameters.
-
-    Raises:
-        TypeError, ValueError: JSON, or the message, cannot hold something in it.
-    """
-    setup = ModuleSetup(
-        learner=asdict(config.learner),
-        module=config.module,
-        connectors=config.connectors.connectors,
-    )
-    return training_pb2.AddModule(
-        module_id=module_id,
-        config=to_json(setup),
-        observation_space=spaces.observation,
-        action_space=spaces.action,
-        critic_space=spaces.critic if spaces.critic.ByteSize() else None,
-        seed=seed,
-    )

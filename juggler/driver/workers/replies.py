@@ -13,6 +13,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
+from juggler.driver.league.config import MOST_HISTORICAL, MOST_LEARNING
+from juggler.envrunner.info_numbers import MOST_NUMBERS
 from juggler.runtime.actors.hello import one_line
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.requests import Completed
@@ -36,7 +38,8 @@ _MOST_STALE_STEPS = 1 << 32  # beside one batch; a run's sum of them has to fit 
 _MOST_NUMBER = 1e15  # of seconds, or counted
 _MOST_ARRIVALS = 1024  # in one report
 _MORE_EPISODES = 1 << 16  # than steps of a batch: those whose steps are in others, or in none
-_MOST_MODULES = 64
+_MOST_MODULES = MOST_LEARNING
+_MOST_PLAYERS = 2 * MOST_HISTORICAL  # those that are gone since the last receipt, too
 _MOST_METRICS = 1024  # of a module
 _MOST_KEPT = 64  # updates that a learner kept
 _MOST_USED = 1 << 16  # batches in them
@@ -127,11 +130,12 @@ def read_receipt(
     most_episodes = receipt.live_steps + _MORE_EPISODES
     _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
     _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
+    _check_infos(receipt.infos, most_episodes)
     _check_agent_returns(receipt.agent_returns, agents, len(receipt.env_returns))
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
-    if len(receipt.played) > _MOST_MODULES:
-        raise ValueError(f"{len(receipt.played)} modules that played: at most {_MOST_MODULES}")
+    if len(receipt.played) > _MOST_PLAYERS:
+        raise ValueError(f"{len(receipt.played)} modules that played: at most {_MOST_PLAYERS}")
     for played in receipt.played:
         if played.steps > _MOST_STALE_STEPS:
             raise ValueError(f"{played.steps} steps of a module that is not trained")
@@ -263,6 +267,19 @@ def _check_agent_returns(
             raise ValueError("a return that is not finite")
 
 
+def _check_infos(infos: Collection[training_pb2.InfoNumber], most: int) -> None:
+    if len(infos) > MOST_NUMBERS:
+        raise ValueError(f"{len(infos)} numbers of infos: at most {MOST_NUMBERS}")
+    for number in infos:
+        _check_name("a number of infos", number.name)
+        episodes = {len(number.mean), len(number.least), len(number.most)}
+        if len(episodes) > 1 or max(episodes) > most:
+            raise ValueError(f"numbers of infos of {sorted(episodes)} episodes: at most {most}")
+        for values in (number.mean, number.least, number.most):
+            if not all(map(math.isfinite, values)):
+                raise ValueError(f"the number {number.name!r} of infos is not finite")
+
+
 def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[str]) -> None:
     for name, value in numbers.items():
         if name not in known:
@@ -273,4 +290,4 @@ def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[st
 
 def _check_name(what: str, name: str) -> None:
     if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"{what} has no name of at most {_LONGEST_NAME} characters for people")
+        raise ValueError(f"{what} needs a printable name of at most {_LONGEST_NAME} characters")

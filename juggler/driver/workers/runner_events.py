@@ -5,6 +5,7 @@ from __future__ import annotations
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.driver.parts import RunParts
+from juggler.envrunner.info_numbers import from_messages
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.episodes.version import Version
@@ -41,9 +42,8 @@ class RunnerEvents:
         """A batch is with its learner, or is lost."""
         parts, module_id = self._parts, receipt.module_id
         parts.registry.must_fit_a_batch(module_id, receipt.live_steps)
-        gone = parts.league.retired if parts.league else ()
         for played in receipt.played:
-            if played.module_id not in {*parts.config.others, *parts.registry.frozen, *gone}:
+            if not self._may_play(played.module_id):
                 raise ValueError(f"module {played.module_id[:100]!r} played, and is none to play")
         version = Version.of(receipt.version)
         # Before the core asks for more: requests tell what connectors have learned.
@@ -83,6 +83,13 @@ class RunnerEvents:
         if not self._synchronous:
             self.count_episodes()
 
+    def _may_play(self, module_id: str) -> bool:
+        """Whether it is not trained, and plays, or did until a moment ago."""
+        parts = self._parts
+        if parts.league and module_id in parts.league.retired:
+            return True
+        return module_id in parts.registry.frozen or module_id in parts.config.others
+
     def count_episodes(self) -> None:
         """In order of EnvRunners and requests: in synchronous mode nothing may depend on who is
         faster."""
@@ -97,6 +104,7 @@ class RunnerEvents:
         """With several agents, an episode of the run is one of an environment, and its return the
         sum of all agents' returns."""
         metrics, ended = self._parts.metrics, (receipt.episode_returns, receipt.episode_lengths)
+        metrics.info_numbers(from_messages(receipt.infos))
         if not self._parts.config.played_by:
             return metrics.episodes_ended(*ended)
         self._count_played(receipt)

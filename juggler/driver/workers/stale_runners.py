@@ -84,6 +84,5 @@ class StaleRunners:
             return f"{dropped}: it is fast enough again"
         return (
             f"{dropped}: more than max_staleness = {self._max_staleness} updates were made while "
-            "it sampled. It is slower than the other EnvRunners, or held up: raise max_staleness, "
-            "or give it fewer environments or a faster host"
+            "it sampled. Raise max_staleness, or give it fewer environments or a faster host"
         )

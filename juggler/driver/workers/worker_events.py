@@ -52,7 +52,9 @@ class WorkerEvents:
             except (TypeError, ValueError) as error:
                 self._let_go.add(heard.worker)
                 what = one_line(str(error), _LONGEST_REASON)
-                self._parts.hub.dismiss(heard.worker, f"sent what cannot be understood: {what}")
+                reason = f"sent what cannot be understood: {what}"
+                self._parts.departures.last_failure = f"It {reason}"
+                self._parts.hub.dismiss(heard.worker, reason)
 
     def _hear(self, event: HubEvent) -> None:
         completions = self._parts.commands.pool.complete(event)
@@ -90,7 +92,7 @@ class WorkerEvents:
     def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
         parts, worker, request = self._parts, completed.worker, completed.request
         if isinstance(request, training_pb2.Snapshot):
-            if parts.league and parts.league.copies.take(
+            if parts.league and parts.league.weights.take(
                 completed.command_id, body.value, completed.last
             ):
                 return
@@ -98,8 +100,8 @@ class WorkerEvents:
             spaces = parts.registry.spaces.get(module_id)
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
-            league = parts.league.to_state if parts.league else None
-            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned, league)
+            more = parts.league.counters if parts.league else None
+            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned, more)
         if not completed.last:
             raise ValueError("a reply before the last where there is one alone")
         match request:
@@ -119,14 +121,14 @@ class WorkerEvents:
                 self._send_next_part(worker)
             case training_pb2.AddPlayer():
                 if parts.league:
-                    parts.league.copies.has(worker, request.module_id)
+                    parts.league.has(worker, request.module_id)
                 self._send_next_part(worker)
             case training_pb2.AddModule():
                 self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
                 evaluation = replies.read_evaluation(request, body, self._agents)
-                if not request.checkpoint:
+                if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
@@ -152,7 +154,7 @@ class WorkerEvents:
                 failed = events.UpdateFailed(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             case training_pb2.Snapshot():
-                if not (parts.league and parts.league.copies.abandoned(completed.command_id)):
+                if not (parts.league and parts.league.weights.abandoned(completed.command_id)):
                     parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)
@@ -161,7 +163,7 @@ class WorkerEvents:
         self._failed_once.add(worker)
 
     def _evaluates_no_more(self, worker: Worker) -> None:
-        self._parts.evaluations.left()
+        self._parts.evaluations.left(worker)
         self._parts.confirmation.left(worker)
 
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
@@ -179,7 +181,7 @@ class WorkerEvents:
         parts.frozen_parts.left(worker)
         if parts.league:
             for each in unanswered:
-                parts.league.copies.abandoned(each.command_id)
+                parts.league.weights.abandoned(each.command_id)
         for connectors in parts.connectors.values():
             connectors.left(worker)
         self._failed_once.discard(worker)
@@ -190,6 +192,8 @@ class WorkerEvents:
             after = 5.0 if event.farewell else 0.0
             parts.local.kill(worker.worker_id, worker.pid, after, abort=event.unheard)
         parts.departures.left(event)
+        if not parts.end.reached:
+            parts.callbacks.worker_lost(worker.worker_id, event.reason)
         if worker.role == ENVRUNNER:
             self._runners.left(event, replies.read_not_begun(event, unanswered))
         elif worker.role == LEARNER:

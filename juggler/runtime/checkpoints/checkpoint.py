@@ -26,7 +26,11 @@ FORMAT: Final = 2  # format 1, of runs of one module, is read too
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
 DIRECTORY: Final = "checkpoints"  # within a run directory
-CANDIDATE: Final = "candidate"  # beside it: the directory of a checkpoint to be confirmed
+#: Beside it, directories of one checkpoint each: that which is to be confirmed, that which an
+#: evaluation plays, and that of the best evaluation.
+CANDIDATE: Final = "candidate"
+EVALUATED: Final = "evaluated"
+BEST: Final = "best"
 CONNECTORS: Final = "connectors"  # the branch of a tree that is not a learner's
 #: The branch of a tree, and of a learner's state, with what learner pipelines hold by module id.
 PIPELINES: Final = "learner_pipelines"
@@ -62,7 +66,8 @@ class Checkpoint:
     version: tuple[int, int]  # (generation, update) of the run, which orders its checkpoints
     tree: Mapping[str, Tree]  # the learners' states by module id; pipelines and connectors
     # By module id: the "version" of its weights, its learner's "extra", its "counters" in the
-    # driver's books, and the "spaces" of its agents. Older checkpoints lack the last two.
+    # driver's books, and the "spaces" of its agents. Older checkpoints lack the last two. One that
+    # came while the run went on also has, as "settings_of", the module whose settings it has.
     modules: dict[str, Any]
     counters: dict[str, Any]  # the driver's, with the sums over all modules
     config: dict[str, Any]  # flat
@@ -115,7 +120,11 @@ class Checkpoint:
         This is all that acting needs; where a module has an algorithm of its own, `RunConfig.of`
         knows what that one learns with."""
         tables = self.config.get("modules", {})
-        return {**self.config, **tables.get(module_id, {})}
+        return {**self.config, **tables.get(self.settings_of(module_id), {})}
+
+    def settings_of(self, module_id: str) -> str:
+        """The module of the configuration whose settings this one has; most have their own."""
+        return str(self.modules.get(module_id, {}).get("settings_of", module_id))
 
 
 def read(path: Path) -> Checkpoint:
@@ -130,7 +139,9 @@ def read(path: Path) -> Checkpoint:
     """
     try:
         if not path.exists():
-            raise CheckpointError(path, "there is no such file or directory")
+            why = ": the run has had no evaluation, as evaluation_seconds asks for"
+            why = why if path.name == BEST and (path.parent / DIRECTORY).is_dir() else ""
+            raise CheckpointError(path, f"there is no such file or directory{why}")
         if not path.is_dir():
             raise CheckpointError(path, "is a file; give the directory of the checkpoint or run")
         is_run = (path / DIRECTORY).is_dir()
@@ -174,7 +185,8 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
         raise CheckpointError(directory, f"cannot be read: {error}") from error
     if not problems:
         raise CheckpointError(
-            directory, "holds no checkpoint; give a checkpoint or the directory of a run"
+            directory,
+            "holds no checkpoint; give a checkpoint, or the directory of a run that has made one",
         )
     found = "".join(f"\n  {problem}" for problem in problems)
     raise CheckpointError(directory, f"none of the checkpoints here is good:{found}")

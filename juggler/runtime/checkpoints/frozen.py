@@ -40,7 +40,7 @@ def playing_tree(checkpoint: Checkpoint, module_id: str) -> dict[str, Tree]:
     Raises:
         CheckpointError: it has no weights by name.
     """
-    weights = weights_of(checkpoint).get(module_id)
+    weights = weights_of(checkpoint, acting=True).get(module_id)
     if weights is None:
         where = checkpoint.path or Path("in memory")
         raise CheckpointError(where, f"has no weights of module {module_id!r}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.wire.trees import Tree
 
 #: Arrays by the names of parameters and buffers, by module id.
 Weights = dict[str, dict[str, NDArray[Any]]]
+#: In the state of a parameter group, the parameters to act with, where others are trained.
+ACTING: Final = "acting"
 
 
 class NoSuchWeights(ValueError):
@@ -20,7 +23,7 @@ class NoSuchWeights(ValueError):
 
 
 def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weights:
-    """The parameters and buffers in a checkpoint.
+    """The parameters and buffers in a checkpoint, as they were trained.
 
     Args:
         checkpoint: its directory, or a run directory, whose newest good checkpoint is read.
@@ -37,9 +40,12 @@ def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weig
     return weights_of(read(Path(checkpoint)), parameters)
 
 
-def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weights:
-    """The same as `read_weights`, for a checkpoint in memory."""
-    found = weights_in(checkpoint.tree)
+def weights_of(
+    checkpoint: Checkpoint, parameters: Sequence[str] = (), *, acting: bool = False
+) -> Weights:
+    """The same as `read_weights`, for a checkpoint in memory; or with the parameters to act with,
+    where these are not the trained ones."""
+    found = weights_in(checkpoint.tree, acting=acting)
     if not found:
         where = checkpoint.path or Path("in memory")
         raise CheckpointError(where, "has no parameters by name that could be begun with")
@@ -63,12 +69,34 @@ def weights_of(checkpoint: Checkpoint, parameters: Sequence[str] = ()) -> Weight
     return {module_id: arrays for module_id, arrays in chosen.items() if arrays}
 
 
-def weights_in(tree: Mapping[str, Any]) -> Weights:
-    """The parameters and buffers in the states of learners."""
+def weights_in(tree: Mapping[str, Any], *, acting: bool = False) -> Weights:
+    """The parameters and buffers in the states of learners: those that are trained, or those to act
+    with."""
     found: Weights = {}
-    for module_id, name, array in _weights(tree):
+    for module_id, name, array in _weights(tree, acting=acting):
         found.setdefault(module_id, {})[name] = array
     return found
+
+
+def acting_arrays(unit: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters to act with, and the buffers, in the state of a parameter group.
+
+    Raises:
+        KeyError: it has none.
+    """
+    return {**(unit.get(ACTING) or unit["parameters"]), **unit.get("buffers", {})}
+
+
+def without_acting(tree: Tree) -> Tree:
+    """The states of parameter groups without what is there for acting alone."""
+    if not isinstance(tree, Mapping):
+        return tree
+    return {
+        group_id: {key: unit[key] for key in unit if key != ACTING}
+        if isinstance(unit, Mapping)
+        else unit
+        for group_id, unit in tree.items()
+    }
 
 
 def is_named(pattern: str, full: str) -> bool:
@@ -76,12 +104,13 @@ def is_named(pattern: str, full: str) -> bool:
     return fnmatchcase(full, pattern) or fnmatchcase(full.partition(":")[2], pattern)
 
 
-def _weights(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, NDArray[Any]]]:
+def _weights(tree: Mapping[str, Any], *, acting: bool) -> Iterator[tuple[str, str, NDArray[Any]]]:
     """(module id, name, array) of every parameter and buffer; shared ones belong to the first
     module that has them."""
     for unit_id, unit in tree.items():
         if not isinstance(unit, Mapping) or not isinstance(unit.get("parameters"), Mapping):
             continue  # what connectors have learned, or what a core of somebody's own keeps
-        for full, array in {**unit["parameters"], **unit.get("buffers", {})}.items():
+        trained = {**unit["parameters"], **unit.get("buffers", {})}
+        for full, array in (acting_arrays(unit) if acting else trained).items():
             module_id, _, name = full.rpartition(":")
             yield module_id or unit_id, name, array

@@ -6,7 +6,7 @@ The values of a Dict space are a map by its keys, those of a Tuple space a map w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,15 @@ def tree_map(function: Callable[..., Any], tree: Any, *trees: Any) -> Any:
             for key, child in tree.items()
         }
     return function(tree, *trees)
+
+
+def tree_leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields the leaves (arrays or tensors) of a tree with their paths."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, branch in tree.items():
+        yield from tree_leaves(branch, (*path, key))
 
 
 def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:

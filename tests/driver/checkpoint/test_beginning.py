@@ -13,7 +13,8 @@ from support.worker_events_world import WorkersWorld
 
 import juggler
 from juggler.driver.checkpoint.beginning import beginning_of
-from juggler.driver.checkpoint.restoring import core_of, counters_of
+from juggler.driver.checkpoint.books import counters_of
+from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.driver.record.metrics import Metrics
@@ -37,7 +38,7 @@ def saved(tmp_path: Path) -> Path:
     checkpoints.mkdir(parents=True)
     tree: dict[str, Any] = {"default": {"parameters": PARAMETERS, "buffers": {}}}
     core = core_of(config, None)
-    counters = counters_of(core.counters(), core, Metrics(), Times(0.0, 0.0))
+    counters = counters_of([core.counters()], core.past, core.next_id, Metrics(), Times(0.0, 0.0))
     made = Checkpoint((1, 9), {**tree, "connectors": LEARNED}, {}, counters, config.flat(), {})
     write(checkpoints, made, 3)
     return tmp_path / "before"

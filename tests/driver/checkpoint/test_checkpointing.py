@@ -78,7 +78,7 @@ def test_behind_a_checkpoint_all_are_told_what_connectors_had_learned_there(tmp_
     told = [request.connector_state for _, request in requests(world)]
     assert [bool(state) for state in told] == [False, False, True, False, True, False]
     saved = connectors_of(read(tmp_path / "000000002"))
-    np.testing.assert_equal(from_bytes(told[4]), from_bytes(saved.everything()))
+    np.testing.assert_equal(from_bytes(told[4]), saved.merged)
     assert Moments.from_tree(from_bytes(told[4])["filter"]).count == 2002
 
 

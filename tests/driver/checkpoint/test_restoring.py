@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from juggler.driver.checkpoint.restoring import checkpoint_tree, must_be_sound, restore_commands
+from juggler.driver.checkpoint.books import must_be_sound
+from juggler.driver.checkpoint.restoring import checkpoint_tree, restore_commands
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 

@@ -11,13 +11,13 @@ import pytest
 from support.worker_events_world import SPACE
 
 from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.books import must_be_sound
 from juggler.driver.checkpoint.checkpointing import Checkpointing
 from juggler.driver.checkpoint.restoring import (
     begin_commands,
     connectors_of,
     core_of,
     metrics_of,
-    must_be_sound,
     restore_commands,
 )
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten, state_reader
@@ -25,7 +25,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import LearnerJoined
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.run_clock import RunClock
-from juggler.driver.workers.registry import Spaces
+from juggler.driver.workers.module_spaces import Spaces
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.connectors.mergeable_state import State
@@ -34,6 +34,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
+TRAINED = {"red": "red", "blue": "blue"}
 CONFIG = RunConfig.from_flat(
     {
         "algorithm": "ppo",
@@ -100,7 +101,7 @@ def _saved(world: World) -> Checkpoint:
     """A checkpoint of both modules, whose learners answer at once."""
     world.trains("red", 100)
     world.trains("blue", 7)
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     red, blue = _chunks("red", (2, 30), 1.0), _chunks("blue", (3, 40), 2.0)
     world.take("blue", blue[:2], whole=False)
     world.take("red", red)
@@ -128,7 +129,7 @@ def test_each_module_has_the_books_of_the_moment_when_its_state_began_to_come(
     world: World,
 ) -> None:
     red, blue = _chunks("red", (1, 1), 1.0), _chunks("blue", (1, 1), 2.0)
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     world.take("red", red[:1], whole=False)
     for module_id in ("red", "blue"):
         world.trains(module_id, 50)
@@ -185,7 +186,7 @@ def test_connectors_have_learned_module_by_module(world: World) -> None:
 @pytest.mark.parametrize("came", [0, 1])
 def test_a_snapshot_is_abandoned_with_the_learner_of_any_module(world: World, came: int) -> None:
     blue = _chunks("blue", (1, 1), 2.0)
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     world.take("blue", blue[:came], whole=False)
     world.writer.abandon("red")
     assert world.writer.under_way, "the learner of blue still sends"
@@ -196,7 +197,7 @@ def test_a_snapshot_is_abandoned_with_the_learner_of_any_module(world: World, ca
 
 
 def test_a_snapshot_without_any_learner_left_is_over_at_once(world: World) -> None:
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     world.take("blue", _chunks("blue", (1, 1), 2.0)[:1], whole=False)
     world.writer.abandon("blue")
     world.writer.abandon("red")
@@ -204,7 +205,7 @@ def test_a_snapshot_without_any_learner_left_is_over_at_once(world: World) -> No
 
 
 def test_a_state_that_is_there_outlives_its_learner(world: World) -> None:
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     world.take("blue", _chunks("blue", (1, 1), 2.0))
     world.writer.abandon("blue")
     world.take("red", _chunks("red", (1, 2), 1.0))
@@ -212,7 +213,7 @@ def test_a_state_that_is_there_outlives_its_learner(world: World) -> None:
 
 
 def test_the_state_of_another_module_is_refused(world: World) -> None:
-    world.writer.begin()
+    world.writer.begin(TRAINED)
     with pytest.raises(ValueError, match="the state of module 'blue'"):
         world.take("red", _chunks("blue", (1, 1), 2.0))
     with pytest.raises(ValueError, match="more of a state that was whole"):
@@ -245,6 +246,7 @@ class _Registry:
     ready: ClassVar[dict[str, str]] = {
         name: name for name in ("learner-0", "learner-1", "learner-2")
     }
+    trained = TRAINED
 
     def seed(self, worker: Any, update: int) -> int:
         return update

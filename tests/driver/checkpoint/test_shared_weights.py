@@ -40,6 +40,18 @@ def test_a_run_is_resumed_only_where_shared_parts_are_equal() -> None:
         shared_parts_must_agree(made(cat=1.0), SHARED)
 
 
+def test_parameters_to_act_with_may_differ_where_the_trained_ones_are_shared() -> None:
+    checkpoint = made()
+    for number, unit in enumerate(checkpoint.tree.values()):
+        acting = {"encoder.weight": np.full(2, number), "head": np.zeros(2)}
+        unit["acting"] = acting  # type: ignore[index, call-overload]
+    shared_parts_must_agree(checkpoint, SHARED)
+    trained, played = weights_of(checkpoint), weights_of(checkpoint, acting=True)
+    np.testing.assert_array_equal(trained["mouse"]["head"], [1, 1])
+    np.testing.assert_array_equal(played["mouse"]["head"], [0, 0])
+    np.testing.assert_array_equal(played["mouse"]["encoder.mean"], [0, 0])
+
+
 @pytest.mark.parametrize("differs", [False, True])
 def test_a_run_that_begins_with_different_ones_says_whose_it_takes(differs: bool) -> None:
     checkpoint = made(cat=float(differs))

@@ -85,8 +85,8 @@ class CoreMachine(RuleBasedStateMachine):
     def _first_learners(self) -> list[tuple[int, ModuleSettings]]:
         """Of each module: the index of its first learner, and its settings."""
         return [
-            (LEARNERS_OF_A_MODULE * number, each)
-            for number, each in enumerate(self.world.settings.values())
+            (LEARNERS_OF_A_MODULE * number, self.world.settings[module_id])
+            for number, module_id in enumerate(self.world.first)
         ]
 
     @rule(index=_FEW, steps=st.integers(1, 16))
@@ -97,7 +97,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9))
     def a_learner_joins(self, which: int) -> None:
-        index = which % (LEARNERS_OF_A_MODULE * len(self.world.settings) + 2)
+        index = which % (LEARNERS_OF_A_MODULE * len(self.world.first) + 2)
         if f"learner-{index}" not in self.world.learners:
             self.world.start_learner(index)
 
@@ -125,6 +125,16 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(module=_ANY)
     def those_that_are_late_are_waited_for_no_longer(self, module: int) -> None:
         self.world.deliver(BeginWithFewer(_pick(self.world.books, module)))
+
+    @rule(number=_FEW)
+    def a_module_is_added(self, number: int) -> None:
+        if not self.synchronous and len(self.world.added) < 2:
+            self.world.add_module(number % len(self.world.first))
+
+    @rule(module=_ANY)
+    def a_module_that_was_added_is_removed(self, module: int) -> None:
+        if self.world.added:
+            self.world.remove_module(_pick(self.world.added, module))
 
     @rule(past=st.integers(0, 1), module=_ANY)
     def learners_lose_each_other(self, past: int, module: int) -> None:
@@ -197,12 +207,21 @@ class CoreMachine(RuleBasedStateMachine):
         while world.pending:
             world.deliver_next()
         world.turn()
-        for (first, each), books in zip(self._first_learners(), world.books.values(), strict=True):
+        for (first, each), module_id in zip(self._first_learners(), world.first, strict=True):
+            books = [world.books[module_id]]
+            books += [
+                world.books[key] for key, n in world.added.items() if world.first[n] == module_id
+            ]
             for index in range(first, first + each.num_learners):
-                if not books.group and f"learner-{index}" not in world.learners:
+                if not all(b.group for b in books) and f"learner-{index}" not in world.learners:
                     world.start_learner(index)
                     world.turn()
-        world.run(until_updates=5)
+        staying = [key for key, books in world.books.items() if not books.leaves]
+        world.run(until_updates=5, modules=staying)
+        for module_id in list(world.added):
+            world.remove_module(module_id)
+        world.run(until_updates=3, modules=world.first)
+        assert not world.added, "one that was to be let go is not settled"
         _others_go_on_without_the_first(world)
         _end(world)
 
@@ -300,6 +319,8 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
             (machine.a_runner_samples, (which, share, "failed")),
             (machine.a_runner_samples, (which, share, "refused")),
             (machine.a_learner_joins, (which % 10,)),
+            (machine.a_module_is_added, (few,)),
+            (machine.a_module_that_was_added_is_removed, (which,)),
             (machine.a_learner_dies, (which, few, which % 2 == 0)),
             (machine.a_learner_is_cut_off, (which, few, which % 2 == 0)),
             (machine.a_learner_works_with_trouble, (which, "stale")),

@@ -23,8 +23,7 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
-from juggler.driver.core.module_core import ModuleStart
-from juggler.driver.core.state import ModuleSettings
+from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 
 BOTH = ("blue", "red")

@@ -16,9 +16,8 @@ from juggler.driver.core.events import (
     RunnerJoined,
     RunnerLeft,
 )
-from juggler.driver.core.module_core import ModuleStart
 from juggler.driver.core.staleness import StalenessBudget
-from juggler.driver.core.state import ModuleSettings
+from juggler.driver.core.state import ModuleSettings, ModuleStart
 from juggler.runtime.episodes.version import Version
 
 

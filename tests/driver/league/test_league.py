@@ -9,18 +9,18 @@ from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import (
-    Add,
+    AddPlayer,
     AssignLineUp,
     CancelMatch,
-    Freeze,
+    FreezePlayer,
     MatchFinished,
     MatchLost,
     MatchRequested,
     PlayerLost,
     PlayerReady,
     PlayerRemoved,
-    Reset,
-    Retire,
+    ResetPlayer,
+    RetirePlayer,
     StepsTrained,
 )
 from juggler.driver.league.rllib import Rllib
@@ -133,7 +133,7 @@ def test_what_comes_of_a_player_before_its_reset_does_not_count() -> None:
     book_games(league, home, "main-1", wins=5, losses=0)
     league.book(StepsTrained(home, 10))
 
-    assert builder.change(league, Reset(home)) == [Reset(home)]
+    assert builder.change(league, ResetPlayer(home)) == [ResetPlayer(home)]
     league.book(finished(assigned, 1, -1))
 
     assert league.payoffs.games(home, "main-1") == 0
@@ -161,8 +161,8 @@ def test_an_outcome_names_agents_of_the_environment() -> None:
 
 def test_a_copy_is_in_line_ups_once_it_is_ready() -> None:
     league, builder = asking(LeagueBuilder())
-    builder.wanted = [Freeze("main-0")]
-    assert league.build() == [Freeze("main-0", "main-0-v0")]
+    builder.wanted = [FreezePlayer("main-0")]
+    assert league.build() == [FreezePlayer("main-0", "main-0-v0")]
     assert set(line_up(league).players.values()) == {"main-0"}
 
     league.book(PlayerReady("main-0-v0"))
@@ -181,8 +181,8 @@ def test_the_number_of_copies_is_bounded(keys) -> None:
             for other, wins in enumerate((3, 9, 6)):
                 book_games(league, "main-0", f"main-0-v{other}", wins, 10 - wins)
         league.book(StepsTrained("main-0", 10))
-        commands += builder.change(league, Freeze("main-0"))
-    retired = [command.player_id for command in commands if isinstance(command, Retire)]
+        commands += builder.change(league, FreezePlayer("main-0"))
+    retired = [command.player_id for command in commands if isinstance(command, RetirePlayer)]
     oldest = keys.get("recycled") == "oldest"
     assert retired == (["main-0-v0", "main-0-v1"] if oldest else ["main-0-v1", "main-0-v2"])
     assert league.roster.players["main-0-v1"].parent == "main-0"  # the lineage is kept
@@ -199,7 +199,7 @@ def test_an_exploiter_is_copied_before_it_is_reset() -> None:
 
     league.book(StepsTrained(exploiter, 1))
 
-    assert league.build() == [Freeze(exploiter, f"{exploiter}-v0"), Reset(exploiter)]
+    assert league.build() == [FreezePlayer(exploiter, f"{exploiter}-v0"), ResetPlayer(exploiter)]
     league.book(PlayerReady(exploiter))
     assert league.results().win_rate(exploiter, "main-0") == 0.5
     assert league.build() == []
@@ -215,11 +215,11 @@ def test_a_main_is_copied_when_it_beats_all_or_late_and_is_never_reset() -> None
     book_games(league, "main-0", "main-0-v0", wins=4, losses=0)
     assert league.build() == []  # too few games
     book_games(league, "main-0", "main-0-v0", wins=1, losses=0)
-    assert ready(league, league.build()) == [Freeze("main-0", "main-0-v1")]
+    assert ready(league, league.build()) == [FreezePlayer("main-0", "main-0-v1")]
     league.book(StepsTrained("main-0", 29))
     assert league.build() == []
     league.book(StepsTrained("main-0", 1))
-    assert league.build() == [Freeze("main-0", "main-0-v2")]
+    assert league.build() == [FreezePlayer("main-0", "main-0-v2")]
 
 
 def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
@@ -230,7 +230,7 @@ def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
     for _ in range(400):
         league.book(StepsTrained("league_exploiter-0", 1))
         commands = ready(league, league.build())
-        resets += Reset("league_exploiter-0") in commands
+        resets += ResetPlayer("league_exploiter-0") in commands
     assert 70 <= resets <= 130  # 100 ± 3.5 standard deviations
 
 
@@ -245,6 +245,6 @@ def test_rllib_copies_whoever_wins_often_enough() -> None:
     book_games(league, player, "random-1", wins=0, losses=1)
     copy_id = f"{player}-0"
     assert league.build() == [
-        Add(copy_id, "league_exploiter", source=player),
-        Freeze(player, f"{player}-v0"),
+        AddPlayer(copy_id, "league_exploiter", source=player),
+        FreezePlayer(player, f"{player}-v0"),
     ]

@@ -10,7 +10,7 @@ from support.league_world import Asking, begun, book_games, line_up
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import Freeze, StepsTrained
+from juggler.driver.league.events import FreezePlayer, StepsTrained
 from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
@@ -50,12 +50,12 @@ def within(opponents: Counter[tuple[str, str]], branch: str) -> Counter[str]:
 
 def league_of(inner: LeagueBuilder) -> tuple[League, Asking]:
     builder = Asking(inner=inner)
-    return begun(LeagueConfig(min_games=1, decay=1.0), builder), builder
+    return begun(LeagueConfig(min_games=1, decay=1.0, evaluation_probability=0.0), builder), builder
 
 
 def copy(league: League, builder: Asking, player: str) -> None:
     league.book(StepsTrained(player, 10))
-    builder.change(league, Freeze(player))
+    builder.change(league, FreezePlayer(player))
 
 
 def test_a_main_that_nobody_exploits_verifies_nothing() -> None:

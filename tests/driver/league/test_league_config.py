@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.driver.league.config import BUILDERS, LeagueConfig
+from juggler.driver.config import RunConfig
+from juggler.driver.league.builders import BUILDERS
+from juggler.driver.league.config import LeagueConfig
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
@@ -20,6 +22,11 @@ def test_keys_reach_the_league_and_its_builder() -> None:
     assert config.make_builder().main_exploiters == 7  # type: ignore[attr-defined]
 
 
+def test_the_name_of_a_builder_stands_for_a_table_with_it() -> None:
+    by_name = RunConfig.from_flat({"env": "x:Y", "league": "rllib"})
+    assert by_name.agents.league == {"builder": "rllib"}
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [
@@ -27,7 +34,7 @@ def test_keys_reach_the_league_and_its_builder() -> None:
         ({"builder": "alpha_star"}, "builder = 'alpha_star' is not known: did you mean"),
         ({"options": {"main": 2}}, "options has no key 'main': did you mean 'mains'?"),
         ({"options": {"mains": 0}}, "options: mains = 0: must be a whole number of at least 1"),
-        ({"options": {"mains": "2"}}, "options: mains = '2': must be a whole number"),
+        ({"options": {"mains": "2"}}, "options: mains = '2': Expected `int`, got `str`"),
         ({"builder": "alphastar", "options": {"main_above": 2}}, "main_above = 2: must be a num"),
         (
             {"builder": "alphastar", "options": {"max_phase_steps": 10}},
@@ -44,11 +51,18 @@ def test_keys_reach_the_league_and_its_builder() -> None:
         ({"builder": "rllib", "options": {"league_exploiter_probability": 0.7}}, "must be at most"),
         ({"decay": 0}, "decay = 0: must be above 0"),
         ({"decay": float("nan")}, "decay = nan"),
+        ({"evaluation_probability": 0.6}, "evaluation_probability = 0.6: must be from 0 to 0.5"),
         ({"draw_margin": -1}, "draw_margin = -1: must be at least 0"),
         ({"min_games": True}, "min_games = True: must be a whole number"),
         ({"max_historical": 0}, "max_historical = 0"),
+        ({"max_historical": 501}, "max_historical = 501: must be at most 500"),
+        ({"max_learning": 65}, "max_learning = 65: must be at most 64"),
         ({"recycled": "odlest"}, "did you mean 'oldest'"),
         ({"teams": [["a"], ["b", "a"]]}, "no agent is in two"),
+        ({"fixed": "random"}, "fixed = 'random': Expected `array`, got `str`"),
+        ({"teams": ["a"]}, "Expected `array`, got `str`"),
+        ({"mains": 2}, "league has no key 'mains': it is a key of its table options"),
+        ({"options": {"mains": 1.5}}, "options: mains = 1.5: Expected `int`, got `float`"),
         ({"fixed": ["random", "random"]}, "names a player twice"),
     ],
 )
@@ -62,3 +76,9 @@ def test_a_team_has_agents_of_the_environment() -> None:
     assert config.sides(("red_0", "blue", "red_1")) == (("red_0", "red_1"), ("blue",))
     with pytest.raises(ValueError, match="no agent is called 'red_1'"):
         config.sides(("red_0", "blue"))
+
+
+def test_somebody_has_to_be_left_to_play_against() -> None:
+    config = LeagueConfig(teams=[["a", "b"]])
+    with pytest.raises(ValueError, match="all agents are in one, and there is nobody to play"):
+        config.sides(("a", "b"))

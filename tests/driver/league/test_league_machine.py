@@ -15,12 +15,12 @@ from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import (
-    Add,
+    AddPlayer,
     AssignLineUp,
     CancelMatch,
     Command,
     Event,
-    Freeze,
+    FreezePlayer,
     MatchFinished,
     MatchLost,
     MatchRequested,
@@ -28,8 +28,8 @@ from juggler.driver.league.events import (
     PlayerReady,
     PlayerRemoved,
     Report,
-    Reset,
-    Retire,
+    ResetPlayer,
+    RetirePlayer,
     StepsTrained,
 )
 from juggler.driver.league.league import League
@@ -69,6 +69,7 @@ class LeagueMachine(RuleBasedStateMachine):
         self.lives: dict[int, dict[str, int]] = {}
         self.games: dict[frozenset[str], int] = {}
         self.carry_out(self.league.begin())
+        self.first = [player.player_id for player in self.league.roster.learners()]
         self.becomes_ready(0)
 
     def carry_out(self, commands: list[Command]) -> None:
@@ -78,15 +79,15 @@ class LeagueMachine(RuleBasedStateMachine):
                     self.assigned(command)
                 case CancelMatch():
                     self.old.append(self.open.pop(command.match_id))
-                case Add():
+                case AddPlayer():
                     self.unready.append(command.player_id)
-                case Freeze():
+                case FreezePlayer():
                     assert self.league.roster.players[command.player_id].learning
                     self.unready.append(command.copy_id)
-                case Reset():
+                case ResetPlayer():
                     self.unready.append(command.player_id)
                     self.forget(command.player_id)
-                case Retire():
+                case RetirePlayer():
                     self.forget(command.player_id)
 
     def assigned(self, line_up: AssignLineUp) -> None:
@@ -96,7 +97,7 @@ class LeagueMachine(RuleBasedStateMachine):
         assert line_up.attempt == (before.attempt + 1 if before else 0)
         for player in set(line_up.players.values()):
             assert self.league.roster[player].plays
-        assert self.league.roster[line_up.home].learning
+        assert self.league.roster[line_up.home].learning or line_up.branch == "evaluation"
         if before:
             self.old.append(before)
         self.open[line_up.match_id] = line_up
@@ -176,7 +177,12 @@ class LeagueMachine(RuleBasedStateMachine):
         """Whatever a builder may ask for, sensible or not."""
         for pick, kind in picks:
             player = self.someone(pick)
-            kinds = [Freeze(player), Reset(player), Retire(player), Add(f"new-{pick}", "own")]
+            kinds = [
+                FreezePlayer(player),
+                ResetPlayer(player),
+                RetirePlayer(player),
+                AddPlayer(f"new-{pick}", "own", source=player if pick % 3 else "initial"),
+            ]
             self.builder.wanted.append(kinds[kind])
         self.carry_out(self.league.build())
 
@@ -215,7 +221,12 @@ class LeagueMachine(RuleBasedStateMachine):
             present = self.league.roster.present()
             copies = [player for player in present if player.role == "historical"]
             assert len(copies) <= self.config.max_historical
-            assert len(self.league.roster.learners()) <= self.config.max_learning
+            learners = [player.player_id for player in self.league.roster.learners()]
+            assert len(learners) <= self.config.max_learning
+            for player in learners:
+                model = self.league.roster.modelled_on(player, self.first)
+                assert model in self.first
+                assert player not in self.first or model == player
             assert not any(player.steps for player in present if not player.learning)
 
 

@@ -16,7 +16,7 @@ from support.league_world import (
 from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.events import Add, Freeze, Reset
+from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer
 from juggler.driver.league.league import League
 from juggler.driver.league.ratings import nash_averaging
 from juggler.driver.league.self_play import SelfPlay
@@ -75,9 +75,9 @@ def test_half_against_the_past_is_hard_to_exploit_where_self_play_is_not() -> No
 class FlawedMain(AlphaStar):
     """A league whose main is scripted, and learns nothing."""
 
-    def initial(self) -> list[Add | Freeze]:
-        scripted = Add("main-0", "main", learning=False, source="mostly_rock")
-        return [scripted, Add("main_exploiter-0", "main_exploiter")]
+    def initial(self) -> list[AddPlayer | FreezePlayer]:
+        scripted = AddPlayer("main-0", "main", learning=False, source="mostly_rock")
+        return [scripted, AddPlayer("main_exploiter-0", "main_exploiter")]
 
 
 def test_an_exploiter_finds_the_flaw_is_copied_and_begins_anew() -> None:
@@ -92,12 +92,12 @@ def test_an_exploiter_finds_the_flaw_is_copied_and_begins_anew() -> None:
         rates.append(league.results().win_rate(exploiter, "main-0"))
         world.train(1)
 
-    changes = [command for command in world.commands if not isinstance(command, Add)]
+    changes = [command for command in world.commands if not isinstance(command, AddPlayer)]
     assert changes == [
-        Freeze(exploiter, f"{exploiter}-v0"),
-        Reset(exploiter),
-        Freeze(exploiter, f"{exploiter}-v1"),
-        Reset(exploiter),
+        FreezePlayer(exploiter, f"{exploiter}-v0"),
+        ResetPlayer(exploiter),
+        FreezePlayer(exploiter, f"{exploiter}-v1"),
+        ResetPlayer(exploiter),
     ]
     for version in (0, 1):
         copy = world.policy(f"{exploiter}-v{version}")

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.synchronous_rounds import answer_the_snapshot, play_a_round, requests, synchronous
+from support.synchronous_rounds import (
+    answer_the_snapshot,
+    begin_an_evaluation,
+    play_a_round,
+    requests,
+    synchronous,
+)
 from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.checkpoint.restoring import metrics_of
@@ -152,11 +158,10 @@ def test_another_evaluation_that_was_under_way_says_nothing_of_the_candidate(
 ) -> None:
     world = asynchronous(tmp_path, evaluation_seconds=1.0, evaluation_episodes=100)
     player = evaluator(world)
-    world.parts.evaluations.begin(update=0)
+    begin_an_evaluation(world)
     train(world)
     cut(world)
-    (first, _), (second, command) = asked(world, player)
-    assert command.checkpoint
+    (first, _), (second, _) = asked(world, player)
     done = training_pb2.Evaluation(episode_returns=[500.0] * 100, episode_lengths=[10] * 100)
     world.reply(player, first, done)
     assert world.parts.end.reason == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.synchronous_rounds import answer_the_snapshot
+from support.synchronous_rounds import answer_the_snapshot, begin_an_evaluation
 from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.agents_found import FoundGroup, with_agents
@@ -130,7 +130,7 @@ def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:
     player = world.join("evaluator")
     world.get_ready(player)
     train(world, 1.0, -1.0, episodes=1)
-    world.parts.evaluations.begin(0)
+    begin_an_evaluation(world, "main")
     play(world, player, 4.0, -4.0)
     line = metrics_line(world.parts)
     assert line["evaluation_return_mean"] == 0.0
@@ -150,7 +150,10 @@ def test_a_run_of_many_agents_has_no_metrics_of_each(tmp_path: Path) -> None:
         (agent_returns(c=[1.0]), "returns of 'c', which is no agent of this run"),
         (agent_returns(a=[float("nan")]), "a return that is not finite"),
         (agent_returns(a=[1.0, 1.0]), "2 returns of an agent in 1 episodes"),
-        ([training_pb2.AgentReturns(agent="a", module_id="m" * 300)], "a module has no name"),
+        (
+            [training_pb2.AgentReturns(agent="a", module_id="m" * 300)],
+            "a module needs a printable name",
+        ),
     ],
 )
 def test_an_envrunner_whose_agents_returns_cannot_be_is_let_go(

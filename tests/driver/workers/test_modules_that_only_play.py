@@ -11,8 +11,9 @@ from google.protobuf.json_format import MessageToDict
 from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
+from juggler.driver.checkpoint.books import counters_of
 from juggler.driver.checkpoint.frozen_modules import frozen_modules
-from juggler.driver.checkpoint.restoring import counters_of, metrics_of
+from juggler.driver.checkpoint.restoring import metrics_of
 from juggler.driver.config import RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.driver.run_clock import Times
@@ -137,7 +138,9 @@ def test_they_are_counted_even_where_the_batch_is_lost(world: WorkersWorld) -> N
 def test_a_run_that_goes_on_counts_on(world: WorkersWorld) -> None:
     world.sample(module_id="main", played=[played("old", 12)])
     parts = world.parts
-    counters = counters_of(parts.core.counters(), parts.core, parts.metrics, Times(1.0, 1.0))
+    counters = counters_of(
+        [parts.core.counters()], parts.core.past, 1, parts.metrics, Times(1.0, 1.0)
+    )
     saved = Checkpoint((1, 1), {}, {}, counters, {}, {})
     assert metrics_of(saved).of("old").played == 12
 
@@ -150,7 +153,7 @@ def test_a_run_that_goes_on_counts_on(world: WorkersWorld) -> None:
         ([played("old", 1 << 40)], "steps of a module that is not trained"),
         ([played("old", 1, float("nan"))], "a return that is not finite"),
         ([played("old", 1, *[0.0] * 70_000)], "episodes, where there can be"),
-        ([played("old", 1)] * 65, "65 modules that played: at most 64"),
+        ([played("old", 1)] * 1001, "1001 modules that played: at most 1000"),
     ],
 )
 def test_what_cannot_have_been_played_is_not_believed(

@@ -187,8 +187,9 @@ def test_the_order_of_arrival_changes_no_seed() -> None:
 
 def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     registry = _registry(lr=0.25, envs_per_runner=3, model={"hidden_sizes": [8]}, devices="cpu")
-    runner = from_json(_set_up(registry, _worker("envrunner")).config, EnvRunnerSetup)
-    registry.runner_ready(_worker("envrunner"), _ready(rows=3))
+    worker = _worker("envrunner")
+    runner = from_json(_set_up(registry, worker).config, EnvRunnerSetup)
+    registry.runner_ready(worker, _ready(rows=3))
     learner = from_json(_set_up(registry, _worker("learner")).config, LearnerSetup)
     module = from_json(registry.module_setup("default", seed=0).config, ModuleSetup)
     ((module_id, acting),) = runner.modules.items()
@@ -204,7 +205,9 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
 def test_learners_take_turns_on_the_devices() -> None:
     registry = _registry(devices="cuda:1,fake:2", num_learners=4)
     registry.most_learners = 4
-    registry.runner_ready(_worker("envrunner"), _ready())
+    worker = _worker("envrunner")
+    _set_up(registry, worker)
+    registry.runner_ready(worker, _ready())
     setups = [_set_up(registry, _worker("learner", index)) for index in range(4)]
     told = [from_json(setup.config, LearnerSetup) for setup in setups]
     assert [each.device for each in told] == ["cuda:1", "fake:0", "fake:1", "cuda:1"]

@@ -37,6 +37,15 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
 # -- EnvRunners -----------------------------------------------------------------------------------
 
 
+MUCH = [1.0] * 70_000
+
+
+def _info(**said: Any) -> training_pb2.InfoNumber:
+    return training_pb2.InfoNumber(
+        **{"name": "x", "mean": [1.0], "least": [1.0], "most": [1.0], **said}
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -56,6 +65,14 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
         ({"module_id": "other"}, "an answer about module 'other', not 'default'"),
         ({"learner": "learner-7"}, "a receipt for a batch of learner-7, not of learner-0"),
         ({"connector_delta": b"x" * 9_000_000}, "bytes: at most 8388608"),
+        ({"infos": [_info()] * 33}, "33 numbers of infos: at most 32"),
+        ({"infos": [_info(name="x" * 300)]}, "infos needs a printable name of at most 255"),
+        ({"infos": [_info(least=[])]}, "numbers of infos of [0, 1] episodes: at most 65556"),
+        ({"infos": [_info(most=[math.inf])]}, "the number 'x' of infos is not finite"),
+        (
+            {"infos": [_info(mean=MUCH, least=MUCH, most=MUCH)]},
+            "numbers of infos of [70000] episodes: at most 65556",
+        ),
     ],
 )
 def test_of_a_receipt_that_holds_what_it_must_not_nothing_is_booked(
@@ -193,8 +210,8 @@ def test_a_batch_of_a_module_that_the_run_does_not_have_is_not_booked(world: Wor
             {"metrics": {"m": {"values": {str(n): 1.0 for n in range(2000)}}}},
             "2000 metrics of a module: at most 1024",
         ),
-        ({"metrics": {"m": {"values": {"x" * 300: 1.0}}}}, "has no name of at most 255"),
-        ({"metrics": {"a\nb": {}}}, "has no name of at most 255"),
+        ({"metrics": {"m": {"values": {"x" * 300: 1.0}}}}, "needs a printable name of at most 255"),
+        ({"metrics": {"a\nb": {}}}, "needs a printable name of at most 255"),
         ({"metrics": {"m": {"values": MANY}}}, "at most 262208"),
         ({"seconds": {"update": math.nan}}, "nan as seconds of update"),
         ({"seconds": {"sleeping": 1.0}}, "seconds of 'sleeping'"),
@@ -233,7 +250,7 @@ def _learner_ready(world: WorkersWorld, **said: Any) -> Worker:
     ("said", "words"),
     [
         ({"module_id": "another"}, "an answer about module 'another', not 'default'"),
-        ({"meeting_point": "x" * 300}, "a meeting point has no name of at most 255"),
+        ({"meeting_point": "x" * 300}, "a meeting point needs a printable name of at most 255"),
         ({"last_updates": [training_pb2.UpdateDone()] * 65}, "65 updates that it kept: at most 64"),
         (
             {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 from support.ready import ready_message
+from support.synchronous_rounds import begin_an_evaluation
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.runtime.actors.requests import RequestPool
@@ -84,6 +85,8 @@ def test_whose_batches_are_not_as_it_was_told_is_not_taken(
         f"sent what cannot be understood: batches of {rows} rows of {steps} steps: it was told to "
         f"make them of {ROWS} rows (envs_per_runner) of {STEPS} steps (fragment_steps)"
     )
+    told = "It sent what cannot be understood: batches of"
+    assert world.parts.departures.last_failure.startswith(told), "for who reads how a run ended"
     assert world.parts.core.num_runners == 1
     world.leave(worker)
     assert world.core.ledger.lost_unreported == 0, "nothing was ever asked of it"
@@ -158,7 +161,7 @@ def test_an_update_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
 def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.parts.evaluations.begin(update=0)
+    begin_an_evaluation(world)
     assert world.parts.evaluations.under_way
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
     assert not world.parts.evaluations.under_way

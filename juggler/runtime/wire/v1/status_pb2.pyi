@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules", "agents")
+    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules", "agents", "league")
     class Episodes(_message.Message):
         __slots__ = ("ended", "return_mean", "length_mean", "evaluation_return_mean")
         ENDED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class RunStatus(_message.Message):
     LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    LEAGUE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_dir: str
     env: str
@@ -66,7 +67,8 @@ class RunStatus(_message.Message):
     log_messages: _containers.RepeatedCompositeFieldContainer[LogMessage]
     modules: _containers.RepeatedCompositeFieldContainer[ModuleStatus]
     agents: _containers.RepeatedCompositeFieldContainer[AgentStatus]
-    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., modules: _Optional[_Iterable[_Union[ModuleStatus, _Mapping]]] = ..., agents: _Optional[_Iterable[_Union[AgentStatus, _Mapping]]] = ...) -> None: ...
+    league: LeagueStatus
+    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., modules: _Optional[_Iterable[_Union[ModuleStatus, _Mapping]]] = ..., agents: _Optional[_Iterable[_Union[AgentStatus, _Mapping]]] = ..., league: _Optional[_Union[LeagueStatus, _Mapping]] = ...) -> None: ...
 
 class ModuleStatus(_message.Message):
     __slots__ = ("module_id", "version", "steps", "return_mean")
@@ -89,6 +91,34 @@ class AgentStatus(_message.Message):
     episodes: int
     return_mean: float
     def __init__(self, agent: _Optional[str] = ..., episodes: _Optional[int] = ..., return_mean: _Optional[float] = ...) -> None: ...
+
+class LeagueStatus(_message.Message):
+    __slots__ = ("players", "historical", "learning")
+    PLAYERS_FIELD_NUMBER: _ClassVar[int]
+    HISTORICAL_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
+    players: int
+    historical: int
+    learning: _containers.RepeatedCompositeFieldContainer[PlayerStatus]
+    def __init__(self, players: _Optional[int] = ..., historical: _Optional[int] = ..., learning: _Optional[_Iterable[_Union[PlayerStatus, _Mapping]]] = ...) -> None: ...
+
+class PlayerStatus(_message.Message):
+    __slots__ = ("player_id", "role", "elo", "win_rate", "steps", "copies", "resets")
+    PLAYER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ELO_FIELD_NUMBER: _ClassVar[int]
+    WIN_RATE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    player_id: str
+    role: str
+    elo: float
+    win_rate: float
+    steps: int
+    copies: int
+    resets: int
+    def __init__(self, player_id: _Optional[str] = ..., role: _Optional[str] = ..., elo: _Optional[float] = ..., win_rate: _Optional[float] = ..., steps: _Optional[int] = ..., copies: _Optional[int] = ..., resets: _Optional[int] = ...) -> None: ...
 
 class StepBooks(_message.Message):
     __slots__ = ("sampled", "trained", "dropped", "in_flight", "lost_unreported")

@@ -171,7 +171,7 @@ class RemovePlayer(_message.Message):
     def __init__(self, module_id: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns", "matches")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns", "matches", "infos")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +215,7 @@ class Receipt(_message.Message):
     PLAYED_FIELD_NUMBER: _ClassVar[int]
     AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
     MATCHES_FIELD_NUMBER: _ClassVar[int]
+    INFOS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -233,7 +234,20 @@ class Receipt(_message.Message):
     played: _containers.RepeatedCompositeFieldContainer[Receipt.Played]
     agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
     matches: _containers.RepeatedCompositeFieldContainer[MatchResult]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., matches: _Optional[_Iterable[_Union[MatchResult, _Mapping]]] = ...) -> None: ...
+    infos: _containers.RepeatedCompositeFieldContainer[InfoNumber]
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., matches: _Optional[_Iterable[_Union[MatchResult, _Mapping]]] = ..., infos: _Optional[_Iterable[_Union[InfoNumber, _Mapping]]] = ...) -> None: ...
+
+class InfoNumber(_message.Message):
+    __slots__ = ("name", "mean", "least", "most")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    least: _containers.RepeatedScalarFieldContainer[float]
+    most: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., mean: _Optional[_Iterable[float]] = ..., least: _Optional[_Iterable[float]] = ..., most: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class AgentReturns(_message.Message):
     __slots__ = ("agent", "module_id", "returns")

@@ -1,0 +1,87 @@
+"""The players of a league as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.ratings import elo, nash_averaging
+from juggler.driver.league.roster import Player
+
+_MOST_FROZEN = 12  # columns of the table of win rates
+
+
+def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
+    """A table of players: what they are, where they come from, and how good they are."""
+    ids = [player.player_id for player in players]
+    ratings = elo(payoffs, ids)
+    shares, _ = nash_averaging(payoffs, ids)
+    width = max(len("player"), *map(len, ids))
+    lines = [
+        f"{'player':<{width}}  {'role':<16}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  "
+        "comes from"
+    ]
+    for player in players:
+        name = player.player_id
+        steps = player.steps if player.learning else player.born_at
+        games = sum(payoffs.games(name, other) for other in ids if other != name)
+        source = f"{player.parent} at {player.born_at} steps" if player.parent else player.source
+        if player.life:
+            source += f", begun anew {player.life} times"
+        lines.append(
+            f"{name:<{width}}  {player.role:<16}  {steps:>9}  {games:>7}  "
+            f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
+        )
+    return lines
+
+
+def win_rate_lines(
+    players: Sequence[Player], payoffs: Payoffs, rows: Sequence[Player] | None = None
+) -> list[str]:
+    """How often, in percent, players beat others; a draw is half a win.
+
+    Args:
+        players: all of them. The columns are those that learn, and the newest others.
+        payoffs: their results.
+        rows: those of the table; None: the players that learn, or else the columns.
+    """
+    frozen = [player for player in players if not player.learning]
+    left_out = frozen[:-_MOST_FROZEN]
+    shown = [player.player_id for player in players if player not in left_out]
+    learners = [player.player_id for player in players if player.learning]
+    names = [row.player_id for row in rows] if rows is not None else learners or shown
+    width = max(len("wins of"), *map(len, names))
+    lines, few = ["  ".join([f"{'wins of':<{width}}", *shown])], False
+    for row in names:
+        cells = []
+        for other in shown:
+            wins, draws, losses = payoffs.counts(row, other) if other != row else (0.0, 0.0, 0.0)
+            text = "-"
+            if played := wins + draws + losses:
+                unsure = payoffs.games(row, other) < payoffs.min_games
+                few = few or unsure
+                text = f"{'~' if unsure else ''}{(wins + draws / 2) / played:.0%}"
+            cells.append(f"{text:>{len(other)}}")
+        lines.append("  ".join([f"{row:<{width}}", *cells]))
+    if few:
+        lines.append(f"~: of fewer than {payoffs.min_games} games")
+    if left_out:
+        lines.append(f"{len(left_out)} older frozen players are only in the picture (--picture)")
+    return lines
+
+
+def kind_lines(payoffs: Payoffs) -> list[str]:
+    """How often players of one role beat those of another, over the whole run."""
+    lines = ["of all games between roles:"]
+    for each in payoffs.kinds.values():
+        games = each.wins + each.draws + each.losses
+        if each.first == each.second:
+            lines.append(
+                f"  {each.first} among themselves: {each.draws / games:.0%} drawn, {games:,} games"
+            )
+            continue
+        lines.append(
+            f"  {each.first} against {each.second}: {each.wins / games:.0%} won, "
+            f"{each.draws / games:.0%} drawn, {each.losses / games:.0%} lost, {games:,} games"
+        )
+    return lines

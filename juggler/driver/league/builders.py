@@ -1,0 +1,102 @@
+"""Builders by name: those that ship, and those of users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from juggler.driver.league.alphastar import AlphaStar
+from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.rllib import Rllib
+from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
+from juggler.runtime.modules.named_classes import NamedClasses
+from juggler.runtime.nearest import nearest
+
+#: The one that begins with players that learn, and changes nothing.
+NO_BUILDER: Final = "none"
+
+#: The builders that ship.
+BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {
+    "alphastar": AlphaStar,
+    "fictitious": Fictitious,
+    NO_BUILDER: LeagueBuilder,
+    "rllib": Rllib,
+    "self_play": SelfPlay,
+    "self_play_window": SelfPlayWindow,
+}
+
+
+def _checked(name: str, kind: object) -> type[LeagueBuilder]:
+    """
+    Raises:
+        ValueError: it is no class of builders, or its keys have no types.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, LeagueBuilder)):
+        raise ValueError(
+            f"builder {name!r} must be a class derived from juggler.LeagueBuilder, not {kind!r}"
+        )
+    own = [key for key in vars(kind).get("__annotations__", {}) if not key.startswith("_")]
+    if own and "__dataclass_fields__" not in vars(kind):
+        raise ValueError(
+            f"builder {name!r} has keys of its own, such as {own[0]!r}: write "
+            "@dataclass(kw_only=True) above the class"
+        )
+    assert is_dataclass(kind)
+    return kind
+
+
+_classes = NamedClasses("builder", BUILDERS, _checked, "league={{'builder': {}, ...}}")
+find_builder = _classes.find
+give_builder = _classes.give
+
+
+def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
+    """
+    Args:
+        name: as `find_builder` takes it.
+        options: the builder's keys.
+
+    Raises:
+        ValueError: there is no such builder, or it has no such key, or a value is wrong.
+    """
+    kind = find_builder(name)
+    must_be_keys(options, kind, "options")
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # of a class whose types are imported for a type checker alone
+        hints = {}
+    for key, value in options.items():
+        if hints.get(key) in (int, float, str, bool):  # builders of one's own may have any
+            try:
+                must_be_of_type(key, value, hints[key])
+            except ValueError as error:
+                raise ValueError(f"options: {error}") from None
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"options: {error}") from None
+
+
+def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
+    """
+    Raises:
+        ValueError: a table has a key that a dataclass does not have; names the nearest one.
+    """
+    known = [each.name for each in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{name} has no key {key!r}{nearest(key, known)}")
+
+
+def must_be_of_type(key: str, value: object, hint: Any) -> None:
+    """
+    Raises:
+        ValueError: a value has another type than its key.
+    """
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{key} = {value!r}: {error}".replace("`object`", "`table`")) from None

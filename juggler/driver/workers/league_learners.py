@@ -1,0 +1,145 @@
+"""Players that learn, and come and go while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.config import RunConfig
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.league.events import INITIAL
+from juggler.driver.league.roster import Player, Roster
+from juggler.driver.record.progress import Progress
+from juggler.driver.workers.league_weights import LeagueWeights
+from juggler.driver.workers.registry import WorkerRegistry
+from juggler.driver.workers.trained_modules import TrainedModules
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.frozen import WEIGHTS
+from juggler.runtime.checkpoints.weights import weights_of
+from juggler.runtime.connectors.mergeable_state import State, connector_state
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
+
+
+class LeagueLearners:
+    """Has players trained that come, and lets go of those that leave.
+
+    A player begins with new weights, with those of a copy, or with those that another player has at
+    that moment. It has the settings of the one that it comes from, or of the first with its role.
+
+    Args:
+        config: of the run.
+        core: knows which modules have learners.
+        registry: who is here.
+        roster: the players.
+        trained: the modules that are trained.
+        weights: asks learners for those of their players.
+        progress: shows people what happens.
+        resume: what the run goes on from; None: it is new.
+        beginning: what a new run begins with that another one has learned.
+        failed: called with the id of a player that cannot learn.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        core: DriverCore,
+        registry: WorkerRegistry,
+        roster: Roster,
+        trained: TrainedModules,
+        weights: LeagueWeights,
+        progress: Progress,
+        resume: Checkpoint | None,
+        beginning: Beginning | None,
+        failed: Callable[[str], None],
+    ) -> None:
+        self._first = config.module_ids
+        self._core, self._registry, self._roster = core, registry, roster
+        self._trained, self._weights, self._progress = trained, weights, progress
+        self._beginning, self._failed = beginning, failed
+        for player in roster.learners() if resume else ():
+            if resume is not None and player.player_id not in resume.module_ids:
+                self._begin_again(player, resume)
+
+    def add(self, player_id: str) -> None:
+        """Have a player trained, unless it is from the beginning."""
+        source = self._roster.players[player_id].source
+        if player_id in self._core.modules:
+            return
+        if source == INITIAL:
+            self._train(player_id, self._at_first(player_id))
+        elif source in self._registry.frozen:
+            self._train(player_id, self._of_a_copy(player_id, source))
+        elif source in self._core.modules:
+            then = partial(self._train_with, player_id, source)
+            self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
+        else:
+            self._cannot(player_id, f"{source!r} has no weights here to begin with")
+
+    def retire(self, player_id: str) -> None:
+        """Have a player trained no more."""
+        self._weights.let_go(player_id)
+        if player_id in self._core.modules:
+            self._trained.remove(player_id)
+            self._progress.message(f"league: {player_id} has left, and learns no more", "info")
+
+    def forget_settled(self) -> None:
+        """Forget players that have left, unless somebody waits for their weights."""
+        for player_id in self._trained.settled():
+            if not self._weights.wanted_of(player_id):
+                self._trained.forget(player_id)
+
+    def _train_with(
+        self, player_id: str, source: str, weights: Mapping[str, Tree], _: Version
+    ) -> None:
+        learned = self._trained.connectors[source].merged
+        self._train(player_id, _beginning(player_id, weights, learned, source))
+
+    def _train(self, player_id: str, beginning: Beginning | None) -> None:
+        model = self._roster.modelled_on(player_id, self._first)
+        try:
+            self._trained.add(player_id, model, beginning)
+        except ValueError as error:
+            return self._cannot(player_id, str(error))
+        begins_with = beginning.text if beginning else "new weights"
+        self._progress.message(f"league: {player_id} is new, and learns from {begins_with}", "info")
+
+    def _cannot(self, player_id: str, why: str) -> None:
+        self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
+        self._failed(player_id)
+
+    def _at_first(self, player_id: str) -> Beginning | None:
+        """What the player that it is modelled on began with; None: with new weights."""
+        model, first = self._roster.modelled_on(player_id, self._first), self._beginning
+        if first is None or model not in first.weights:
+            return None
+        return Beginning(
+            {player_id: first.weights[model]},
+            (player_id,) if model in first.whole else (),
+            {player_id: first.connectors.get(model, {})},
+            first.text,
+            (),
+        )
+
+    def _of_a_copy(self, player_id: str, source: str) -> Beginning:
+        copy = self._registry.frozen[source]
+        learned = connector_state(copy.checkpoint, copy.source)
+        return _beginning(player_id, copy.tree[WEIGHTS], learned, source)
+
+    def _begin_again(self, player: Player, resume: Checkpoint) -> None:
+        """A player that was added a moment before the checkpoint, which has nothing of it yet."""
+        player_id, source = player.player_id, player.source
+        if source in self._registry.frozen:
+            self._trained.begin_with(player_id, self._of_a_copy(player_id, source))
+        elif source in resume.module_ids:
+            weights, learned = weights_of(resume)[source], connector_state(resume, source)
+            beginning = _beginning(player_id, weights, learned, source)
+            self._trained.begin_with(player_id, beginning)
+
+
+def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
+    """What a player begins with: another one's arrays by name, and what its connectors learned."""
+    text = f"the weights of {source}"
+    return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, ())

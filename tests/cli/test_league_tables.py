@@ -1,0 +1,68 @@
+"""What `juggler league` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from juggler.cli.arguments import parse
+from juggler.cli.league import run
+from juggler.cli.league_tables import kind_lines, roster_lines, win_rate_lines
+from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.league.payoffs import KindCount, Payoffs
+from juggler.driver.league.roster import Player
+
+
+def player(name: str, parent: str = "") -> Player:
+    role = "historical" if parent else "main"
+    return Player(name, role, not parent, "initial", parent, "main", ready=True)
+
+
+def test_all_that_learn_and_the_newest_copies_have_a_column() -> None:
+    players = [player("a"), player("b"), *(player(f"a-v{n}", "a") for n in range(15))]
+    payoffs = Payoffs(0.5, 4)
+    for _ in range(4):
+        payoffs.book("a", "b", 1)
+    payoffs.book("a", "a-v14", 0)
+    head, of_a, of_b, few, left_out = win_rate_lines(players, payoffs)
+    assert head.split()[2:] == ["a", "b", *(f"a-v{n}" for n in range(3, 15))]
+    assert of_a.split() == ["a", "-", "100%", *["-"] * 11, "~50%"]
+    assert of_b.split()[:3] == ["b", "0%", "-"]
+    assert few == "~: of fewer than 4 games"
+    assert left_out.startswith("3 older frozen players")
+
+
+def test_the_roster_says_how_many_games_a_rating_is_of() -> None:
+    payoffs = Payoffs(0.5, 4)
+    payoffs.book("a", "b", 1)
+    head, of_a, _ = roster_lines([player("a"), player("b")], payoffs)
+    assert head.split()[:4] == ["player", "role", "steps", "games"]
+    assert of_a.split()[3] == "1"
+
+
+def test_within_a_role_there_are_no_sides() -> None:
+    kinds = [KindCount("main", "main", 3, 1, 4), KindCount("historical", "main", 1, 0, 3)]
+    assert kind_lines(Payoffs(1.0, 1, kinds=kinds))[1:] == [
+        "  main among themselves: 12% drawn, 8 games",
+        "  historical against main: 25% won, 0% drawn, 75% lost, 4 games",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--league", "rllib"], ["--league=rllib"], ["--league", '{"builder": "rllib"}']],
+)
+def test_a_builder_may_be_given_by_its_name(arguments: list[str]) -> None:
+    config = parse(AgentsConfig, [*arguments, "--mapping", "none"], "train")
+    assert config.league == {"builder": "rllib"}
+
+
+def test_a_run_without_a_checkpoint_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "checkpoints").mkdir()
+    assert run([str(tmp_path)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "this run has made no checkpoint yet, which would have its league" in told

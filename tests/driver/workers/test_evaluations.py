@@ -1,0 +1,180 @@
+"""Evaluations play checkpoints, and the best of these is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.synchronous_rounds import answer_the_snapshot, begin_an_evaluation, play_a_round
+from support.synchronous_rounds import synchronous as synchronous_world
+from support.worker_events_world import WorkersWorld
+
+import juggler
+from juggler.driver.checkpoint.best import BestCheckpoint
+from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.runtime.actors.hub_events import Worker
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.wire.v1 import training_pb2
+
+
+class Heard(juggler.Callback):
+    def __init__(self) -> None:
+        self.evaluations: list[juggler.Evaluation] = []
+
+    def on_evaluation(self, run: juggler.Run, evaluation: juggler.Evaluation) -> None:
+        self.evaluations.append(evaluation)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> WorkersWorld:
+    return WorkersWorld(tmp_path / "run", only_local=True, evaluation_seconds=1000.0)
+
+
+def evaluator(world: WorkersWorld) -> Worker:
+    worker = world.join("evaluator")
+    world.get_ready(worker)
+    return worker
+
+
+def asked(world: WorkersWorld, player: Worker) -> list[tuple[int, training_pb2.Evaluate]]:
+    return world.asked(player, training_pb2.Evaluate)
+
+
+def snapshots(world: WorkersWorld) -> int:
+    return len(world.asked(world.learner, training_pb2.Snapshot))
+
+
+def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWritten:
+    written = begin_an_evaluation(world)
+    command_id, _ = asked(world, player)[-1]
+    done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[7] * len(returns))
+    world.reply(player, command_id, done)
+    return written
+
+
+def test_an_evaluation_plays_a_checkpoint_that_lies_aside(world: WorkersWorld) -> None:
+    player = evaluator(world)
+    written = begin_an_evaluation(world)
+    assert written.path is not None
+    assert written.path.parent.name == "evaluated"
+    ((_, command),) = asked(world, player)
+    assert (command.checkpoint, command.episodes) == (str(written.path), 10)
+    assert world.snapshots.newest is None, "it is none of those that a run goes on from"
+    world.parts.evaluations.give_up()
+    assert not written.path.parent.exists()
+
+
+def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
+    world, heard = synchronous_world(tmp_path / "run", evaluation_seconds=1000.0), Heard()
+    world.parts.callbacks.callbacks = [heard]
+    player, best = evaluator(world), world.parts.evaluations.best
+    evaluate(world, player, 1.0, 3.0)
+    assert best.summary is not None
+    assert best.summary["update"] == 0
+    play_a_round(world)
+    evaluate(world, player, 5.0, 6.0)
+    kept = tmp_path / "run/best/000000001"
+    expected = {
+        "return_mean": 5.5,
+        "return_deviation": 0.5,
+        "episodes": 2,
+        "update": 1,
+        "env_steps_trained": 40,
+    }
+    assert best.summary == {"checkpoint": str(kept), **expected}
+    assert json.loads((kept / "evaluation.json").read_text()) == expected
+    assert read(kept.parent).version == (1, 1)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name], "the other one is gone"
+    play_a_round(world)
+    answer_the_snapshot(world)  # the checkpoint that was due
+    (due,) = world.written.gather(timeout=30)
+    world.snapshots.done(due)
+    evaluate(world, player, 5.5)
+    assert best.summary["update"] == 1, "it is not better"
+    assert not (tmp_path / "evaluated").exists()
+    world.parts.callbacks.tell()
+    assert [(each.mean, each.is_best, each.update) for each in heard.evaluations] == [
+        (2.0, True, 0),
+        (5.5, True, 1),
+        (5.5, False, 2),
+    ]
+    assert BestCheckpoint(tmp_path / "run").summary == best.summary, "a resumed run knows it"
+
+
+def test_one_that_is_due_waits_for_a_checkpoint_that_is_on_its_way(world: WorkersWorld) -> None:
+    player = evaluator(world)
+    world.ask_for_a_snapshot()
+    world.parts.evaluations.want()
+    world.parts.evaluations.begin()
+    assert snapshots(world) == 1
+    answer_the_snapshot(world)
+    (written,) = world.written.gather(timeout=30)
+    world.snapshots.done(written)
+    world.parts.evaluations.written(written)
+    assert asked(world, player) == [], "that was a checkpoint"
+    world.parts.evaluations.begin()
+    assert snapshots(world) == 2
+
+
+def test_without_an_evaluator_nothing_is_written(world: WorkersWorld) -> None:
+    world.parts.evaluations.want()
+    world.parts.evaluations.begin()
+    evaluator(world)
+    world.parts.evaluations.begin()
+    assert snapshots(world) == 0, "the next one is due after an interval"
+
+
+def test_an_evaluator_that_dies_leaves_nothing_behind(world: WorkersWorld) -> None:
+    player = evaluator(world)
+    written = begin_an_evaluation(world)
+    world.leave(player)
+    assert written.path is not None
+    assert not written.path.parent.exists()
+    successor = evaluator(world)
+    evaluate(world, successor, 1.0)
+    assert world.parts.evaluations.best.summary is not None
+
+
+def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: WorkersWorld) -> None:
+    evaluator(world)
+    world.parts.evaluations.want()
+    world.parts.evaluations.begin()
+    answer_the_snapshot(world)
+    world.written.gather(timeout=30)
+    refused = SnapshotWritten(None, "no space", "evaluated")
+    world.snapshots.done(refused)
+    world.parts.evaluations.written(refused)
+    world.parts.evaluations.begin()
+    assert snapshots(world) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"return_mean": "x"}'])
+def test_a_best_checkpoint_that_nobody_knows_of_how_it_played_is_none(
+    tmp_path: Path, content: bytes
+) -> None:
+    place = tmp_path / "best/000000001"
+    place.mkdir(parents=True)
+    (place / "evaluation.json").write_bytes(content)
+    assert BestCheckpoint(tmp_path).summary is None
+
+
+def test_a_result_tells_the_best_checkpoint() -> None:
+    best: dict[str, Any] = {
+        "checkpoint": "runs/one/best/000000007",
+        "return_mean": 480.25,
+        "return_deviation": 3.0,
+        "episodes": 10,
+    }
+    summary = {"solved": False, "wall_time": 1.0, "best": best}
+    result = juggler.Result(summary, Path("runs/one"), None)
+    assert result.best == Path("runs/one/best/000000007")
+    shown = "best       runs/one/best/000000007, which had 480.2 ± 3 in 10 episodes"
+    assert str(result).splitlines()[-1] == shown
+
+
+def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="the run has had no evaluation, as evaluation_sec"):
+        juggler.load_policy(tmp_path / "best")

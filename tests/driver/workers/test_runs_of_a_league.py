@@ -1,0 +1,124 @@
+"""What a driver does with the commands of a league, whatever its workers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import any_pb2
+from support.league_run_world import Asked, World
+
+from juggler.driver.league.events import FreezePlayer, RetirePlayer
+from juggler.driver.record import checkpoints
+from juggler.runtime.checkpoints.checkpoint import CheckpointError
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.v1 import training_pb2
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    Asked.wanted.clear()
+    Asked.fails = False
+    yield World(tmp_path)
+    Asked.fails = False
+
+
+def test_a_copy_plays_once_every_envrunner_has_it(world: World) -> None:
+    world.want(FreezePlayer("main-0"))
+    (asked,) = world.copies_asked_for()
+    assert not world.plays("main-0-v0")
+    world.send_weights(asked)
+    assert not world.plays("main-0-v0"), "the EnvRunner does not have it yet"
+    world.take_parts()
+    assert world.plays("main-0-v0")
+    assert "main-0-v0" in world.parts.registry.frozen
+
+
+def test_a_copy_that_is_retired_before_it_is_made_is_forgotten(world: World) -> None:
+    world.want(FreezePlayer("main-0"))
+    (asked,) = world.copies_asked_for()
+    world.want(RetirePlayer("main-0-v0"))
+    world.send_weights(asked)
+    assert world.parts.registry.frozen == {}
+    assert not world.asked(world.runner, training_pb2.AddPlayer)
+    assert not world.asked(world.runner, training_pb2.RemovePlayer)
+
+
+def test_a_learner_that_cannot_make_a_copy_is_asked_again_and_then_let_go(world: World) -> None:
+    world.want(FreezePlayer("main-0"))
+    (first,) = world.copies_asked_for()
+    world.fail(world.learner, first)
+    _, second = world.copies_asked_for()
+    world.fail(world.learner, second)
+    assert world.why_dismissed(world.learner) == "failed again: cannot"
+
+
+def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> None:
+    world.want(FreezePlayer("main-0"))
+    world.leave(world.learner)
+    assert not world.plays("main-0")
+    world.learner = world.join("learner")
+    world.get_ready(world.learner)
+    world.meet()
+    (asked,) = world.copies_asked_for()
+    world.send_weights(asked)
+    world.take_parts()
+    assert world.plays("main-0")
+    assert world.plays("main-0-v0")
+
+
+def test_an_envrunner_that_dies_with_a_copy_on_its_way_is_not_waited_for(world: World) -> None:
+    other = world.join("envrunner", 1)
+    world.want(FreezePlayer("main-0"))
+    (asked,) = world.copies_asked_for()
+    world.send_weights(asked)
+    world.take_parts()
+    assert not world.plays("main-0-v0")
+    world.leave(other)
+    assert world.plays("main-0-v0")
+
+
+def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path, *_: Any, **__: Any) -> None:
+        raise CheckpointError(path, "No space left on device")
+
+    monkeypatch.setattr("juggler.driver.checkpoint.frozen_modules.write", refuses)
+    world.want(FreezePlayer("main-0"))
+    (asked,) = world.copies_asked_for()
+    world.send_weights(asked)
+    told = [text for text in world.told.messages if "there is no copy main-0-v0" in text]
+    assert len(told) == 1
+    assert "No space left on device" in told[0]
+    assert not world.why_dismissed(world.learner), "it did nothing wrong"
+    monkeypatch.setattr("juggler.driver.checkpoint.frozen_modules.write", checkpoints.write)
+    world.want(FreezePlayer("main-0"))
+    world.send_weights(world.copies_asked_for()[-1])
+    world.take_parts()
+    assert world.plays("main-0-v1")
+
+
+def test_a_builder_that_fails_at_a_match_is_told(world: World) -> None:
+    Asked.fails = True
+    assert world.league.line_ups(world.join("envrunner", 1), 1), "somebody plays nevertheless"
+    (told,) = [text for text in world.told.messages if "Asked.match failed" in text]
+    assert "KeyError" in told
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_what_is_not_the_weights_of_the_player_is_blamed_on_the_learner(
+    world: World, half: bool
+) -> None:
+    world.want(FreezePlayer("main-0"))
+    (asked,) = world.copies_asked_for()
+    header = training_pb2.StateHeader(module_id="main-0", extra="{}")
+    chunks = list(encode_frame(header, {"other": np.ones(3)}, digest=True, chunk_bytes=10_000))
+    sent = chunks[0][:20] if half else b"".join(chunks)
+    world.reply(world.learner, asked, any_pb2.Any(value=sent))
+    assert "cannot be understood" in world.why_dismissed(world.learner)
+    assert any("there is no copy main-0-v0" in text for text in world.told.messages)
+    assert not world.plays("main-0-v0")
