@@ -18,13 +18,19 @@ from gymnasium import Space
 
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import DriverConfig
+from juggler.driver.league.builder import LeagueBuilder
+from juggler.driver.league.builders import BUILDERS
+from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.sac.config import SacConfig
+from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
@@ -77,12 +83,21 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with APPO", AppoConfig),
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
+    ("Learning with DQN, SAC and TD3", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
+    ("Learning with SAC", SacConfig),
+    ("Learning with TD3", Td3Config),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),
     ("Connectors: keys of `connectors`", ConnectorsConfig),
     ("Several agents", AgentsConfig),
+    ("Leagues: keys of `league`", LeagueConfig),
+    *(
+        (f"Leagues: `options` of `{name}`", builder)
+        for name, builder in BUILDERS.items()
+        if builder is not LeagueBuilder
+    ),
 ]
 
 CLOSING = "`python docs/make_configuration.py` prints this page."
@@ -114,8 +129,9 @@ def _own_fields(kind: type[Any]) -> list[Field[Any]]:
     """All fields; of an algorithm only those that no section before has, or other defaults."""
     if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
         return list(fields(kind))
-    shared = ActorCriticConfig if issubclass(kind, ActorCriticConfig) else LearnerConfig
-    base = LearnerConfig if kind is ActorCriticConfig else shared
+    shared = (ActorCriticConfig, OffPolicyConfig)
+    base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
+    base = base or LearnerConfig
     every = {field.name: _default(field) for field in fields(base)}
     return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 

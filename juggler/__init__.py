@@ -14,11 +14,23 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from juggler.cli.inline_plot import Picture as Picture
+    from juggler.cli.inline_plot import plot as plot
+    from juggler.driver.callbacks import Callback as Callback
+    from juggler.driver.callbacks import Evaluation as Evaluation
+    from juggler.driver.callbacks import Run as Run
     from juggler.driver.config import ConfigError as ConfigError
     from juggler.driver.config import RunConfig as RunConfig
     from juggler.driver.driver import RunFailed as RunFailed
     from juggler.driver.evaluating import Evaluated as Evaluated
     from juggler.driver.evaluating import evaluate as evaluate
+    from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
+    from juggler.driver.league.builder import Pairing as Pairing
+    from juggler.driver.league.events import AddPlayer as AddPlayer
+    from juggler.driver.league.events import FreezePlayer as FreezePlayer
+    from juggler.driver.league.events import ResetPlayer as ResetPlayer
+    from juggler.driver.league.events import RetirePlayer as RetirePlayer
+    from juggler.driver.league.results import LeagueResults as LeagueResults
     from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
     from juggler.driver.learner_group.results import LearnerGroupError as LearnerGroupError
     from juggler.driver.learner_group.results import ShardLost as ShardLost
@@ -28,6 +40,8 @@ if TYPE_CHECKING:
     from juggler.driver.line_ups import play_matches as play_matches
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
+    from juggler.driver.started import StartedRun as StartedRun
+    from juggler.driver.started import start as start
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
     from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
@@ -53,6 +67,10 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
     from juggler.learner.algorithms.pqn.core import Pqn as Pqn
     from juggler.learner.algorithms.registry import build_learner as build_learner
+    from juggler.learner.algorithms.sac.config import SacConfig as SacConfig
+    from juggler.learner.algorithms.sac.core import Sac as Sac
+    from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
+    from juggler.learner.algorithms.td3.core import Td3 as Td3
     from juggler.learner.config import LearnerConfig as LearnerConfig
     from juggler.learner.core.forward import Forward as Forward
     from juggler.learner.core.forward import Loss as Loss
@@ -79,6 +97,7 @@ if TYPE_CHECKING:
     from juggler.learner.core.state import arrays_like as arrays_like
     from juggler.learner.core.state import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
+    from juggler.learner.data.replay.mix_in import MixInReplay as MixInReplay
     from juggler.learner.data.replay.replay import Replay as Replay
     from juggler.learner.data.sharding import shard as shard
     from juggler.learner.data.sources import CircularBuffer as CircularBuffer
@@ -107,6 +126,9 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.acting import strip_to_acting as strip_to_acting
     from juggler.runtime.modules.building import build_module as build_module
     from juggler.runtime.modules.catalog import Catalog as Catalog
+    from juggler.runtime.modules.deterministic_actor_critic import (
+        DeterministicActorCritic as DeterministicActorCritic,
+    )
     from juggler.runtime.modules.distributions import ActionDistribution as ActionDistribution
     from juggler.runtime.modules.distributions import Categorical as Categorical
     from juggler.runtime.modules.distributions import CategoricalSpec as CategoricalSpec
@@ -118,6 +140,7 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
     from juggler.runtime.modules.q_network import QNetwork as QNetwork
     from juggler.runtime.modules.rl_module import RLModule as RLModule
+    from juggler.runtime.modules.soft_actor_critic import SoftActorCritic as SoftActorCritic
     from juggler.runtime.modules.specs import AnyOf as AnyOf
     from juggler.runtime.modules.specs import Maybe as Maybe
     from juggler.runtime.modules.specs import TensorSpec as TensorSpec
@@ -137,30 +160,38 @@ _PUBLIC = {
     "ActorCritic": "juggler.runtime.modules.models",
     "ActorCriticConfig": "juggler.learner.algorithms.actor_critic.config",
     "ActorCriticCore": "juggler.learner.algorithms.actor_critic.core",
+    "AddPlayer": "juggler.driver.league.events",
     "Algorithm": "juggler.learner.algorithms.algorithm",
     "AnyOf": "juggler.runtime.modules.specs",
     "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.algorithms.appo.config",
     "Aux": "juggler.learner.core.learner_core",
     "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
+    "Callback": "juggler.driver.callbacks",
     "CartPoles": "juggler.envrunner.cartpoles",
     "Catalog": "juggler.runtime.modules.catalog",
     "Categorical": "juggler.runtime.modules.distributions",
     "CategoricalSpec": "juggler.runtime.modules.distributions",
     "CheckpointError": "juggler.runtime.checkpoints.checkpoint",
-    "Replay": "juggler.learner.data.replay.replay",
     "CircularBuffer": "juggler.learner.data.sources",
     "Columns": "juggler.learner.data.sources",
     "ConfigError": "juggler.driver.config",
     "ContextConnector": "juggler.runtime.connectors.connector",
     "DataSource": "juggler.learner.data.sources",
+    "DeterministicActorCritic": "juggler.runtime.modules.deterministic_actor_critic",
     "DistributionSpec": "juggler.runtime.modules.distributions",
+    "Dqn": "juggler.learner.algorithms.dqn.core",
+    "DqnConfig": "juggler.learner.algorithms.dqn.config",
     "Evaluated": "juggler.driver.evaluating",
+    "Evaluation": "juggler.driver.callbacks",
     "Forward": "juggler.learner.core.forward",
+    "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
+    "LeagueBuilder": "juggler.driver.league.builder",
+    "LeagueResults": "juggler.driver.league.results",
     "Learner": "juggler.learner.learner",
     "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
@@ -176,37 +207,48 @@ _PUBLIC = {
     "Metrics": "juggler.learner.core.learner_core",
     "ModelConfig": "juggler.runtime.modules.model_config",
     "Moments": "juggler.runtime.connectors.moments",
+    "MixInReplay": "juggler.learner.data.replay.mix_in",
     "MultiAgentVectorEnv": "juggler.envrunner.multi_agent.vector_env",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
+    "Pairing": "juggler.driver.league.builder",
     "ParameterGroupState": "juggler.learner.optim.parameter_group_state",
     "Params": "juggler.learner.core.learner_core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
+    "Picture": "juggler.cli.inline_plot",
     "PlayedMatches": "juggler.driver.line_ups",
     "Policy": "juggler.policies.policy",
     "Population": "juggler.learner.core.population",
     "Ppo": "juggler.learner.algorithms.ppo.core",
     "PpoConfig": "juggler.learner.algorithms.ppo.config",
-    "Dqn": "juggler.learner.algorithms.dqn.core",
-    "DqnConfig": "juggler.learner.algorithms.dqn.config",
     "Pqn": "juggler.learner.algorithms.pqn.core",
     "PqnConfig": "juggler.learner.algorithms.pqn.config",
     "QNetwork": "juggler.runtime.modules.q_network",
     "Queue": "juggler.learner.data.sources",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
+    "Replay": "juggler.learner.data.replay.replay",
+    "ResetPlayer": "juggler.driver.league.events",
     "Result": "juggler.driver.result",
+    "RetirePlayer": "juggler.driver.league.events",
+    "Run": "juggler.driver.callbacks",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
+    "Sac": "juggler.learner.algorithms.sac.core",
+    "SacConfig": "juggler.learner.algorithms.sac.config",
     "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
     "Schedule": "juggler.learner.optim.optimizers",
     "Scheduled": "juggler.learner.optim.config",
     "Seam": "juggler.learner.core.learner_core",
     "ShardLost": "juggler.driver.learner_group.results",
+    "SoftActorCritic": "juggler.runtime.modules.soft_actor_critic",
+    "StartedRun": "juggler.driver.started",
     "StateMismatch": "juggler.learner.core.state",
     "StepOutput": "juggler.learner.core.learner_core",
+    "Td3": "juggler.learner.algorithms.td3.core",
+    "Td3Config": "juggler.learner.algorithms.td3.config",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
@@ -226,11 +268,13 @@ _PUBLIC = {
     "member_id": "juggler.learner.core.population",
     "next_values": "juggler.learner.core.returns",
     "play_matches": "juggler.driver.line_ups",
+    "plot": "juggler.cli.inline_plot",
     "read_weights": "juggler.runtime.checkpoints.weights",
     "resume": "juggler.driver.training",
     "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",
     "stacked": "juggler.learner.core.population",
+    "start": "juggler.driver.started",
     "strip_to_acting": "juggler.runtime.modules.acting",
     "tensors_like": "juggler.learner.core.state",
     "train": "juggler.driver.training",

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, get_args, get_origin
 import tyro
 
 from juggler.cli.reattaching import PREDECESSOR
-from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit, read_toml
+from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
+from juggler.driver.given_config import read_toml
 from juggler.driver.record.run_directory import CONFIG_FILE
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
@@ -97,6 +98,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
     options: dict[str, Any] = {} if default is None else {"default": default}
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
+    arguments = _with_a_table_for_the_league(arguments)
     parsed: T = tyro.cli(
         kind,
         args=arguments,
@@ -106,6 +108,19 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
         **options,
     )
     return parsed
+
+
+def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
+    """The name of a builder alone, as in `--league rllib`, stands for a table with it."""
+    found: list[str] = []
+    for before, each in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = each.partition("=")
+        if before == "--league" and not each.lstrip().startswith("{"):
+            each = json.dumps({"builder": each})
+        elif option == "--league" and equals and not value.lstrip().startswith("{"):
+            each = f"--league={json.dumps({'builder': value})}"
+        found.append(each)
+    return found
 
 
 def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[T, str | None]:

@@ -22,11 +22,12 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(kw_only=True)
 class Arguments:
-    """Play whole episodes with the policies in a checkpoint. They take their most likely actions,
-    unless --explore is given."""
+    """Play whole episodes with the policies in a checkpoint. They take their most likely actions;
+    in matches (--play), --explore draws them instead."""
 
     checkpoint: tyro.conf.Positional[str]
-    """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
+    """A checkpoint, or a run directory, whose newest good checkpoint is taken; its `best`, as in
+    runs/demo/best, has the checkpoint that played best in an evaluation."""
 
     episodes: int = 20
     """How many episodes to play."""

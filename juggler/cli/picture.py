@@ -72,6 +72,22 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
         PlotError: a directory has no metrics, or none of modules or agents where `by` asks for
             them; or the picture cannot be written.
     """
+    figure = draw(run_dirs, by)
+    output = output or run_dirs[0] / "plot.png"
+    output = output if output.suffix else output.with_suffix(".png")
+    try:
+        figure.savefig(output)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"cannot write {output}: {error}") from error
+    return output
+
+
+def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
+    """Draw runs into one figure, as `plot` does.
+
+    Raises:
+        PlotError: as `plot`.
+    """
     if not run_dirs:
         raise PlotError("give at least one run directory")
     names = [path.resolve().name for path in run_dirs]
@@ -86,13 +102,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
         if run.broken:
             count = "1 line" if run.broken == 1 else f"{run.broken} lines"
             print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
-    output = output or run_dirs[0] / "plot.png"
-    output = output if output.suffix else output.with_suffix(".png")
-    try:
-        _figure(runs).savefig(output)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"cannot write {output}: {error}") from error
-    return output
+    return _figure(runs)
 
 
 def read_run(path: Path, name: str, by: By = "run") -> Run:

@@ -19,6 +19,7 @@ from juggler.runtime.actors.worker import Contact, LostTheDriver
 #: Environment variable of a program that replaces a worker: that worker's incarnation.
 PREDECESSOR = "JUGGLER_PREDECESSOR"
 _LINE_SECONDS = 30.0
+_LEAVE_SECONDS = 20.0  # for finalizers, which take their time on a busy machine
 
 
 def work(contact: Contact, main: Callable[[], None]) -> None:
@@ -41,7 +42,7 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
         os.environ[PREDECESSOR] = lost.incarnation
         _begin_anew()
     except BaseException:
-        must_end()
+        must_end(_LEAVE_SECONDS)
         raise
 
 

@@ -48,6 +48,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
         "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
         f"{episodes.ended:,} episodes",
         **_returns("modules", {m.module_id: m for m in status.modules}),
+        **_league(status),
         **_returns("agents", {agent.agent: agent for agent in status.agents}),
         "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
         f"{quantity(sum(steps.dropped.values()))} dropped + {quantity(steps.in_flight)} in flight; "
@@ -66,6 +67,17 @@ def _books(status: status_pb2.RunStatus) -> Table:
     for name, text in rows.items():
         grid.add_row(name, text)
     return grid
+
+
+def _league(status: status_pb2.RunStatus) -> dict[str, str]:
+    """A row about the players of a league, if the run has one."""
+    if not status.HasField("league"):
+        return {}
+    league = status.league
+    ratings = ", ".join(f"{plain(each.player_id)} {each.elo:.0f}" for each in league.learning)
+    return {
+        "league": f"{league.players} players, {league.historical} of them frozen; Elo {ratings}"
+    }
 
 
 def _returns(

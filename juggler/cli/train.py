@@ -20,8 +20,9 @@ from juggler.cli.arguments import (
 )
 from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.config import RunConfig
+from juggler.driver.given_config import load_given
 from juggler.driver.script_classes import must_be_given_again
-from juggler.driver.training import load_given, resume_run, start_run
+from juggler.driver.training import resume_run, start_run
 
 
 @dataclass(kw_only=True)

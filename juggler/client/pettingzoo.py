@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from juggler.client.agents import AgentsSession, connect_agents
 from juggler.client.connection import GatewayError
+from juggler.client.spaces import as_message, dict_of, multi_binary
+from juggler.runtime.wire.v1.spaces_pb2 import Space
+
+_MASK = "action_mask"
 
 
 def play_agents(
@@ -33,19 +41,19 @@ def play_agents(
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.
+        ValueError: an agent acts without an action mask, where the first infos had masks.
     """
-    agents = {
-        agent: (env.observation_space(agent), env.action_space(agent))
-        for agent in env.possible_agents
-    }
-    returns: list[dict[str, float]] = []
     in_turns = callable(getattr(env, "last", None))
+    begun = env.reset(seed=seed)  # to see whether there are masks; the first episode begins anew
+    masks = _Masks(env, env.infos if in_turns else begun[1])
+    agents = {agent: (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents}
+    returns: list[dict[str, float]] = []
     while True:
         try:
             with connect_agents(address, agents, **options) as session:
                 while len(returns) != episodes:
                     play = _in_turns if in_turns else _at_once
-                    returns.append(play(env, session, seed))
+                    returns.append(play(env, session, masks, seed))
                     seed = None
             return returns
         except GatewayError as error:
@@ -56,29 +64,90 @@ def play_agents(
             seed = None  # another gateway took the place of a dead one
 
 
-def _at_once(env: Any, session: AgentsSession, seed: int | None) -> dict[str, float]:
+class _Masks:
+    """Action masks that infos have, as parts of observations.
+
+    Args:
+        env: the environment.
+        infos: by agent, after a reset.
+    """
+
+    def __init__(self, env: Any, infos: Mapping[str, Any]) -> None:
+        self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
+        seen = {agent: len(info[_MASK]) for agent, info in infos.items() if info and _MASK in info}
+        # In a game of turns, perhaps only the agent on turn has one.
+        self._lengths = {
+            agent: length
+            for agent in env.possible_agents
+            for masked, length in seen.items()
+            if env.action_space(agent) == env.action_space(masked)
+        }
+
+    def space(self, agent: str) -> Any:
+        """What the agent observes."""
+        plain = self._spaces[agent]
+        if agent not in self._lengths:
+            return plain
+        message = as_message(plain)
+        parts: dict[str, Space] = {"observation": message}
+        if message.HasField("dict"):
+            parts = {entry.key: entry.space for entry in message.dict.entries}
+        return dict_of({**parts, _MASK: multi_binary(self._lengths[agent])})
+
+    def shown(
+        self, agent: str, observation: Any, info: Mapping[str, Any] | None, over: bool
+    ) -> Any:
+        """An observation with its mask. The last one of an episode, which nobody acts on, may lack
+        it, and gets ones.
+
+        Raises:
+            ValueError: there is no mask.
+        """
+        if agent not in self._lengths:
+            return observation
+        mask = (info or {}).get(_MASK)
+        if mask is None and not over:
+            raise ValueError(f"the info of agent {agent!r} has no {_MASK}, and had one before")
+        legal: NDArray[np.int8] = (
+            np.ones(self._lengths[agent], np.int8) if mask is None else np.asarray(mask, np.int8)
+        )  # [n]
+        parts = observation if isinstance(observation, Mapping) else {"observation": observation}
+        return {**parts, _MASK: legal}
+
+
+def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) -> dict[str, float]:
     """Play an episode of a Parallel environment."""
     returns = dict.fromkeys(env.possible_agents, 0.0)
-    observations, _ = env.reset(seed=seed)
-    actions = session.step(observations)
+    observations, infos = env.reset(seed=seed)
+    actions = session.step(
+        {
+            agent: masks.shown(agent, observation, infos.get(agent), False)
+            for agent, observation in observations.items()
+        }
+    )
     while env.agents:
-        observations, rewards, terminated, truncated, _ = env.step(actions)
+        observations, rewards, terminated, truncated, infos = env.step(actions)
         for agent, reward in rewards.items():
             returns[agent] += float(reward)
         ended = {agent for agent in terminated if terminated[agent] or truncated[agent]}
-        shown = {agent: observations[agent] for agent in {*env.agents, *ended}}
+        shown = {
+            agent: masks.shown(agent, observations[agent], infos.get(agent), agent in ended)
+            for agent in {*env.agents, *ended}
+        }
         actions = session.step(shown, rewards, terminated, truncated)
     return returns
 
 
-def _in_turns(env: Any, session: AgentsSession, seed: int | None) -> dict[str, float]:
+def _in_turns(
+    env: Any, session: AgentsSession, masks: _Masks, seed: int | None
+) -> dict[str, float]:
     """Play an episode of an AEC environment."""
     returns = dict.fromkeys(env.possible_agents, 0.0)
     env.reset(seed=seed)
     for agent in env.agent_iter():
-        observation, reward, terminated, truncated, _ = env.last()
+        observation, reward, terminated, truncated, info = env.last()
         returns[agent] += float(reward)
-        ended = {agent: terminated}, {agent: truncated}
-        actions = session.step({agent: observation}, {agent: reward}, *ended)
+        shown = {agent: masks.shown(agent, observation, info, terminated or truncated)}
+        actions = session.step(shown, {agent: reward}, {agent: terminated}, {agent: truncated})
         env.step(actions.get(agent))
     return returns

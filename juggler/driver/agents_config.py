@@ -87,9 +87,9 @@ class AgentsConfig:
 
     league: dict[str, Any] = field(default_factory=dict)
     """A league, whose players are the modules of the run: policies that are trained at the same
-    time and play against each other and against their past. builder says how it grows and who plays
-    whom, and options are the keys of that builder. All agents of the environment have equal
-    spaces."""
+    time and play against each other and against their past. Its keys, such as builder and
+    max_historical, are listed in docs/configuration.md; the name of a builder alone stands for a
+    table with it. All agents of the environment have equal spaces."""
 
     shared: dict[str, list[str]] = field(default_factory=dict)
     """By pattern of names of parameters, such as encoder.*, the ids of modules that share what it

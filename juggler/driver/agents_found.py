@@ -126,10 +126,13 @@ def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str
             "league can play every agent"
         )
     agents = groups[0].agents
-    players = players_of(config.agents.league, agents)
+    players = players_of(config.agents.league, agents, config.agents.frozen_ids)
     found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
     if config.agents.agents and config.agents.agents != found:
-        raise ConfigError("agents: a league says who plays; leave out the table agents")
+        raise ConfigError(
+            f"agents: a league says who plays, here {listed(players)}: leave out the table agents; "
+            "and in a run that is resumed, leave the players of its league as they were"
+        )
     return found
 
 

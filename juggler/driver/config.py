@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
+from juggler.driver.config_checks import Checked, must_go_together
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
-from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.builders import NO_BUILDER
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import may_play
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
@@ -138,82 +137,12 @@ class RunConfig:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if self.env_runner.gateway and self.driver.evaluation_seconds > 0:
-            raise ConfigError(
-                f"evaluation_seconds = {self.driver.evaluation_seconds:g} with gateway = "
-                f"{self.env_runner.gateway!r}: an evaluation plays environments, and this run has "
-                "those of simulators alone; set evaluation_seconds = 0"
-            )
-        if self.driver.synchronous and self.learner.weights_interval != 1:
-            raise ConfigError(
-                f"weights_interval = {self.learner.weights_interval} with synchronous = true: each "
-                "round acts with the weights that the last one made; set weights_interval = 1, or "
-                "synchronous = false"
-            )
-        runner, tables = self.env_runner, self.agents
-        if tables.league:
-            self._check_league()
-        outside = runner.gateway or runner.is_elsewhere
-        if outside and (seen := self.critics_see):
-            raise ConfigError(
-                f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
-                "that a value function could see; leave it out"
-            )
-        if runner.gateway and (drawn := tables.mapping or self.others):
-            what = f"mapping = {drawn!r}" if tables.mapping else f"module {self.others[0]!r}"
-            raise ConfigError(
-                f"agents: {what} with gateway = {runner.gateway!r}: simulators play with modules "
-                "that are trained, the same ones in every episode"
-            )
-        if runner.gateway and any(len(ids) > 1 for ids in self.played_by.values()):
-            raise ConfigError(
-                f"agents: a list of modules with gateway = {runner.gateway!r}: simulators play "
-                "with the same module in every episode; name one for each pattern"
-            )
-        if runner.gateway and tables.shared and not tables.agents:
-            raise ConfigError(
-                f"shared with gateway = {runner.gateway!r}: simulators have one agent, unless the "
-                "table agents says who acts for whom: add it, or leave out shared"
-            )
-        is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
-        if is_elsewhere and (key := tables.first_given):
-            raise ConfigError(
-                f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
-            )
+        parts = self.driver, self.env_runner, self.learner, self.agents
+        must_go_together(Checked(*parts, self.critics_see, self.others, self.played_by))
         for module_id, table in self.agents.modules.items():
             if not is_frozen(table):
                 self._check_keys(module_id, table)
                 self.of(module_id)
-
-    def _check_league(self) -> None:
-        """
-        Raises:
-            ConfigError: its table is wrong, or another key does not go with it.
-        """
-        try:
-            league = LeagueConfig.from_table(self.agents.league)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"league: {error}") from error
-        if league.builder == "rllib":
-            raise ConfigError(
-                "league: builder = 'rllib' adds players that learn while it trains, and in a run "
-                "they are there from the beginning: choose another, such as alphastar"
-            )
-        if self.agents.mapping:
-            raise ConfigError(
-                f"mapping = {self.agents.mapping!r} with a league, which says who plays: leave "
-                "one of them out"
-            )
-        if self.driver.synchronous:
-            raise ConfigError(
-                "synchronous = true with a league: players copy and reset each other at moments "
-                "that nobody can repeat; leave synchronous out"
-            )
-        if self.env_runner.gateway:
-            raise ConfigError(
-                f"league with gateway = {self.env_runner.gateway!r}: simulators play with the same "
-                "modules in every episode; leave the table league out"
-            )
 
     def _check_keys(self, module_id: str, table: Mapping[str, Any]) -> None:
         """
@@ -255,13 +184,14 @@ class RunConfig:
         """What can be meant, and hardly is; as people are told when a run starts."""
         scale = self.learner.reward_scale
         pieces = [piece.use for piece in self.connectors.parsed().pipeline("learner")]
-        return [
+        doubts = [
             f"rewards are scaled twice: reward_scale = {scale:g} multiplies what {piece} in "
             "connectors.learner makes of them. Where that is not meant, leave one of them out: "
             "reward_scale = 1.0"
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        return doubts + self.learner.doubts()
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:
@@ -271,6 +201,8 @@ class RunConfig:
             ConfigError: a key that nobody knows (the nearest right one is named), or a value of
                 the wrong type or out of range.
         """
+        if isinstance(builder := values.get("league"), str):  # its other keys have their defaults
+            values = {**values, "league": {"builder": builder}}
         name = values.get("algorithm", LearnerConfig.algorithm)
         try:
             algorithm = find_algorithm(name)
@@ -303,20 +235,13 @@ class RunConfig:
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
         known = of_module | of_run | {"agents", "mapping", "league"}
         acting = {key: values[key] for key in values if key in known}
+        if acting.get("league"):  # what was played is read, and its builder is not asked
+            acting["league"] = {**acting["league"], "builder": NO_BUILDER, "options": {}}
         acting["modules"] = {
             module_id: {key: table[key] for key in table if key in of_module or key in OWN_KEYS}
             for module_id, table in values.get("modules", {}).items()
         }
         return cls.from_flat(acting, where)
-
-    @classmethod
-    def from_toml(cls, path: Path) -> RunConfig:
-        """The defaults, with what a file gives in place of some.
-
-        Raises:
-            ConfigError: the file is missing, is not TOML, or says something wrong.
-        """
-        return cls.from_flat(read_toml(path), where=str(path))
 
 
 def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str, Any]:
@@ -345,26 +270,6 @@ def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str
 def _said_of(where: str, error: ConfigError) -> ConfigError:
     """An error that begins with the table that it is about."""
     return error if str(error).startswith(where) else ConfigError(f"{where}: {error}")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a file gives, by key.
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or tells what only those that ship tell.
-    """
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if "seen" in values:
-        raise ConfigError(
-            f"{path}: the table 'seen' tells what a configuration that ships was seen to "
-            "reach: leave it out of a file of your own"
-        )
-    return values
 
 
 def must_suit(key: str, algorithm: str, where: str) -> None:

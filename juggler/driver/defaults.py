@@ -15,9 +15,13 @@ from typing import Any
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import processes_of_module
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.registry import find_algorithm
+from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
+_WIDE = {"hidden_sizes": [256, 256], "activation": "relu"}
 #: By algorithm, whatever the environment.
 CHOSEN: dict[str, dict[str, Any]] = {
     "impala": {
@@ -43,8 +47,10 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "grad_clip": 0.5,
         "batch_uses": 4,
     },
-    "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 1e-3},
+    "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
+    "sac": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
+    "td3": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
     "ppo": {
         "envs_per_runner": 8,
         "fragment_steps": 64,
@@ -77,7 +83,7 @@ CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
     }
 }
 #: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 128}
+_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 128, "sac": 32, "td3": 32}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the spaces of the environment are not known on this host: what was not given has its general "
@@ -175,11 +181,14 @@ def _chosen(
     boxed = CHOSEN_FOR_BOX_ACTIONS.get(algorithm, {}) if action.HasField("box") else {}
     for key, value in {**CHOSEN[algorithm], **special, **boxed}.items():
         choose(key, value)
+    if config.module.module != name_of(find_algorithm(algorithm).module):
+        chosen.pop("model", None)  # somebody's own module has keys of its own
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
         chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
-    if "reward_scale" not in given and algorithm != "dqn":  # which keeps rewards as they come
+    keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
+    if "reward_scale" not in given and not keeps:
         gamma = chosen.get("gamma", config.learner.gamma)
         choose("connectors", _connectors(observed, gamma))
     flat = {**config.flat(), **chosen}

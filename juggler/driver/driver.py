@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from juggler.driver.callbacks import Callback
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
@@ -78,6 +79,7 @@ class Driver:
         frozen: Mapping[str, FrozenModule] | None = None,
         listen: Listen | None = None,
         monitoring: MonitoringOptions | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """
         Args:
@@ -91,6 +93,7 @@ class Driver:
             frozen: its modules that are not trained, by id.
             listen: take workers of other hosts there, and start none here.
             monitoring: what else it serves besides its status; None: nothing.
+            callbacks: of the script.
         """
         self.signal = 0
         self._config = config
@@ -133,6 +136,8 @@ class Driver:
             only_local=listen is None,
             beginning=beginning,
             frozen=frozen,
+            callbacks=callbacks,
+            stop=lambda reason: self._mailbox.put(StopAsked(reason)),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
         lines = LineWriter(directory, journal)
@@ -148,11 +153,28 @@ class Driver:
 
         Raises:
             RunFailed: the run ended because something failed.
+            Exception: what a callback raised.
             EndpointError: the driver cannot listen where it should.
         """
-        grace = 0.0
         summary: dict[str, Any] = {}
         self._begin_to_listen()
+        try:
+            self._drive(summary)
+        finally:
+            # Signals do again what they do in any program: a script may take its time here.
+            self._parts.callbacks.finish(summary)
+        # After a signal, the signal ends the program; people have been told of the error.
+        if (error := self._parts.callbacks.error) and not self.signal:
+            ended = f"The run in {self._directory.path} ended because a callback raised this."
+            error.add_note(ended + self._ending.how_to_go_on())
+            raise error
+        if self._parts.end.failure:
+            raise RunFailed(self._parts.end.failure + self._ending.how_to_go_on())
+        return summary
+
+    def _drive(self, summary: dict[str, Any]) -> None:
+        """From the first worker until everything is closed; fills the summary."""
+        grace = 0.0
         with signals_become(lambda reason: self._mailbox.put(StopAsked(reason))) as caught:
             try:
                 self._start()
@@ -170,9 +192,6 @@ class Driver:
                     last.callback(self._local.close, grace)
                     last.callback(self._monitoring.close)
                     last.callback(withdraw, self._directory.path)
-        if self._parts.end.failure:
-            raise RunFailed(self._parts.end.failure + self._ending.how_to_go_on())
-        return summary
 
     def _begin_to_listen(self) -> None:
         listen = self._listen
@@ -195,6 +214,7 @@ class Driver:
             for warning in self._beginning.warnings:
                 progress.message(warning, "warning")
         self._announce()
+        self._parts.callbacks.start()
         self._monitoring.ready(True)
         if self._listen is None:
             self._local.start(self._config.driver, self._config.env_runner.gateway)

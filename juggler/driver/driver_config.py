@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from juggler.learner.process.devices import parse_devices
+from juggler.runtime.nearest import nearest
+
+TENSORBOARD: Final = "tensorboard"
+#: What `track` may name. For all but the first, `juggler.driver.trackers` has a tracker.
+TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
 
 
 class ConfigError(ValueError):
@@ -86,7 +91,9 @@ class DriverConfig:
     """How many to keep, the newest first."""
 
     evaluation_seconds: float = 0.0
-    """Between evaluations, on an EnvRunner of their own beside training; 0: none."""
+    """Between evaluations, on an EnvRunner of their own beside training; 0: none. Each plays a
+    checkpoint that is written for it, and the one with the highest mean return is kept: it is in
+    `best`, in the run's directory."""
 
     evaluation_episodes: int = 10
     """Episodes in one evaluation."""
@@ -97,6 +104,10 @@ class DriverConfig:
 
     hang_seconds: float = 120.0
     """A worker whose main loop makes no progress for so long is killed and replaced."""
+
+    track: list[str] = field(default_factory=lambda: [TENSORBOARD])
+    """Trackers that record the run's configuration and metrics, some of: tensorboard (events in the
+    run's directory), wandb and mlflow (checkpoints at the end, too)."""
 
     progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
     """What is shown meanwhile; auto: live in a terminal, one line in a notebook, plain lines
@@ -131,6 +142,11 @@ class DriverConfig:
                 f"num_learners = {self.learners}: must be at most max_learners = "
                 f"{self.max_learners}"
             )
+        for name in self.track:
+            if name not in TRACKERS:
+                raise ConfigError(
+                    f"track = {self.track}: unknown {name!r}{nearest(name, TRACKERS)}"
+                )
         above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
         for key in (*above_0, "stop_steps", "stop_seconds"):
             if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not

@@ -62,11 +62,15 @@ class Ending:
         if parts.confirmation.kept is not None:
             if problem := snapshots.keep(parts.confirmation.kept):
                 parts.progress.message(problem, "error")
+            elif snapshots.newest:
+                parts.callbacks.checkpoint(snapshots.newest)
         elif parts.core.updates and not self._has_saved() and parts.checkpointing.begin():
             self._wait_for_snapshot(deadline)
+        parts.evaluations.give_up()
         self._see_what_failed()
         parts.happened(Finish())
         self._last_line = self._upkeep.write_line()
+        parts.callbacks.tell()
         # One that leaves at once would be replaced while another still takes its time.
         parts.local.stop_restarting()
         parts.commands.dismiss_all()
@@ -152,6 +156,7 @@ class Ending:
             "failure": parts.end.failure or None,
             "run_dir": str(self._directory.path),
             "checkpoint": str(newest) if newest else None,
+            "best": parts.evaluations.best.summary,
         }
         try:
             self._directory.write_summary(summary)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.candidates import Played
+from juggler.driver.record.candidates import WithReturns
 from juggler.driver.script_classes import must_be_given_again
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import run_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(WithReturns):
     """Episodes that a checkpoint's policy played deterministically.
 
     Attributes:
@@ -42,16 +42,6 @@ class Evaluated:
     lengths: list[int]
     videos: list[Path]
     agent_returns: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> float:
-        """Mean of the returns."""
-        return Played.of(self.returns).mean
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the returns."""
-        return Played.of(self.returns).deviation
 
 
 def evaluate(
@@ -71,7 +61,7 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
-            warning if it is not the newest.
+            warning if it is not the newest. A run's directory `best` has the one that played best.
         episodes: number of episodes.
         seed: of the environments.
         env: another environment than the run's; required if the run was trained on a callable.

@@ -13,7 +13,7 @@ from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
-from juggler.runtime.checkpoints.frozen import place_and_module
+from juggler.runtime.checkpoints.frozen import DIRECTORY, place_and_module, run_of
 from juggler.runtime.nearest import nearest
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def play_matches(
     try:
         own = config.played_by_in([group.agents for group in envs.groups])
         chosen = _chosen(envs.agents, players, own)
-        seats = _Seats(where, config.agents.acting_ids, seed, explore)
+        known = tuple(dict.fromkeys([*config.agents.acting_ids, *found.modules]))
+        seats = _Seats(where, known, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
         seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
         played = matches.play_matches(envs, seated, episodes, seed, watch)
@@ -188,7 +189,8 @@ class _Seats:
 
         if who in self._module_ids:
             return load_policy(self._checkpoint, module_id=who, seed=self._own_seed)
-        if found := place_and_module(who):
+        kept = run_of(self._checkpoint) / DIRECTORY / who  # a copy of a league
+        if found := place_and_module(who) or place_and_module(str(kept)):
             return load_policy(found[0], module_id=found[1], seed=self._own_seed)
         known = [*self._module_ids, RANDOM]
         raise ConfigError(

@@ -70,6 +70,7 @@ class Loop:
             self.issue_updates()
             self.finish_updates()
             self._upkeep.on_intervals()
+            self._parts.callbacks.tell()
 
     def top_up(self) -> None:
         """Ask EnvRunners for batches, wherever the staleness budget of a module has room."""
@@ -87,10 +88,15 @@ class Loop:
             self._hear(event)
 
     def issue_updates(self) -> None:
-        """Have every group whose learners all hold their share of `batch_size` make an update."""
+        """Have a group make an update where all its learners hold their share of `batch_size`.
+
+        In synchronous mode an update is of what the turn has brought. Groups admit who came first.
+        """
         parts = self._parts
         if parts.end.reached:
             return
+        if parts.league:
+            parts.league.learners.forget_settled()
         for learners in parts.learners.values():
             for due in (learners.to_meet_again(), learners.to_begin_with_fewer()):
                 if due is not None:
@@ -138,7 +144,10 @@ class Loop:
                 parts.snapshots.done(event)
                 if event.problem:
                     parts.progress.message(event.problem, "error")
+                elif event.path and not event.aside:
+                    parts.callbacks.checkpoint(event.path)
                 parts.confirmation.written(event)
+                parts.evaluations.written(event)
             case _:
                 self._worker_events.hear(event)
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from juggler.driver.callbacks import Callback, Callbacks, Run
 from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.checkpointing import Checkpointing
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
-from juggler.driver.checkpoint.restoring import connectors_of, core_of, metrics_of
+from juggler.driver.checkpoint.restoring import core_of, metrics_of
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
+from juggler.driver.league_players import trained_now
 from juggler.driver.record.progress import Progress
 from juggler.driver.run_clock import RunClock
 from juggler.driver.run_end import RunEnd
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.confirmation import Confirmation
+from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.departures import Departures
 from juggler.driver.workers.evaluations import Evaluations, Evaluator
 from juggler.driver.workers.frozen_parts import FrozenParts
-from juggler.driver.workers.league_run import LEAGUE, LeagueRun
+from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.learners import Learners
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.stale_runners import StaleRunners
+from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.runtime.actors.hub import Hub
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
@@ -40,6 +45,8 @@ class RunParts:
         only_local: all workers are processes of this host that the driver starts.
         beginning: what a new run begins with that another one has learned.
         frozen: the modules that are not trained, by id.
+        callbacks: of the script.
+        stop: asks the loop, from any thread, to end the run for a reason.
 
     Attributes:
         core: what becomes of batches, module by module.
@@ -50,6 +57,7 @@ class RunParts:
         league: what is told to the league of a run; None: it has none.
         frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
         commands: what workers are told.
+        trained: the modules that are trained, which may come and go.
         connectors: by module id, what the connectors of EnvRunners have learned.
         learners: by module id, the group that trains it.
         metrics: what receipts and updates said.
@@ -58,6 +66,7 @@ class RunParts:
         evaluations: how well the newest weights play.
         confirmation: whether the run is solved.
         departures: workers that leave, and processes that end.
+        callbacks: tells those of the script what happens.
         stale_runners: by module id, EnvRunners whose steps come too late.
         updates_before: that the weights had when this process began.
     """
@@ -75,6 +84,8 @@ class RunParts:
         only_local: bool = True,
         beginning: Beginning | None = None,
         frozen: Mapping[str, FrozenModule] | None = None,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config = config
         self.hub = hub
@@ -86,16 +97,33 @@ class RunParts:
         self.end = RunEnd(clock)
         self.core = core_of(config, resume)
         self.updates_before = self.core.updates
+        run = Run(run_dir, config.flat(), self.core, progress, stop)
+        self.callbacks = Callbacks(run, self.end, progress, callbacks)
         self.metrics = metrics_of(resume)
-        self.connectors = {
-            module_id: connectors_of(resume, beginning, module_id)
-            for module_id in self.core.modules
-        }
         most_learners = config.driver.most_learners(dialled=not only_local)
         present = dict(frozen or {})
-        self.registry = WorkerRegistry(config, self.updates_before, most_learners, frozen=present)
+        self.registry = WorkerRegistry(
+            config,
+            self.updates_before,
+            most_learners,
+            frozen=present,
+            trained=trained_now(config, resume.counters if resume else None),
+        )
         self.frozen_parts = FrozenParts(present)
+        self.connectors: dict[str, ConnectorState] = {}
         self.commands = CommandSender(hub, self.registry, self.connectors)
+        self.trained = TrainedModules(
+            config,
+            self.core,
+            self.registry,
+            self.commands,
+            self.frozen_parts,
+            self.connectors,
+            snapshots,
+            progress,
+            resume,
+            beginning,
+        )
         self.league: LeagueRun | None = None
         if config.agents.league:
             self.league = self.commands.league = LeagueRun(
@@ -104,23 +132,12 @@ class RunParts:
                 self.core,
                 self.registry,
                 self.commands,
-                self.connectors,
+                self.trained,
                 self.frozen_parts,
                 progress,
-                None if resume is None else resume.counters.get(LEAGUE),
-                beginning.weights if beginning else {},
+                resume,
+                beginning,
             )
-        several = len(self.core.modules) > 1
-        self.stale_runners = {
-            module_id: StaleRunners(
-                config.of(module_id).staleness.drop_after, module_id if several else ""
-            )
-            for module_id in self.core.modules
-        }
-        self.learners = {
-            module_id: Learners(config, core, self.registry, snapshots, progress, resume, beginning)
-            for module_id, core in self.core.modules.items()
-        }
         self.checkpointing = Checkpointing(
             config.driver,
             self.core,
@@ -130,7 +147,18 @@ class RunParts:
             self.updates_before,
         )
         evaluator = Evaluator(self.registry, self.commands, self.metrics)
-        self.evaluations = Evaluations(config, evaluator, self.connectors, self.metrics, progress)
+        self.evaluations = Evaluations(
+            config,
+            evaluator,
+            self.core,
+            self.connectors,
+            self.metrics,
+            self.checkpointing,
+            snapshots,
+            BestCheckpoint(run_dir),
+            self.callbacks,
+            progress,
+        )
         self.confirmation = Confirmation(
             config, evaluator, self.metrics, self.checkpointing, snapshots, progress
         )
@@ -146,6 +174,14 @@ class RunParts:
             progress,
             only_local,
         )
+
+    @property
+    def learners(self) -> Mapping[str, Learners]:
+        return self.trained.learners
+
+    @property
+    def stale_runners(self) -> Mapping[str, StaleRunners]:
+        return self.trained.stale_runners
 
     def happened(self, event: Event) -> None:
         """Tell the core, and send what it wants sent because of it."""

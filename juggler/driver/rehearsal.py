@@ -19,6 +19,7 @@ from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
+from juggler.driver.league.builders import give_builder
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -76,6 +77,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
     env_factory, module_factory, own_classes = own_code
     config: RunConfig = cloudpickle.loads(rehearsal.config)
+    if (builder := config.agents.league.get("builder")) in own_classes:
+        give_builder(own_classes[builder])
 
     def does(what: str) -> None:
         rehearsal.told.send_bytes(DOES + what.encode())

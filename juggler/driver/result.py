@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
+from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE
-from juggler.driver.record.wording import outcome
+from juggler.driver.record.wording import best_checkpoint, outcome
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
@@ -18,7 +19,7 @@ _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """How a run ended. It prints as five lines, and as a table in a notebook.
+    """How a run ended. It prints as a few lines, and as a table in a notebook.
 
     Attributes:
         summary: the content of `summary.json`.
@@ -34,6 +35,22 @@ class Result:
     def solved(self) -> bool:
         return bool(self.summary["solved"])
 
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that played best in an evaluation; None: there was no evaluation."""
+        best = self.summary.get("best")
+        return Path(best["checkpoint"]) if best else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics as a flat table, for `pandas.DataFrame(result.metrics())`: a dict
+        for each line, whose keys are the tags of TensorBoard. Steps that a resumed run made again
+        count once.
+
+        Raises:
+            RunDirectoryError: the run's `metrics.jsonl` cannot be read.
+        """
+        return metrics_table(self.run_dir)
+
     def __repr__(self) -> str:
         return "\n".join(f"{name:<10} {value}" for name, value in self._rows())
 
@@ -48,7 +65,8 @@ class Result:
     def _rows(self) -> list[tuple[str, str]]:
         checkpoint = "none" if self.checkpoint is None else str(self.checkpoint)
         where = [("run", str(self.run_dir)), ("checkpoint", checkpoint)]
-        return [*outcome(self.summary), *where]
+        best = best_checkpoint(self.summary)
+        return [*outcome(self.summary), *where, *([("best", best)] if best else [])]
 
 
 def has_checkpoint(run_dir: Path) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from juggler.driver.run_clock import RunClock
+
+#: Reasons that mean more than that somebody stopped the run.
+OWN_REASONS: Final = ("solved", "stop_steps", "stop_seconds")
 
 
 class RunEnd:

@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.league.builders import give_builder
 from juggler.learner.algorithms.registry import give_algorithm
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
@@ -38,8 +39,8 @@ def must_be_given_again(
 
 def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     """Put names among the keys, and in the tables of modules, in place of classes: of connectors,
-    algorithms and the modules that these bring; and in place of the function `mapping`. Returns
-    all of these by their names."""
+    algorithms and the modules that these bring; in place of the function `mapping`, and of the
+    builder of a league. Returns all of these by their names."""
     own = own_connectors(keys)
     algorithm = keys.get("algorithm")
     if algorithm is not None and not isinstance(algorithm, str):
@@ -53,6 +54,14 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     if callable(mapping := keys.get("mapping")):
         keys["mapping"] = str(by_name.name_of(mapping))
         own[keys["mapping"]] = mapping
+    league = keys.get("league")
+    if isinstance(league, dict) and isinstance(league.get("builder"), type):
+        builder = league["builder"]
+        try:
+            keys["league"] = {**league, "builder": give_builder(builder)}
+        except ValueError as error:
+            raise ConfigError(f"league: {error}") from error
+        own[keys["league"]["builder"]] = builder
     tables = keys.get("modules")
     if isinstance(tables, dict):
         keys["modules"] = {module_id: _named_in(table, own) for module_id, table in tables.items()}

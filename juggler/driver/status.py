@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from juggler.driver.core.ledger import Counters
@@ -45,6 +45,7 @@ class StatusReader:
             queues=self._queues(),
             modules=self._modules(),
             agents=self._agents(),
+            league=self._league(),
             episodes=self._episodes(),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
@@ -80,6 +81,15 @@ class StatusReader:
             yield status_pb2.AgentStatus(
                 agent=agent, episodes=metrics.episodes, return_mean=metrics.return_mean
             )
+
+    def _league(self) -> status_pb2.LeagueStatus | None:
+        if self.parts.league is None:
+            return None
+        standings = self.parts.league.standings.now()
+        learning = [status_pb2.PlayerStatus(**asdict(each)) for each in standings.learning]
+        return status_pb2.LeagueStatus(
+            players=standings.players, historical=standings.historical, learning=learning
+        )
 
     def _queues(self) -> status_pb2.Queues:
         core = self.parts.core

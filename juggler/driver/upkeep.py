@@ -68,6 +68,7 @@ class Upkeep:
         self._announce = announce
         self._endless = EndlessEpisodes(parts.config.env_runner)
         self._intervals = Intervals({})
+        self._checkpoint_due = False
 
     def begin(self) -> None:
         """Count the first intervals from now."""
@@ -95,12 +96,15 @@ class Upkeep:
                     self.write_line()
                     self._look_for_sockets()
                 case "checkpoint":
-                    parts.checkpointing.begin()
+                    self._checkpoint_due = True
                 case "evaluation":
-                    if parts.core.members:
-                        parts.evaluations.begin(parts.core.updates)
+                    parts.evaluations.want()
                 case "look":
                     self._look_for_standstill()
+        # One snapshot at a time; a checkpoint does not wait for evaluations that follow each other.
+        self._checkpoint_due = self._checkpoint_due and not parts.checkpointing.begin()
+        if not self._checkpoint_due:
+            parts.evaluations.begin()
         driver = parts.config.driver
         if driver.stop_seconds is not None and parts.clock.is_up(
             driver.stop_seconds, driver.worker_timeout_seconds
@@ -111,6 +115,7 @@ class Upkeep:
         """Append a line of metrics, and show people how the run is doing."""
         parts = self._parts
         line = metrics_line(parts)
+        parts.callbacks.metrics(line)
         if self._lines.append(line):  # into a new directory: nobody finds the run there yet
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
@@ -185,7 +190,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         }
         line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
     if parts.league:
-        line["league"] = parts.league.line()
+        line["league"] = parts.league.standings.now().line()
     agents = parts.config.agent_names
     if has_metrics_by_agent(agents):
         line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
@@ -215,7 +220,8 @@ def _module_line(parts: RunParts, module_id: str) -> dict[str, Any]:
 
 def _learner_steps(parts: RunParts) -> dict[str, dict[str, int]]:
     """The learner processes' own counts, over the modules that each hosts."""
-    sums: dict[str, dict[str, int]] = {}
+    before = parts.trained.steps_before
+    sums = {worker_id: dict(counts) for worker_id, counts in before.items()}
     for learners in parts.learners.values():
         for worker_id, counts in learners.steps.items():
             of_worker = sums.setdefault(worker_id, {})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import juggler
 from juggler.cli.picture import PlotError, Run, _figure, _tick, plot, read_run
 
 
@@ -39,6 +40,7 @@ def _run(path: Path, lines: list[Any]) -> Run:
 def test_a_run_is_drawn_into_its_directory(tmp_path: Path) -> None:
     run = _write(tmp_path / "run", [_line(1000 * i, float(i)) for i in range(10)])
     assert plot([run]) == run / "plot.png"
+    assert juggler.plot(run)._repr_png_().startswith(b"\x89PNG"), "a notebook shows it"
     content = (run / "plot.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_config
 from juggler.driver.shipped import read_shipped, shipped_configs
 
 
@@ -272,16 +273,16 @@ def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
 def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"env = '\xff'")
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
-        RunConfig.from_toml(tmp_path / "run.toml")
+        load_config(tmp_path / "run.toml")
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
-        RunConfig.from_toml(tmp_path)
+        load_config(tmp_path)
 
 
 def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("gamma = true")
     with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_toml(path)
+        load_config(path)
     assert str(wrong.value) == f"{path}: gamma: Expected `float`, got `bool`"
 
 
@@ -293,6 +294,13 @@ def test_rewards_that_are_scaled_twice_are_a_doubt_that_names_both(piece: str) -
     assert f"{piece} in connectors.learner" in doubt
     assert RunConfig.from_flat({**learner, "reward_scale": 1.0}).doubts() == []
     assert RunConfig.from_flat({"reward_scale": 0.02}).doubts() == []
+
+
+def test_more_old_steps_than_are_kept_are_doubted() -> None:
+    share = {"replay_share": 0.5, "batch_size": 512}
+    assert RunConfig.from_flat({**share, "replay_capacity": 512}).doubts() == []
+    (doubt,) = RunConfig.from_flat({**share, "replay_capacity": 511}).doubts()
+    assert doubt.startswith("replay_share = 0.5 asks for 512 old steps beside the 512 new ones")
 
 
 @pytest.mark.parametrize("name", shipped_configs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from juggler.cli.arguments import keys_given
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.defaults import CHOSEN, CHOSEN_FOR, CHOSEN_FOR_BOX_ACTIONS, settled
+from juggler.driver.given_config import load_given
 from juggler.driver.shipped import shipped_configs
-from juggler.driver.training import load_given
 from juggler.runtime.wire.spaces import space_to_message
 
-ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn")
+ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn", "sac", "td3")
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
 
@@ -109,13 +110,20 @@ def test_what_is_chosen_is_said_in_one_line() -> None:
     assert " lr = " not in said
 
 
+def in_toml(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    pairs = ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items())
+    return f"`{{{pairs}}}`"
+
+
 def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     rows = {}
     for line in lines:
-        first, *values = (cell.strip() for cell in line.split("|")[1:7])
+        first, *values = (cell.strip() for cell in line.split("|")[1:9])
         key, _, where = first.removeprefix("`").partition("`")
         rows[key, where] = values
     tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}
@@ -123,9 +131,9 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     for where, table in {"": CHOSEN, **tables, **boxed}.items():
         for key in sorted({key for values in table.values() for key in values}):
             condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
-            names = ("impala", "appo", "ppo", "pqn", "dqn")
+            names = ("impala", "appo", "ppo", "pqn", "dqn", "sac", "td3")
             values = [table.get(name, {}).get(key, "") for name in names]
-            assert rows[key, condition] == [str(value) for value in values], key
+            assert rows[key, condition] == [in_toml(value) for value in values], key
 
 
 def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.agents_found import FoundGroup, with_agents
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import modules_of_process, processes_of_module
+from juggler.driver.learner_group.placement import Hosting, modules_of_process, processes_of_module
 
 FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
 PAIR = {"encoder.*": ["d", "b"]}
@@ -49,6 +49,26 @@ def test_a_process_hosts_all_modules_that_share_parts_or_none_of_them() -> None:
     assert five == [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
     counts = [processes_of_module(module_id, 5, together) for module_id in "abcd"]
     assert counts == [2, 2, 1, 2]
+
+
+def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None:
+    together = RunConfig.from_flat({**FOUR, "shared": PAIR}).trained_together
+    hosting = Hosting(4, together)  # three groups, the first of which two processes train
+    hosting.add("new")
+    assert [hosting.modules_of(index) for index in range(4)] == [
+        ["a", "new"],
+        ["b", "d"],
+        ["c"],
+        ["a", "new"],
+    ]
+    assert hosting.processes_of("new") == 2
+    hosting.add("other", here=[1, 3])
+    assert hosting.modules_of(1) == ["b", "d"]
+    assert "other" in hosting.modules_of(0), "one of the processes that are here"
+    hosting.remove("a")
+    hosting.remove("new")
+    trained = ["b", "c", "d", "other"]
+    assert Hosting.of(4, together, trained).modules_of(0) == hosting.modules_of(0) == ["other"]
 
 
 def test_a_table_of_modules_that_are_not_there_names_the_nearest() -> None:

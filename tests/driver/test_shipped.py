@@ -10,8 +10,8 @@ import pytest
 import juggler.driver.configs
 from juggler.driver import shipped
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_config
 from juggler.driver.shipped import Seen, read_shipped, shipped_configs
-from juggler.driver.training import load_config
 
 CONFIGS = Path(juggler.driver.configs.__path__[0])
 SEEN = """

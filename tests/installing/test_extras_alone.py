@@ -16,12 +16,13 @@ from support.alone import ROOT, Alone
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-#: Of these, one would take most of a gigabyte, and the other is what these tests run in.
-LEFT_OUT = {"envpool", "dev"}
+#: Of these, one would take most of a gigabyte, one is what these tests run in, and the trackers
+#: have tests of their own.
+LEFT_OUT = {"envpool", "dev", "mlflow", "wandb"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
-Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mujoco onnx onnxruntime
-onnxscript open_spiel pettingzoo pygame
+Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mlflow mujoco onnx
+onnxruntime onnxscript open_spiel pettingzoo pygame wandb
 """
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
 #: Environments with two agents, by extra.

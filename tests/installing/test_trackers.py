@@ -1,32 +1,80 @@
-"""Weights & Biases records a run's metrics by itself, as a guide says."""
+"""Runs are recorded by the real Weights & Biases and MLflow, without a server."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from support.alone import Alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it installs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # pip fetches what it installs
 
 SCRIPT = """
-import juggler, wandb
-with wandb.init(mode="offline", sync_tensorboard=True):
-    juggler.train("cartpole", stop_steps=60_000, run_dir="run", worker_timeout_seconds=240)
+import juggler
+keys = {"run_dir": "run", "worker_timeout_seconds": 240}
+keys |= {"evaluation_seconds": 0.5, "evaluation_episodes": 2, "stop_return": None}
+result = juggler.train("cartpole", track=["TRACKER"], stop_steps=60_000, **keys)
+assert not list(result.run_dir.glob("events.out.*")), "TensorBoard was not asked for"
+juggler.resume("run", stop_steps=90_000)
 """
 
 
-def test_what_tensorboard_shows_of_a_run_is_in_its_offline_record(
-    tmp_path: Path, needed: Path, wheel: Path
+@pytest.fixture
+def alone(tmp_path: Path, needed: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return Alone(tmp_path, needed, wheel)
+
+
+def record(alone: Alone, tracker: str) -> None:
+    """A run and its resumption; first it says what is missing."""
+    script = SCRIPT.replace("TRACKER", tracker)
+    refused = alone.try_to_run("-c", script)
+    assert f"track = ['{tracker}']: {tracker} is missing: " in refused.stderr
+    alone.run("-m", "pip", "install", "-q", "--no-compile", tracker)
+    alone.run("-c", script)
+
+
+def test_wandb_has_configuration_metrics_and_checkpoints_of_a_run_and_of_its_resumption(
+    alone: Alone,
 ) -> None:
-    alone = Alone(tmp_path, needed, wheel)
-    alone.run("-m", "pip", "install", "-q", "--no-compile", "wandb")
-    alone.run("-c", SCRIPT)
-    (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    recorded = record.read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    steps = {line["env_steps_sampled"] for line in lines}
-    for tag in (b"env_steps_in_flight", b"updates", b"modules/default/policy_loss"):
-        assert tag in recorded
-    assert recorded.count(b"env_steps_in_flight") >= len(steps), "a row for each step"
+    record(alone, "wandb")
+    first, second = sorted(alone.path.glob("run/wandb/offline-run-*/*.wandb"))
+    assert first.name == second.name, "it is the same run"
+    for file in (first, second):
+        recorded = file.read_bytes()
+        for said in (
+            b"num_env_runners",
+            b"modules/default/policy_loss",
+            b"run-checkpoint",
+            b"best",
+        ):
+            assert said in recorded, said
+
+
+READ = """
+import mlflow
+client = mlflow.MlflowClient()
+experiment = client.get_experiment_by_name("juggler")
+(run,) = client.search_runs([experiment.experiment_id])
+assert (run.info.status, run.info.run_name) == ("FINISHED", "run"), run.info
+assert run.data.params["env"] == "CartPole-v1"
+assert run.data.params["stop_steps"] == "60000"
+assert run.data.tags["reason_for_stop"] == "stop_steps"
+losses = client.get_metric_history(run.info.run_id, "modules/default/policy_loss")
+steps = [each.step for each in losses]
+assert steps and steps[-1] >= 90_000, steps
+newest = client.list_artifacts(run.info.run_id, "newest")
+assert len(newest) == 2, newest
+(best,) = {each.path for each in client.list_artifacts(run.info.run_id, "best")[-1:]}
+files = {each.path.rpartition("/")[2] for each in client.list_artifacts(run.info.run_id, best)}
+assert files == {"checkpoint.json", "evaluation.json", "state.safetensors"}, files
+"""
+
+
+@pytest.mark.long  # pip takes minutes
+def test_mlflow_has_parameters_metrics_and_checkpoints_of_a_run_and_of_its_resumption(
+    alone: Alone,
+) -> None:
+    record(alone, "mlflow")
+    alone.run("-c", READ)

@@ -69,6 +69,23 @@ class Played:
         return cls(mean, math.sqrt(variance), len(returns))
 
 
+class WithReturns:
+    """Episodes that were played, with the statistics of their returns."""
+
+    __slots__ = ()
+    returns: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the returns."""
+        return Played.of(self.returns).mean
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the returns."""
+        return Played.of(self.returns).deviation
+
+
 def most_steps(lengths: Iterable[int]) -> int:
     """Return the limit of an evaluation episode's steps, from the lengths of training episodes.
 

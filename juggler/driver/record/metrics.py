@@ -11,6 +11,7 @@ from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
 from juggler.driver.record.workers import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
+from juggler.envrunner.info_numbers import MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.runtime.actors.histogram import Histogram
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -25,6 +26,8 @@ class Metrics:
             and its return the sum of all agents' returns.
         lengths: their numbers of environment steps.
         episodes: how many have ended.
+        infos: by name, numbers that environments put into their infos, of the newest episodes that
+            gave them.
         by_module: what is told of each module beside, by module id.
         by_agent: what is told of each of several agents, by name, unless there are many.
     """
@@ -32,6 +35,7 @@ class Metrics:
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
+    infos: dict[str, deque[InfoNumber]] = field(default_factory=dict)
     evaluation_return: float | None = None
     candidates: Candidates = field(default_factory=Candidates)
     # By learner and the module that it updated, by module id: of the newest such update.
@@ -53,6 +57,14 @@ class Metrics:
         self.returns.extend(returns[-RETURN_WINDOW:])
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)
+
+    def info_numbers(self, numbers: InfoNumbers) -> None:
+        """Of the infos of episodes that ended. Of more numbers than one EnvRunner may tell, those
+        that came first are kept."""
+        for name, episodes in numbers.items():
+            if name in self.infos or len(self.infos) < MOST_NUMBERS:
+                kept = self.infos.setdefault(name, deque(maxlen=RETURN_WINDOW))
+                kept.extend(episodes[-RETURN_WINDOW:])
 
     def agents_ended(
         self, module_id: str, returns: Sequence[float], lengths: Sequence[int]
@@ -162,6 +174,7 @@ class Metrics:
             "seconds": self.workers.seconds(),
             "inference": self._inference(),
             "modules": self._modules(),
+            **({"info": self._infos()} if self.infos else {}),
         }
 
     def _inference(self) -> dict[str, float] | None:
@@ -175,6 +188,14 @@ class Metrics:
         if inferences < 1 or batches < 1:
             return None
         return {"rows": rows / inferences, "wait_ms": 1e3 * seconds / batches}
+
+    def _infos(self) -> dict[str, dict[str, float]]:
+        """By name of a number, means over episodes."""
+        found = {}
+        for name, episodes in self.infos.items():
+            means = (sum(values) / len(values) for values in zip(*episodes, strict=True))
+            found[name] = dict(zip(InfoNumber._fields, means, strict=True))
+        return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
         """By module id, means over the learners."""

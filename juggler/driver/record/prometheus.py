@@ -108,6 +108,8 @@ def families(status: status_pb2.RunStatus) -> Iterator[Metric]:
     yield from _steps(status.steps, status.queues)
     yield from _modules(status.modules)
     yield from _agents(status.agents)
+    if status.HasField("league"):
+        yield from _league(status.league)
     yield from _episodes(status.episodes)
     for name, text, histogram in (
         ("staleness_updates", "Staleness of trained batches", status.staleness),
@@ -174,6 +176,23 @@ def _agents(agents: Sequence[status_pb2.AgentStatus]) -> Iterator[Metric]:
     yield _counter("agent_episodes", "Training episodes in which the agent acted", ended, of)
     returns = {(each.agent,): each.return_mean for each in agents if each.HasField("return_mean")}
     yield _gauge("agent_return_mean", "Mean return of its last 100 of these", returns, of)
+
+
+def _league(league: status_pb2.LeagueStatus) -> Iterator[Metric]:
+    yield _gauge("league_players", "Players that can play", league.players)
+    yield _gauge("league_historical_players", "Of these, frozen ones", league.historical)
+    of, learning = ("player",), league.learning
+    ratings = {(each.player_id,): each.elo for each in learning}
+    yield _gauge("player_elo", "Elo rating; the mean of all players is 0", ratings, of)
+    rates = {(each.player_id,): each.win_rate for each in learning if each.HasField("win_rate")}
+    yield _gauge("player_win_rate", "Win rate against all opponents together", rates, of)
+    for field, text in (
+        ("steps", "Steps that the player was trained on"),
+        ("copies", "Copies of the player"),
+        ("resets", "How often the player began anew"),
+    ):
+        counts = {(each.player_id,): getattr(each, field) for each in learning}
+        yield _counter(f"player_{field}", text, counts, of)
 
 
 def _episodes(episodes: status_pb2.RunStatus.Episodes) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 import tomli_w
 
+from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
@@ -32,6 +33,26 @@ class RunDirectoryError(Exception):
     """A run directory cannot be created, opened or written; the message says what to do."""
 
 
+def must_be_free(path: Path) -> None:
+    """
+    Raises:
+        RunDirectoryError: a new run cannot have this directory: something is there, or it cannot
+            be read.
+    """
+    try:
+        is_there = path.exists()
+        is_taken = is_there and path.is_dir() and any(path.iterdir())
+    except OSError as error:
+        raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
+    if is_there and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file; name another run directory")
+    if is_taken:
+        raise RunDirectoryError(
+            f"the run directory {path} is not empty; name another one, "
+            f"or go on with the run in it: juggler train --resume {path}"
+        )
+
+
 class RunDirectory:
     """The directory that a run writes to. `create` is for a new run, `open` for a resumed one.
 
@@ -41,15 +62,16 @@ class RunDirectory:
     - `driver.json`: the addresses of the driver while it runs;
     - `summary.json`: how the run ended;
     - `checkpoints/`: see `juggler.runtime.checkpoints`;
-    - `events.out.tfevents.*`: the scalars of the metrics lines, for TensorBoard.
+    - `events.out.tfevents.*`: the scalars of the metrics lines, if `track` names TensorBoard.
     """
 
-    def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
+    def __init__(self, path: Path, metrics: BinaryIO, config: bytes, tracks: bool) -> None:
         self.path = path
         self.checkpoints = path / DIRECTORY
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
+        self._tracks = tracks  # as events of TensorBoard
         self._events: EventFileWriter | None = None  # made for the first line
 
     @classmethod
@@ -69,13 +91,8 @@ class RunDirectory:
         try:
             if path is None:
                 path = _make_default(name)
-            elif path.exists() and not path.is_dir():
-                raise RunDirectoryError(f"{path} is a file; name another run directory")
-            elif path.exists() and any(path.iterdir()):
-                raise RunDirectoryError(
-                    f"the run directory {path} is not empty; name another one, "
-                    f"or go on with the run in it: juggler train --resume {path}"
-                )
+            else:
+                must_be_free(path)
             path.mkdir(parents=True, exist_ok=True)
             write_synced(path / CONFIG_FILE, text)
             (path / DIRECTORY).mkdir()
@@ -83,7 +100,7 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
         _lock(path, metrics)
-        return cls(path, metrics, text)
+        return cls(path, metrics, text, TENSORBOARD in config.get("track", TRACKERS))
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
@@ -108,7 +125,7 @@ class RunDirectory:
             write_synced(path / CONFIG_FILE, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
-        return cls(path, metrics, text)
+        return cls(path, metrics, text, TENSORBOARD in config.get("track", TRACKERS))
 
     def discard(self) -> None:
         """Undo `create`, for a run that never began."""
@@ -174,7 +191,8 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write metrics in {self.path}: {error}") from error
         self._end = end
         try:
-            self._append_events(plain)
+            if self._tracks:
+                self._append_events(plain)
         except OSError as error:
             self._close_events()  # it may end in half a record: the next line starts a new file
             raise RunDirectoryError(f"cannot write events in {self.path}: {error}") from error
@@ -214,8 +232,9 @@ class RunDirectory:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
-        for tag, value in _scalars(line):
-            event.summary.value.add(tag=tag, simple_value=value)
+        for tag, value in flat(line).items():
+            if isinstance(value, int | float):
+                event.summary.value.add(tag=tag, simple_value=float(value))
         if self._events is None:
             self._events = _event_file_writer(self.path)
             # Makes TensorBoard forget what a resumed run wrote after this step.
@@ -315,10 +334,13 @@ def _cut_half_line(file: BinaryIO) -> None:
     file.truncate(end)
 
 
-def _scalars(value: Any, tag: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a metrics line, each with its path."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _scalars(item, f"{tag}/{key}" if tag else key)
-    elif isinstance(value, int | float):
-        yield tag, float(value)
+def flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics without tables in tables: keys are joined with "/", as TensorBoard's tags
+    are."""
+    found: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}/{name}": each for name, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found

@@ -113,7 +113,17 @@ def conclude(summary: Mapping[str, Any]) -> str:
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
             lines.append(f"{name}: {summary[key]}")
+    if best := best_checkpoint(summary):
+        lines.append(f"best: {best}")
     return "\n".join(lines)
+
+
+def best_checkpoint(summary: Mapping[str, Any]) -> str:
+    """Word where the checkpoint of the best evaluation is, and how it played; "": there is none."""
+    if not (best := summary.get("best")):
+        return ""
+    played = spread(best["return_mean"], best["return_deviation"])
+    return f"{best['checkpoint']}, which had {played} in {best['episodes']} episodes"
 
 
 def _parts(summary: Mapping[str, Any]) -> str:

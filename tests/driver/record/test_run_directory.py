@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from juggler.driver.config import RunConfig
+from juggler.driver.given_config import load_config
 from juggler.driver.record.journal import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError, to_json
@@ -264,6 +265,13 @@ def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
     assert {"env_steps_dropped/stale", "seconds/learner/update"} <= set(events.Tags()["scalars"])
 
 
+def test_without_tensorboard_among_the_trackers_there_are_no_events(tmp_path: Path) -> None:
+    with closing(RunDirectory.create(tmp_path, {**CONFIG, "track": []}, "cartpole")) as run:
+        run.append(_line(1000))
+    assert not list(tmp_path.glob("events.out.*"))
+    assert _lines(tmp_path) == [_line(1000)]
+
+
 def test_tensorboard_forgets_what_a_restored_run_does_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +349,7 @@ def test_a_config_survives_its_file_none_included(tmp_path: Path) -> None:
     assert config.learner.grad_clip is None
     with closing(RunDirectory.create(tmp_path / "run", config.flat(), "x")):
         pass
-    assert RunConfig.from_toml(tmp_path / "run" / "config.toml") == config
+    assert load_config(tmp_path / "run" / "config.toml") == config
 
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""`juggler.plot`: draws runs in a notebook."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from juggler.cli.picture import By, draw
+from juggler.driver.result import Result
+from juggler.driver.started import StartedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Runs as curves: return, throughput and staleness, over steps and over time. A notebook shows
+    it.
+
+    Attributes:
+        figure: of Matplotlib, to be changed or saved.
+    """
+
+    figure: Figure
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.figure.savefig(content, format="png")
+        return content.getvalue()
+
+
+def plot(*runs: Result | StartedRun | str | Path, by: By = "auto") -> Picture:
+    """Draw runs into one picture, as `juggler plot` does; also runs that go on.
+
+    Args:
+        runs: results, runs that `juggler.start` has returned, or directories of runs.
+        by: whose returns are drawn: of each "run", each "module" or each "agent". "auto": of one
+            run, those of each module if there are several, else those of each agent if there are
+            several; else those of the run.
+
+    Raises:
+        PlotError: a run has no metrics, or none of modules or agents where `by` asks for them.
+    """
+    given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
+    return Picture(draw(given, by))

@@ -1,0 +1,261 @@
+"""Callbacks: code of a script that hears of a run while it trains, and may end it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.driver_config import ConfigError
+from juggler.driver.record.candidates import WithReturns
+from juggler.driver.record.progress import Progress
+from juggler.driver.record.run_directory import flat, to_json
+from juggler.driver.record.wording import Level
+from juggler.driver.run_end import OWN_REASONS, RunEnd
+from juggler.runtime.nearest import nearest
+
+_SLOW_SECONDS = 1.0
+
+#: A line of metrics with the tags of TensorBoard as keys, such as "modules/default/policy_loss".
+MetricsLine = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(WithReturns):
+    """Episodes that an evaluator played beside training, deterministically.
+
+    Attributes:
+        returns: undiscounted, one of each episode; with several agents, the sums over them.
+        lengths: numbers of environment steps, in the same order.
+        agent_returns: by agent and the module that played it, what it got in the episodes in which
+            it acted; empty if there is one agent.
+        update: that the weights had.
+        env_steps_trained: environment steps that these weights were trained on.
+        is_best: no evaluation of the run had a higher mean before: its checkpoint is kept.
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    agent_returns: dict[tuple[str, str], list[float]]
+    update: int
+    env_steps_trained: int
+    is_best: bool
+
+
+class Run:
+    """A run while it trains, as callbacks see it.
+
+    Attributes:
+        run_dir: its directory.
+        config: its configuration, flat.
+        metrics: the newest line of metrics; {} before the first one.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Mapping[str, Any],
+        core: DriverCore,
+        progress: Progress,
+        stop: Callable[[str], None],
+    ) -> None:
+        self.run_dir = run_dir
+        self.config = config
+        self.metrics: MetricsLine = {}
+        self._core = core
+        self._progress = progress
+        self._stop = stop
+
+    @property
+    def env_steps_trained(self) -> int:
+        """Environment steps trained on so far."""
+        return self._core.trained
+
+    @property
+    def updates(self) -> int:
+        """Updates so far; with several modules, those of all of them."""
+        return self._core.updates
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Show people a message as the run shows its own; `events.jsonl` has it too. Only callbacks
+        call this.
+
+        Args:
+            text: one line or more.
+            level: "info", "warning" or "error".
+        """
+        self._progress.message(text, level)
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run in order, with a last checkpoint, before its next update. Any thread may call
+        this; the first reason stands.
+
+        Args:
+            reason: the `reason_for_stop` of the summary.
+
+        Raises:
+            ValueError: this reason is one that only the run itself can have, or it is empty.
+        """
+        if not reason or reason in OWN_REASONS:
+            raise ValueError(
+                f"stop({reason!r}): give a reason of your own; {', '.join(OWN_REASONS)} are those "
+                "of the run itself"
+            )
+        self._stop(reason)
+
+
+class Callback:
+    """What a script does while a run trains: override what you need. All methods do nothing here.
+
+    They are called in the driver's process, by the thread that drives the run, in the order in
+    which things happened. Workers go on meanwhile, but get no new work, so a callback should be
+    quick: one that takes over a second is named in a warning. An exception ends the run in order,
+    with a last checkpoint, and then comes out of `juggler.train`.
+    """
+
+    def on_start(self, run: Run) -> None:
+        """The run has its directory, and starts its workers."""
+
+    def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
+        """There is a new line of metrics, about once a second and at the end.
+
+        Args:
+            run: the run.
+            metrics: by the tags that TensorBoard shows: "episode_return_mean",
+                "modules/default/policy_loss". A number that is not there yet is None.
+        """
+
+    def on_update(self, run: Run, module_id: str, metrics: Mapping[str, float]) -> None:
+        """An update of a module is done.
+
+        Args:
+            run: the run.
+            module_id: of the module; "default" if the run has one.
+            metrics: of the learner, such as "policy_loss": means over the updates since it sent
+                them last. It sends them twice a second, and {} between.
+        """
+
+    def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
+        """An evaluation beside training is done (`evaluation_seconds`)."""
+
+    def on_checkpoint(self, run: Run, path: Path) -> None:
+        """A checkpoint is on the disk. The run deletes it when it has newer ones
+        (`keep_checkpoints`)."""
+
+    def on_worker_lost(self, run: Run, worker_id: str, reason: str) -> None:
+        """A worker, such as "envrunner-3", has died, hung, failed or left during training. Local
+        workers are started again."""
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        """The run is over, however it ended; `summary` is the content of `summary.json`."""
+
+
+def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """
+    Raises:
+        ConfigError: one of them is no callback, or has a method that nothing calls.
+    """
+    if isinstance(callbacks, Callback):
+        raise ConfigError("callbacks: give a list, such as callbacks=[MyCallback()]")
+    found = tuple(callbacks)
+    known = [name for name in vars(Callback) if name.startswith("on_")]
+    for each in found:
+        if isinstance(each, type):
+            raise ConfigError(f"callbacks: give an object of this class: {each.__name__}()")
+        if not isinstance(each, Callback):
+            raise ConfigError(f"callbacks: {each!r} is not a juggler.Callback")
+        for name in dir(each):
+            if name.startswith("on_") and name not in known:
+                which = f"{type(each).__name__}.{name}"
+                raise ConfigError(f"callbacks: nothing calls {which}{nearest(name, known)}")
+    return found
+
+
+@dataclass(slots=True)
+class Callbacks:
+    """Notes what happens in a turn of the loop, and tells callbacks of it between two turns.
+
+    Attributes:
+        error: the first exception of a callback, which ends the run; None: there was none.
+    """
+
+    run: Run
+    end: RunEnd
+    progress: Progress
+    callbacks: Sequence[Callback]
+    error: Exception | None = None
+    _noted: deque[tuple[str, tuple[Any, ...]]] = field(default_factory=deque)
+    _slow: set[str] = field(default_factory=set)  # those that were named
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        if self.callbacks:
+            self.run.metrics = flat(to_json(line))
+            self._note("on_metrics", self.run.metrics)
+
+    def updated(self, module_id: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """`metrics`: of the learner, by module."""
+        if self.callbacks:
+            of_one = dict(next(iter(metrics.values()))) if len(metrics) == 1 else flat(metrics)
+            self._note("on_update", module_id, of_one)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self._note("on_evaluation", evaluation)
+
+    def checkpoint(self, path: Path) -> None:
+        self._note("on_checkpoint", path)
+
+    def worker_lost(self, worker_id: str, reason: str) -> None:
+        self._note("on_worker_lost", worker_id, reason)
+
+    def _note(self, method: str, *arguments: Any) -> None:
+        if self.callbacks:
+            self._noted.append((method, arguments))
+
+    def start(self) -> None:
+        """The run begins."""
+        self._note("on_start")
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell all callbacks of what was noted. Nobody is told of anything after an error."""
+        while self._noted and self.error is None:
+            method, arguments = self._noted.popleft()
+            for callback in self.callbacks:
+                if not self._call(callback, method, *arguments):
+                    break
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run is over: everybody is told, also after an error."""
+        for callback in self.callbacks:
+            self._call(callback, "on_end", summary)
+
+    def _call(self, callback: Callback, method: str, *arguments: Any) -> bool:
+        """Returns whether it raised nothing."""
+        name = f"{type(callback).__name__}.{method}"
+        began = time.monotonic()
+        good = False
+        try:
+            getattr(callback, method)(self.run, *arguments)
+            good = True
+        except Exception as error:
+            text = f"the callback {name} raised {type(error).__name__}: {error}".rstrip(": ")
+            failed_before = method == "on_end" and self.end.failure  # that is what is raised
+            if self.error is None and not failed_before:
+                self.error = error
+                self.end.fail(text, "callback_failed")
+                self.end.failed_at(text)
+            self.progress.message(text, "error")
+        seconds = time.monotonic() - began
+        at_work = method not in ("on_start", "on_end")
+        if seconds > _SLOW_SECONDS and at_work and name not in self._slow:
+            self._slow.add(name)
+            self.progress.message(
+                f"the callback {name} took {seconds:.1f} s, in which workers got no new work: have "
+                "it do less, or hand its work to a thread",
+                "warning",
+            )
+        return good

@@ -1,0 +1,109 @@
+"""What keys of a run's configuration do not go with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.driver_config import ConfigError, DriverConfig
+from juggler.driver.league.config import LeagueConfig
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.learner.config import LearnerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is read of a run's configuration; see `RunConfig` for what each of these is."""
+
+    driver: DriverConfig
+    env_runner: EnvRunnerConfig
+    learner: LearnerConfig
+    agents: AgentsConfig
+    critics_see: Sequence[str]
+    others: Sequence[str]
+    played_by: Mapping[str, Sequence[str]]
+
+
+def must_go_together(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: two keys contradict each other; names both.
+    """
+    if config.driver.synchronous and config.learner.weights_interval != 1:
+        raise ConfigError(
+            f"weights_interval = {config.learner.weights_interval} with synchronous = true: each "
+            "round acts with the weights that the last one made; set weights_interval = 1, or "
+            "synchronous = false"
+        )
+    if config.agents.league:
+        _check_league(config)
+    if config.env_runner.gateway:
+        _check_gateway(config)
+    runner = config.env_runner
+    if (runner.gateway or runner.is_elsewhere) and (seen := config.critics_see):
+        raise ConfigError(
+            f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
+            "that a value function could see; leave it out"
+        )
+    is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
+    if is_elsewhere and (key := config.agents.first_given):
+        raise ConfigError(
+            f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
+        )
+
+
+def _check_gateway(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: a key is for environments that EnvRunners have.
+    """
+    gateway, tables = config.env_runner.gateway, config.agents
+    if config.driver.evaluation_seconds > 0:
+        raise ConfigError(
+            f"evaluation_seconds = {config.driver.evaluation_seconds:g} with gateway = "
+            f"{gateway!r}: an evaluation plays environments, and this run has those of simulators "
+            "alone; set evaluation_seconds = 0"
+        )
+    if drawn := tables.mapping or config.others:
+        what = f"mapping = {drawn!r}" if tables.mapping else f"module {config.others[0]!r}"
+        raise ConfigError(
+            f"agents: {what} with gateway = {gateway!r}: simulators play with modules that are "
+            "trained, the same ones in every episode"
+        )
+    if any(len(ids) > 1 for ids in config.played_by.values()):
+        raise ConfigError(
+            f"agents: a list of modules with gateway = {gateway!r}: simulators play with the same "
+            "module in every episode; name one for each pattern"
+        )
+    if tables.shared and not tables.agents:
+        raise ConfigError(
+            f"shared with gateway = {gateway!r}: simulators have one agent, unless the table "
+            "agents says who acts for whom: add it, or leave out shared"
+        )
+
+
+def _check_league(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: its table is wrong, or another key does not go with it.
+    """
+    try:
+        LeagueConfig.from_table(config.agents.league)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"league: {error}") from error
+    if config.agents.mapping:
+        raise ConfigError(
+            f"mapping = {config.agents.mapping!r} with a league, which says who plays: leave one "
+            "of them out"
+        )
+    if config.driver.synchronous:
+        raise ConfigError(
+            "synchronous = true with a league: players copy and reset each other at moments that "
+            "nobody can repeat; leave synchronous out"
+        )
+    if config.env_runner.gateway:
+        raise ConfigError(
+            f"league with gateway = {config.env_runner.gateway!r}: simulators play with the same "
+            "modules in every episode; leave the table league out"
+        )

@@ -1,0 +1,87 @@
+"""Configurations as people give them: files, and names of those that ship."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.envrunner.environments.naming import is_name
+from juggler.runtime.nearest import closest
+
+
+def load_config(name: str | Path | None, algorithm: str | None = None) -> RunConfig:
+    """Load a configuration as `load_given` does, without the keys."""
+    return load_given(name, algorithm)[0]
+
+
+def load_given(
+    name: str | Path | None, algorithm: str | None = None
+) -> tuple[RunConfig, frozenset[str]]:
+    """Load a configuration and the keys that it gives. Shipped configurations give all keys.
+
+    Args:
+        name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
+            the algorithm "ppo" means cartpole-ppo, if that ships.
+        algorithm: replaces the configuration's algorithm; None: keeps it.
+
+    Raises:
+        ConfigError: there is no such configuration, or it has an invalid key or value.
+    """
+    keys = {} if algorithm is None else {"algorithm": algorithm}
+    if name is None:
+        return RunConfig.from_flat(keys), frozenset(keys)
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"a configuration is a name, a file or a RunConfig, not {name!r}")
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        values = {**read_toml(path), **keys}
+        return RunConfig.from_flat(values, where=str(path)), frozenset(values)
+    shipped = shipped_configs()
+    found = f"{name}-{algorithm}" if f"{name}-{algorithm}" in shipped else str(name)
+    if found not in shipped:
+        if is_name(str(name)):
+            raise ConfigError(
+                f"{name!r} is an environment: give it as `--env {name}`, or env={str(name)!r}"
+            )
+        near = closest(found, shipped)
+        hint = f" (did you mean {near!r}?)" if near else ""
+        raise ConfigError(
+            f"there is no configuration {found!r}{hint}: give a .toml file or one "
+            f"of those that ship: {', '.join(shipped)}"
+        )
+    config = read_shipped(found).config
+    if algorithm not in (None, config.learner.algorithm):
+        RunConfig.from_flat(keys)  # raises if the algorithm is unknown
+        raise ConfigError(
+            f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
+            f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
+        )
+    return config, frozenset(config.flat())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file gives, by key.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or tells what only those that ship tell.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    if values.get("league") == {}:
+        raise ConfigError(
+            f"{path}: the table 'league' is empty: name a builder, such as builder = 'self_play', "
+            "or leave it out"
+        )
+    if "seen" in values:
+        raise ConfigError(
+            f"{path}: the table 'seen' tells what a configuration that ships was seen to "
+            "reach: leave it out of a file of your own"
+        )
+    return values

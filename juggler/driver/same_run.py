@@ -1,0 +1,44 @@
+"""What a run keeps when it is resumed."""
+
+from __future__ import annotations
+
+from juggler.driver.agents_config import listed
+from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.frozen import FROM, TRAIN
+
+
+def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """
+    Raises:
+        ConfigError: a module, or the algorithm of one, is not that of the checkpoint.
+    """
+    before = RunConfig.from_flat(checkpoint.config)
+    had, has = before.agents.acting_ids, config.agents.acting_ids
+    if {*has} != {*had}:
+        raise ConfigError(
+            f"agents: this run has the modules {listed(had)}, and with what is given "
+            f"{listed(has)}: a run that is resumed keeps its modules"
+        )
+    if config.agents.shared != before.agents.shared:
+        raise ConfigError(
+            f"shared = {config.agents.shared}: this run has {before.agents.shared}, and a run that "
+            "is resumed keeps what its modules share"
+        )
+    shared_parts_must_agree(checkpoint, config.agents.shared)
+    for module_id in has:
+        tables = [each.agents.modules.get(module_id, {}) for each in (before, config)]
+        if any(tables[0].get(key) != tables[1].get(key) for key in (TRAIN, FROM)):
+            raise ConfigError(
+                f"modules.{module_id}: a run that is resumed keeps its modules: leave train and "
+                "from as they were"
+            )
+    for module_id in config.module_ids:
+        was, now = (each.of(module_id).learner.algorithm for each in (before, config))
+        if now != was:
+            where = f"modules.{module_id}: " if before.agents.agents else ""
+            raise ConfigError(
+                f"{where}algorithm = {now!r}: this run is one of {was!r}, and a run that is "
+                "resumed keeps its algorithm"
+            )

@@ -1,0 +1,43 @@
+"""What a tracker of experiments has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+#: Where runs are recorded whose tracker was told of no other place.
+PROJECT = "juggler"
+
+
+class Tracker(Protocol):
+    """Records one run elsewhere. `start` is called first, in the thread of the run; all else by one
+    thread, which nobody waits for but the end of the run."""
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
+        """Begin to record.
+
+        Args:
+            run_dir: of the run.
+            config: its configuration, flat.
+            known_as: what this returned when the run began, if it is resumed; "": it is new.
+
+        Returns:
+            The tracker's name for the run.
+        """
+
+    def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        """Record a line of metrics.
+
+        Args:
+            numbers: by the tags of TensorBoard.
+            env_steps: environment steps sampled.
+        """
+
+    def finish(self, summary: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
+        """The run is over: record its summary and its checkpoints, and close everything.
+
+        Args:
+            summary: the content of `summary.json`.
+            checkpoints: directories, by "newest" and "best".
+        """

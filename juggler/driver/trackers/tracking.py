@@ -1,0 +1,124 @@
+"""Hands a run's configuration, metrics and checkpoints to the trackers that `track` names."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Empty, Full, Queue, SimpleQueue
+from typing import Any, Final
+
+from juggler.driver.callbacks import Callback, MetricsLine, Run
+from juggler.driver.driver_config import TENSORBOARD, ConfigError
+from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.trackers.mlflow_tracker import MlflowTracker
+from juggler.driver.trackers.tracker import Tracker
+from juggler.driver.trackers.wandb_tracker import WandbTracker
+from juggler.runtime.installing import installing
+
+#: What trackers call a run, so that it is the same one when it is resumed.
+_NAMES_FILE = "trackers.json"
+
+_MOST_WAITING = 600  # lines of metrics, of which there is one in a second
+_TELL_SECONDS = 2.0  # until people are told that trackers are waited for
+_END_SECONDS = 120.0  # to send what is left, checkpoints among it
+
+_TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
+    "mlflow": MlflowTracker,
+    "wandb": WandbTracker,
+}
+
+
+def tracking(names: list[str]) -> tuple[Callback, ...]:
+    """A callback for the trackers of these names, if there are any beside TensorBoard, whose events
+    the run directory has.
+
+    Raises:
+        ConfigError: the package of one of them is not installed, or it cannot be used.
+    """
+    wanted = [name for name in dict.fromkeys(names) if name != TENSORBOARD]
+    for name in wanted:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # or a directory of that name is in the way
+            raise ConfigError(f"track = {names}: {name} is missing: {installing(name)}")
+    return (Tracking({name: _TRACKERS[name]() for name in wanted}),) if wanted else ()
+
+
+class Tracking(Callback):
+    """Hands everything to a thread, since trackers may have to wait for a network. A tracker that
+    cannot begin ends the run; later a problem of a tracker is a warning, and the run goes on."""
+
+    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+        self._trackers = trackers
+        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(_MOST_WAITING)  # None: the end
+        self._problems: SimpleQueue[str] = SimpleQueue()
+        self._told: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    def on_start(self, run: Run) -> None:
+        file = run.run_dir / _NAMES_FILE
+        names: dict[str, str] = json.loads(file.read_bytes()) if file.is_file() else {}
+        begun: list[Tracker] = []
+        try:
+            for name, tracker in self._trackers.items():
+                names[name] = tracker.start(run.run_dir, run.config, names.get(name, ""))
+                begun.append(tracker)
+        except Exception:
+            for tracker in begun:
+                with suppress(Exception):  # what went wrong first is what is told
+                    tracker.finish({"failure": "another tracker cannot begin"}, {})
+            raise
+        write_synced(file, json.dumps(names).encode() + b"\n")
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        self._thread.start()
+
+    def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
+        numbers = _numbers(metrics)
+        steps = int(metrics["env_steps_sampled"])
+        try:
+            self._jobs.put_nowait(lambda tracker: tracker.metrics(numbers, steps))
+        except Full:
+            self._problems.put("trackers are too slow: lines of metrics are left out")
+        self._tell(run)
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        if self._thread is None:
+            return  # they have not begun
+        best = (summary.get("best") or {}).get("checkpoint")
+        found = {"newest": summary.get("checkpoint"), "best": best}
+        checkpoints = {name: Path(path) for name, path in found.items() if path}
+        while self._jobs.qsize() > self._jobs.maxsize - 2:  # the end needs two places
+            with suppress(Empty):
+                self._jobs.get_nowait()
+        self._jobs.put(lambda tracker: tracker.finish(summary, checkpoints))
+        self._jobs.put(None)
+        self._thread.join(_TELL_SECONDS)
+        if self._thread.is_alive():
+            run.message(f"waiting for {', '.join(self._trackers)}; Ctrl-C leaves without")
+        self._thread.join(_END_SECONDS)
+        if self._thread.is_alive():
+            self._problems.put(f"trackers have not finished within {_END_SECONDS:.0f} s")
+        self._tell(run)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            for name, tracker in self._trackers.items():
+                try:
+                    job(tracker)
+                except Exception as error:
+                    self._problems.put(f"{name}: {type(error).__name__}: {error}")
+
+    def _tell(self, run: Run) -> None:
+        """Tell people what is new of problems, in the thread of the run."""
+        while not self._problems.empty():
+            if (text := self._problems.get()) not in self._told:
+                self._told.add(text)
+                run.message(text, "warning")
+
+
+def _numbers(metrics: MetricsLine) -> dict[str, float]:
+    """Those of a line that a curve can be drawn of."""
+    return {key: value for key, value in metrics.items() if isinstance(value, int | float)}

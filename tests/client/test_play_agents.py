@@ -1,0 +1,152 @@
+"""Action masks in the infos of an environment with several agents reach the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+
+from juggler.client import pettingzoo, play_agents
+from juggler.client.spaces import Values, as_first
+
+MASKS = {"a": [1, 0, 1], "b": [0, 1, 1]}
+
+
+class Recorder:
+    """Stands in for a session, and acts with the first legal action."""
+
+    def __init__(self, agents: Mapping[str, tuple[Any, Any]]) -> None:
+        self.values = {
+            name: Values(pettingzoo.as_message(each[0])) for name, each in agents.items()
+        }
+        self.shown: list[tuple[str, Any]] = []
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(
+        self,
+        shown: Mapping[str, Any],
+        rewards: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+    ) -> dict[str, Any]:
+        for name, each in shown.items():
+            self.values[name].arrays(as_first(each))  # it fits its space
+            self.shown.append((name, each))
+        over = {name for name in shown if (terminated or {}).get(name)}
+        return {
+            name: int(np.argmax(each["action_mask"]))
+            if isinstance(each, Mapping) and "action_mask" in each
+            else 0
+            for name, each in shown.items()
+            if name not in over
+        }
+
+
+class AtOnce:
+    """Two agents, one of which observes a Dict, for two steps."""
+
+    possible_agents = ("a", "b")
+    forgets = False
+
+    def observation_space(self, agent: str) -> Any:
+        seen = Box(-1, 1, (2,))
+        return Dict({"seen": seen}) if agent == "b" else seen
+
+    def action_space(self, agent: str) -> Any:
+        return Discrete(3)
+
+    def _shown(self) -> dict[str, Any]:
+        return {"a": np.zeros(2, np.float32), "b": {"seen": np.zeros(2, np.float32)}}
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.agents, self.t = list(self.possible_agents), 0
+        return self._shown(), {name: {"action_mask": np.array(MASKS[name])} for name in MASKS}
+
+    def step(self, actions: Any) -> Any:
+        assert actions == {"a": 0, "b": 1}
+        self.t += 1
+        over = self.t == 2
+        infos = {
+            name: {} if over or self.forgets else {"action_mask": MASKS[name]} for name in MASKS
+        }
+        self.agents = [] if over else self.agents
+        each = dict.fromkeys
+        return self._shown(), each(MASKS, 1.0), each(MASKS, over), each(MASKS, False), infos
+
+
+class InTurns(AtOnce):
+    """The agents act one after the other; only the one on turn has a mask."""
+
+    def reset(self, seed: int | None = None) -> None:
+        super().reset()
+        self.infos = {"a": {"action_mask": MASKS["a"]}, "b": {}}
+
+    def agent_iter(self) -> Any:
+        for self.on_turn in ("a", "b", "a", "b"):
+            yield self.on_turn
+            self.t += 1
+
+    def last(self) -> Any:
+        over = self.t >= 2
+        info = {} if over else {"action_mask": MASKS[self.on_turn]}
+        return self._shown()[self.on_turn], 0.5, over, False, info
+
+    def step(self, action: Any) -> None:
+        assert action == (None if self.t >= 2 else {"a": 0, "b": 1}[self.on_turn])
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    made: list[Recorder] = []
+
+    def connect(address: str, agents: Any) -> Recorder:
+        made.append(Recorder(agents))
+        return made[-1]
+
+    monkeypatch.setattr(pettingzoo, "connect_agents", connect)
+    return made
+
+
+@pytest.mark.parametrize(("env", "returned"), [(AtOnce(), 2.0), (InTurns(), 1.0)])
+def test_masks_in_infos_are_parts_of_observations(
+    sessions: list[Recorder], env: Any, returned: float
+) -> None:
+    assert play_agents(env, "nowhere", episodes=2) == [{"a": returned, "b": returned}] * 2
+    (session,) = sessions
+    for name, shown in session.shown:
+        part = {"a": "observation", "b": "seen"}[name]
+        assert shown.keys() == {part, "action_mask"}
+    masks = {
+        name: [list(s["action_mask"]) for n, s in session.shown if n == name] for name in MASKS
+    }
+    for name, found in masks.items():
+        assert MASKS[name] in found
+        assert [1, 1, 1] in found, "after its last step, an agent has no choice any more"
+
+
+def test_an_agent_that_acts_without_its_mask_is_named(sessions: list[Recorder]) -> None:
+    env = AtOnce()
+    env.forgets = True
+    with pytest.raises(ValueError, match=r"agent '[ab]' has no action_mask, and had one before"):
+        play_agents(env, "nowhere", episodes=1)
+
+
+def test_infos_may_be_empty(sessions: list[Recorder]) -> None:
+    class Plain(AtOnce):
+        def reset(self, seed: int | None = None) -> Any:
+            return super().reset()[0], {}
+
+        def step(self, actions: Any) -> Any:
+            return *super().step({"a": 0, "b": 1})[:4], {}
+
+    assert play_agents(Plain(), "nowhere", episodes=1) == [{"a": 2.0, "b": 2.0}]
+    (session,) = sessions
+    assert all(isinstance(shown, np.ndarray) for name, shown in session.shown if name == "a")

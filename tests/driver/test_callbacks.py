@@ -1,0 +1,152 @@
+"""What a script hears of a run while it trains, and what it may do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.synchronous_rounds import answer_the_snapshot, play_a_round, synchronous
+from support.worker_events_world import WorkersWorld
+
+import juggler
+from juggler.driver import callbacks
+from juggler.driver.callbacks import checked
+from juggler.driver.upkeep import metrics_line
+
+
+class Heard(juggler.Callback):
+    """Keeps what it is told: (method, arguments), oldest first."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
+        self.told.append(("metrics", metrics))
+
+    def on_update(self, run: juggler.Run, module_id: str, metrics: Any) -> None:
+        self.told.append(("update", module_id, run.updates, metrics))
+
+    def on_checkpoint(self, run: juggler.Run, path: Path) -> None:
+        self.told.append(("checkpoint", path))
+
+    def on_worker_lost(self, run: juggler.Run, worker_id: str, reason: str) -> None:
+        self.told.append(("lost", worker_id, reason))
+
+    def on_end(self, run: juggler.Run, summary: Any) -> None:
+        self.told.append(("end", summary))
+
+
+class Fails(juggler.Callback):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
+        raise self.error
+
+
+def world_with(tmp_path: Path, *heard: juggler.Callback) -> WorkersWorld:
+    world = synchronous(tmp_path / "checkpoints")
+    world.parts.callbacks.callbacks = heard
+    return world
+
+
+def test_updates_checkpoints_and_lost_workers_are_told_between_turns(tmp_path: Path) -> None:
+    heard = Heard()
+    world = world_with(tmp_path, heard)
+    play_a_round(world)
+    play_a_round(world)
+    assert heard.told == [], "only between two turns of the loop"
+    world.parts.callbacks.tell()
+    assert heard.told == [("update", "default", 2, {})] * 2
+    answer_the_snapshot(world)
+    (written,) = world.written.gather(timeout=30)
+    world._loop._hear(written)
+    world.leave(world.runner)
+    world.parts.callbacks.tell()
+    assert heard.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
+
+
+def test_metrics_have_the_tags_of_tensorboard(tmp_path: Path) -> None:
+    heard = Heard()
+    world = world_with(tmp_path, heard)
+    parts = world.parts
+    parts.metrics.updated("learner-0", "default", {"default": {"lr": float("nan"), "kl": 0.5}})
+    parts.callbacks.metrics(metrics_line(parts))
+    assert parts.callbacks.run.metrics["modules/default/kl"] == 0.5
+    parts.callbacks.tell()
+    ((_, metrics),) = heard.told
+    assert metrics["episode_return_mean"] is None
+    assert metrics["modules/default/lr"] is None, "as in metrics.jsonl"
+    assert metrics["env_steps_trained"] == parts.callbacks.run.env_steps_trained == 0
+
+
+def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_path: Path) -> None:
+    error, heard = KeyError("mine"), Heard()
+    world = world_with(tmp_path, Fails(error), heard)
+    told = world.parts.callbacks
+    told.metrics({"updates": 1})
+    told.metrics({"updates": 2})
+    told.tell()
+    assert told.error is error
+    text = "the callback Fails.on_metrics raised KeyError: 'mine'"
+    assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
+    assert world.told.messages == [text]
+    told.tell()
+    assert heard.told == []
+    told.finish({"updates": 2})
+    assert heard.told == [("end", {"updates": 2})]
+
+
+def test_a_run_that_has_ended_for_another_reason_still_failed(tmp_path: Path) -> None:
+    world = world_with(tmp_path, Fails(ValueError()))
+    world.parts.end.stop("stop_steps")
+    world.parts.callbacks.metrics({})
+    world.parts.callbacks.tell()
+    assert world.parts.end.reason == "stop_steps"
+    assert world.parts.end.failure == "the callback Fails.on_metrics raised ValueError"
+
+
+def test_a_slow_callback_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(juggler.Callback):
+        def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
+            time.sleep(0.02)
+
+    monkeypatch.setattr(callbacks, "_SLOW_SECONDS", 0.01)
+    world = world_with(tmp_path, Slow(), Heard())
+    for _ in range(2):
+        world.parts.callbacks.metrics({})
+    world.parts.callbacks.tell()
+    (text,) = world.told.messages
+    assert text.startswith("the callback Slow.on_metrics took 0.0 s")
+    assert world.told.levels == ["warning"]
+
+
+def test_a_run_can_be_stopped_for_any_reason_but_its_own(tmp_path: Path) -> None:
+    stopped: list[str] = []
+    world = world_with(tmp_path)
+    run = juggler.Run(tmp_path, {}, world.parts.core, world.told, stopped.append)
+    run.stop()
+    run.stop("pruned")
+    for reason in ("solved", "stop_steps", ""):
+        with pytest.raises(ValueError, match="give a reason of your own"):
+            run.stop(reason)
+    assert stopped == ["stopped", "pruned"]
+
+
+def test_what_is_no_callback_is_refused_with_what_to_do() -> None:
+    class Misspelt(juggler.Callback):
+        def on_metric(self, run: juggler.Run, metrics: Any) -> None:
+            pass
+
+    with pytest.raises(
+        juggler.ConfigError, match=r"Misspelt\.on_metric: did you mean 'on_metrics'"
+    ):
+        checked([Misspelt()])
+    with pytest.raises(juggler.ConfigError, match=r"give an object of this class: Heard\(\)"):
+        checked([Heard])  # type: ignore[list-item]
+    with pytest.raises(juggler.ConfigError, match="give a list"):
+        juggler.train("cartpole", callbacks=Heard())  # type: ignore[arg-type]
+    with pytest.raises(juggler.ConfigError, match=r"is not a juggler\.Callback"):
+        juggler.resume("nowhere", callbacks=[print])  # type: ignore[list-item]
