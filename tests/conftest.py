@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,10 @@ import pytest
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts tests in the background makes them ignore Ctrl-C, and so what they start, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 

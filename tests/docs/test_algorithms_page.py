@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.algorithms import NUMBER, acts_in_choices, keeps_steps
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
@@ -53,6 +54,8 @@ CELLS: dict[str, tuple[Space, Space, dict[str, Any]]] = {
     "continuous": (VECTOR, spaces.Box(-1, 1, (2,), np.float32), {}),
     "multi-module": (VECTOR, TWO, {}),
 }
+#: Columns about actions; in the others, an algorithm acts in whatever it can.
+OF_ACTIONS = ("masks", "discrete", "several choices", "continuous")
 
 
 def _table() -> dict[tuple[str, str], str]:
@@ -99,14 +102,16 @@ def _learner(name: str, make: dict[str, Callable[[], RLModule]], **keys: Any) ->
     algorithm = find_algorithm(name)
     package, _, attribute = algorithm.core.partition(":")
     core = getattr(importlib.import_module(package), attribute)
-    if name == "dqn":
-        keys = {"replay_begin": 0, "replay_batch_size": 8, **keys}
+    if keeps_steps(name):
+        keys = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 4.0, **keys}
     return Learner(core(make, algorithm.config(**keys)), seed=1)
 
 
 @pytest.mark.parametrize(("algorithm", "column"), [*_table()])
 def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
     observations, actions, model = CELLS[column]
+    if column not in OF_ACTIONS and not acts_in_choices(algorithm):
+        actions = NUMBER
     module, model = find_algorithm(algorithm).module, {**SMALL, **model}
     make = partial(build_module, module, observations, actions, model, check_specs=True)
     if _table()[algorithm, column] == "no":
@@ -144,7 +149,7 @@ def _assert_policies_agree(
     episodes: dict[str, list[EpisodeBatch]],
 ) -> None:
     """The learner finds the probabilities that the runner acted with: their KL is 0."""
-    if algorithm in ("pqn", "dqn"):
+    if algorithm == "pqn" or keeps_steps(algorithm):
         return  # they correct for no policy, and their module returns values in training
     keys: dict[str, Any] = {"epochs": 1, "minibatches": 1} if algorithm == "ppo" else {}
     other = _learner(algorithm, dict.fromkeys(episodes, make), **keys)

@@ -36,16 +36,25 @@ ABOUT_RUNS = [
     "docs/external-simulators.md",
     "docs/getting-started.md",
     "docs/glossary.md",
+    "docs/leagues.md",
     "docs/life-of-a-batch.md",
     "docs/multi-agent.md",
     "docs/operations.md",
+    "docs/python.md",
     "docs/run-directory.md",
     "docs/scaling.md",
     "docs/security.md",
 ]
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 #: Their scripts train for minutes.
-TAKES_LONG = ["docs/from-acme.md", "docs/from-cleanrl.md", "docs/connectors.md"]
+TAKES_LONG = [
+    "docs/connectors.md",
+    "docs/from-acme.md",
+    "docs/from-cleanrl.md",
+    "docs/from-stable-baselines3.md",
+    "docs/modules.md",
+    "docs/policies.md",
+]
 
 
 @pytest.mark.slow
@@ -114,7 +123,7 @@ RUN_TABLES = [
     ("docs/from-rllib.md", "Configuration"),
     ("docs/from-cleanrl.md", "Arguments"),
     ("docs/from-stable-baselines3.md", "Arguments of PPO"),
-    ("docs/from-stable-baselines3.md", "Arguments of DQN"),
+    ("docs/from-stable-baselines3.md", "Arguments of DQN, SAC and TD3"),
     ("docs/from-acme.md", "Hyper-parameters"),
 ]
 MODEL_TABLES = [

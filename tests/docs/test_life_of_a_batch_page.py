@@ -18,6 +18,7 @@ NO_ENDS = {"request", "use", "in_flight", "counters", "check"}
 #: What happens to workers and groups, and to no batch.
 OF_NO_BATCH = {
     "RunnerJoined",
+    "RunnerPlays",
     "LearnerJoined",
     "BeginWithFewer",
     "PeersMet",

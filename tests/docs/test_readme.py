@@ -21,7 +21,13 @@ RUNS = {"README.md": {"CartPole"}, "docs/getting-started.md": {"CartPole", "Ther
 
 
 def commands() -> list[str]:
-    pages = (*SNIPPETS, "docs/configuration.md", "docs/operations.md", "docs/security.md")
+    pages = (
+        *SNIPPETS,
+        "docs/configuration.md",
+        "docs/leagues.md",
+        "docs/operations.md",
+        "docs/security.md",
+    )
     lines = [line for page in pages for block in blocks("sh", page) for line in block.splitlines()]
     return [line for line in lines if line.startswith("juggler ")]
 

@@ -46,6 +46,7 @@ def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) 
     assert not np.allclose(trained, 1), "as it was drawn"
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "own_algorithm.py")
     summary, run_dir = summary_and_run(tmp_path)
@@ -77,6 +78,7 @@ def test_a_part_of_ones_own_is_trained_with(
     assert parameter in state["parameters"]
 
 
+@pytest.mark.slow
 def test_a_language_model_learns_to_repeat_words(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "language_model.py")
     summary, _ = summary_and_run(tmp_path)
@@ -95,6 +97,7 @@ def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) ->
     assert shared == "one encoder: True"
 
 
+@pytest.mark.slow
 def test_a_run_in_a_file_is_solved(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python("-m", "juggler", "train", EXAMPLES / "my_run.toml")
     summary, run_dir = summary_and_run(tmp_path)

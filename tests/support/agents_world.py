@@ -41,6 +41,7 @@ class AgentsWorld(RunnerWorld):
 
     def __init__(self, directory: Path, agents: Mapping[str, str], **keys: Any) -> None:
         self.notes: SimpleQueue[str] = SimpleQueue()
+        self._early: list[training_pb2.Receipt] = []  # of later rounds
         super().__init__(directory, agents, **keys)
         self.driver.tell(training_pb2.Setup(config=to_json(self.setup), seed=7))
         while " takes simulators at " not in (note := f" {self.notes.get(timeout=PATIENCE)}"):
@@ -67,10 +68,18 @@ class AgentsWorld(RunnerWorld):
             self.driver.tell(*self.requests(**dict.fromkeys(module_ids, 0)))
 
     def receipts(self, *module_ids: str) -> dict[str, training_pb2.Receipt]:
-        """Those of the next round, by module."""
-        heard = [self.driver.hear(training_pb2.Receipt) for _ in module_ids]
-        assert {each.module_id for each in heard} == {*module_ids}
-        return {each.module_id: each for each in heard}
+        """The next one of each module. A module may be a round ahead of the others."""
+        found: dict[str, training_pb2.Receipt] = {}
+        early, self._early = self._early, []
+        while found.keys() != {*module_ids}:
+            receipt = early.pop(0) if early else self.driver.hear(training_pb2.Receipt)
+            assert receipt.module_id in module_ids
+            if receipt.module_id in found:
+                self._early.append(receipt)
+            else:
+                found[receipt.module_id] = receipt
+        self._early += early
+        return found
 
     def batch(self, module_id: str) -> EpisodeBatch:
         return self.learners[module_id].batch()[1]

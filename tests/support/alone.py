@@ -106,7 +106,7 @@ class Alone:
             env=self.variables(),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
 
     def run(self, *arguments: object) -> str:

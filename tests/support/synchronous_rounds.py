@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import any_pb2
 
+from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 from support.worker_events_world import WorkersWorld
@@ -46,3 +47,15 @@ def answer_the_snapshot(world: WorkersWorld, module_id: str = "default") -> None
     )
     (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
     world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
+
+
+def begin_an_evaluation(world: WorkersWorld, module_id: str = "default") -> SnapshotWritten:
+    """One is due, and an evaluator, who is there, has the checkpoint to play."""
+    evaluations = world.parts.evaluations
+    evaluations.want()
+    evaluations.begin()
+    answer_the_snapshot(world, module_id)
+    (written,) = world.written.gather(timeout=30)
+    world.snapshots.done(written)
+    evaluations.written(written)
+    return written

@@ -19,6 +19,7 @@ from support.place import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(
     place: Place, count: int

@@ -131,6 +131,7 @@ def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-return", 501, "--evaluation-seconds", 1]
     run = place.start("train", "cartpole", *options)
@@ -151,6 +152,7 @@ def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_trains_on_fresh_steps_alone(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-steps", 60_000, "--num-env-runners", 2]
     run = place.run("train", "cartpole", "--synchronous", *options)
@@ -161,6 +163,7 @@ def test_a_synchronous_run_trains_on_fresh_steps_alone(place: Place) -> None:
     assert end["env_steps_dropped"].keys() <= {"shutdown"}
 
 
+@pytest.mark.slow
 def test_environments_may_have_processes_of_their_own(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-steps", 2000, "--vectorize", "async"]
     sizes = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 100]
@@ -170,6 +173,7 @@ def test_environments_may_have_processes_of_their_own(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Place) -> None:
     place.write(
         "slow_start.py",
@@ -204,6 +208,7 @@ def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Pl
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_what_a_run_chose_is_said_and_kept_and_nothing_that_was_given_is_replaced(
     place: Place,
 ) -> None:

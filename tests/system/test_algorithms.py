@@ -1,5 +1,6 @@
-"""Do PPO, APPO, PQN and DQN learn, as IMPALA does in test_learning.py? The shipped settings, seed
-by seed, against thresholds; and stretches of training with memories, masks and maps."""
+"""Do PPO, APPO, PQN, DQN, SAC and TD3 learn, as IMPALA does in test_learning.py? The shipped
+settings, seed by seed, against thresholds; and stretches of training with memories, masks and
+maps."""
 
 from __future__ import annotations
 
@@ -63,8 +64,44 @@ def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", first_of([1, 2]))
-def test_dqn_holds_poles_four_times_as_long_as_random_play(place: Place, seed: int) -> None:
-    limits = ("--stop-return", 90, "--stop-steps", 60_000)
+def test_dqn_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
+    limits = ("--stop-return", 220, "--stop-steps", 60_000)
+    end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seed"),
+    [*first_of([("sac", 1), ("sac", 2)]), *first_of([("td3", 1), ("td3", 2)])],
+)
+def test_a_mass_is_pushed_to_its_place(place: Place, algorithm: str, seed: int) -> None:
+    model = json.dumps({"hidden_sizes": [32, 32], "activation": "relu"})
+    replay = ("--replay-batch-size", 64, "--replay-ratio", 64, "--replay-begin", 300)
+    options = ("--env", "support.toys:Push", "--algorithm", algorithm, "--seed", seed, *replay)
+    limits = ("--stop-return", -4, "--stop-steps", 8000)
+    end = train(place, *options, "--lr", 1e-3, "--model", model, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["pendulum", "cartpole"])
+def test_sac_solves(place: Place, task: str) -> None:
+    end = train(place, task, "--algorithm", "sac", "--seed", 1, "--stop-steps", 150_000)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@pytest.mark.long
+@seeds
+def test_td3_solves_pendulum(place: Place, seed: int) -> None:
+    limits = ("--stop-return", -200, "--stop-steps", 60_000)
+    end = train(place, "pendulum", "--algorithm", "td3", "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+@pytest.mark.long
+@seeds
+def test_dqn_solves_cartpole(place: Place, seed: int) -> None:
+    limits = ("--stop-return", 475, "--stop-steps", 150_000)
     end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
     assert end["solved"], metrics(place.path / "run")
 

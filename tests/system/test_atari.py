@@ -11,6 +11,7 @@ from support.place import REPOSITORY, Place, assert_books_balance, summary
 pytest.importorskip("ale_py", reason="needs ale-py: pip install -e '.[atari]'")
 
 
+@pytest.mark.slow
 def test_pong_is_trained_from_single_frames(place: Place) -> None:
     run = place.run("train", "pong", "--run-dir", "run", "--stop-steps", 2000)
     assert run.status == 0, run.output

@@ -188,6 +188,7 @@ def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
     assert list(in_a_directory.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place: Place) -> None:
     place.write(
         "mistakes.py",
@@ -345,6 +346,7 @@ def test_nobody_is_sent_to_a_checkpoint_that_is_gone(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
     run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000)
     assert run.status == 0, run.output

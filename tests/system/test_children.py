@@ -61,6 +61,7 @@ def _all_play(place: Place, run: Command) -> None:
     eventually(lambda: len(_games(place)) >= 8, 60, lambda: f"{len(_games(place))}\n{run.output}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorize", ["sync", "async"])
 def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
     place: Place, vectorize: str
@@ -84,6 +85,7 @@ def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorize", ["sync", "async"])
 def test_a_killed_driver_takes_the_games_of_its_envrunners_with_it(
     place: Place, vectorize: str

@@ -75,6 +75,7 @@ def test_a_synchronous_run_with_connectors_gives_the_same_numbers_every_time(pla
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_connectors_of_a_module_work_on_workers_that_dial_in(place: Place) -> None:
     place.write("run.toml", RUN.replace("synchronous = true\n", ""))
     place.write("mine.py", MINE)
@@ -90,6 +91,7 @@ def test_connectors_of_a_module_work_on_workers_that_dial_in(place: Place) -> No
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_script_may_use_classes_of_its_own(place: Place) -> None:
     script = place.write(
         "script.py",

@@ -30,6 +30,7 @@ def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: st
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     script = place.write(
         "script.py",
@@ -56,6 +57,7 @@ def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_module_that_hides_how_probable_its_actions_are_is_refused_at_once(place: Place) -> None:
     place.write(
         "silent.py",

@@ -87,6 +87,7 @@ def test_the_package_plays_with_what_is_served(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_what_is_served_with_tls_and_a_token(place: Place) -> None:
     make_certificates(place.path / "tls", (), 1.0)
     server, address = serve(place, "CartPole-v1", "--tls", "tls")
@@ -148,6 +149,7 @@ def test_what_a_simulator_does_wrong_is_named(place: Place, where: str, words: s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_cartpole_is_learned_through_sockets(place: Place) -> None:
     server, address = serve(place)

@@ -20,6 +20,7 @@ threading.Thread.start = start_or_fail
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "name"),
     [
@@ -74,6 +75,7 @@ class Game:
 """
 
 
+@pytest.mark.slow
 def test_an_environment_that_breaks_a_rule_in_every_life_ends_the_run_soon(place: Place) -> None:
     """Bob gets a reward after his end, in every life of every EnvRunner."""
     place.write("games.py", BREAKS_A_RULE)

@@ -64,6 +64,7 @@ def _robot(place: Place, where: str, at: int = 10**9) -> list[object]:
     return ["--env", "robots:Robot", "--env-kwargs", kwargs, "--run-dir", "run", *SMALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
@@ -137,6 +138,7 @@ def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_two_signals_end_a_run_at_once(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
@@ -210,6 +212,7 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 600]
     run = place.run("train", *_robot(place, "step", at=100), *options)
@@ -243,6 +246,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(pla
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     place: Place,
 ) -> None:
@@ -256,6 +260,7 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 1200]
     run = place.run("train", *_robot(place, "step", at=100), *options)
@@ -265,6 +270,7 @@ def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> None:
     run = place.run("train", *_robot(place, "nan", at=5), "--num-env-runners", 1)
     assert run.status == 1, run.output

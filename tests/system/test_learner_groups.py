@@ -28,6 +28,7 @@ def goes_on(directory: Path, seconds: float) -> None:
     eventually(lambda: trained_steps(directory) > reached, seconds, "no training any more")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
     directory = place.path / "run"
     for generation, learners in enumerate((2, 1, 3), 1):
@@ -48,6 +49,7 @@ def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
             assert end["devices"] == {f"learner-{index}": "cpu" for index in range(learners)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
     place: Place, rank: int

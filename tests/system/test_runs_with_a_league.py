@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.place import Place, assert_books_balance, eventually, metrics, summary
+from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
+from juggler.driver.shipped import read_shipped
+from juggler.envrunner.environments.extras import check_extra
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
 
 LEAGUE = """
@@ -85,6 +89,176 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
     place.assert_nothing_is_left()
 
 
+OWN = """
+from dataclasses import dataclass
+from juggler import FreezePlayer, LeagueBuilder, Pairing
+
+@dataclass(kw_only=True)
+class Mine(LeagueBuilder):
+    every: int = 1_000
+
+    def build(self, results):
+        for player in results.players("main"):
+            if results.player(player).phase_steps >= self.every:
+                yield FreezePlayer(player)
+
+    def match(self, results):
+        home = results.random.choice(results.players("main"))
+        past = results.players(learning=False)
+        return Pairing(home, dict.fromkeys(past or [home], 1.0), "past")
+"""
+
+
+def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(place: Place) -> None:
+    (place.path / "own").mkdir()
+    place.write("own/mine.py", OWN)
+    path = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place.path / 'own'}"}
+    league = json.dumps({"builder": "mine:Mine", "options": {"every": 500}})
+    options = ["--env", "juggler:MatrixGame", "--algorithm", "ppo", "--league", league]
+    options += ["--num-env-runners", 1, "--envs-per-runner", 16, "--fragment-steps", 16]
+    options += ["--batch-size", 256, "--stop-steps", 2_500, "--run-dir", "run"]
+    run = place.run("train", *options, **path)
+    assert run.status == 0, run.output
+    assert metrics(place.path / "run")[-1]["league"]["historical"] >= 2
+    shown = place.run("league", "run", "--tournament", 4)
+    assert shown.status == 0, shown.output
+    assert "pair 1 of" in shown.output
+    again = place.run("train", "--resume", "run", "--stop-steps", 3_000)
+    assert again.status == 2
+    assert "there is no Python module 'mine' here" in again.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["rock-paper-scissors-league", "kuhn-league", "connect-four-league"]
+)
+def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> None:
+    config = read_shipped(name).config
+    try:
+        check_extra(config.env_runner.env)
+    except ValueError as error:
+        pytest.skip(str(error))
+    steps = 20 * config.learner.batch_size
+    run = place.run("train", name, "--run-dir", "run", "--stop-steps", steps)
+    assert run.status == 0, run.output
+    line = metrics(place.path / "run")[-1]
+    assert line["league"]["players"] > len(line["league"]["learning"]), "there are copies"
+    assert all(player["steps"] for player in line["league"]["learning"].values())
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_copies_that_are_lost_or_damaged_are_told_and_done_without(place: Place) -> None:
+    run_dir = place.path / "run"
+    place.write("league.toml", LEAGUE.replace("max_historical = 3", "max_historical = 5"))
+    run = place.run("train", "league.toml", "--run-dir", "run", "--stop-steps", 5_000)
+    assert run.status == 0, run.output
+    was = players(read(run_dir))
+    # One that was copied last may not have reached all EnvRunners.
+    lost, damaged = [name for name, each in was.items() if each["parent"] and each["ready"]][:2]
+    shutil.rmtree(run_dir / "frozen" / lost)
+    for file in (run_dir / "frozen" / damaged).rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-4] + b"\x00\x01\x02\x03")
+
+    shown = place.run("league", "run", "--tournament", 2)
+    assert shown.status == 0, shown.output
+    assert f"{lost} is left out" in shown.output
+    assert f"{damaged} is left out" in shown.output
+    again = place.run("train", "--resume", "run", "--stop-steps", 8_000)
+    assert again.status == 0, again.output
+    for name in (lost, damaged):
+        assert f"there is no copy {name} any more, and nobody plays it" in again.output
+        assert players(read(run_dir))[name]["retired"]
+    assert_books_balance(run_dir)
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place) -> None:
+    limits = ["--stop-steps", 200_000, "--run-dir", "run"]
+    run = place.run("train", "cartpole-4-league", *limits)
+    assert run.status == 0, run.output
+    assert summary(place.path / "run")["solved"], run.output
+    lines = metrics(place.path / "run")
+    assert set(lines[-1]["league"]["learning"]) == {f"main-{number}" for number in range(4)}
+    assert all(each["updates"] for each in lines[-1]["by_module"].values())
+
+
+@pytest.mark.slow
+def test_a_league_may_have_more_copies_than_learners(place: Place) -> None:
+    """As many as fit into a receipt, and as come in a long run."""
+    many = LEAGUE.replace("max_historical = 3", "max_historical = 80")
+    many = many.replace(
+        "min_phase_steps = 500, max_phase_steps = 1_000", "max_phase_steps = 1, min_phase_steps = 1"
+    )
+    place.write("league.toml", many)
+    league = ["--stop-steps", 40_000, "--run-dir", "run"]
+    run = place.run("train", "league.toml", *league)
+    assert run.status == 0, run.output
+    assert max(line["league"]["historical"] for line in metrics(place.path / "run")) > 64
+    assert summary(place.path / "run")["restarts"] == 0
+
+
+RLLIB = """
+builder = "rllib"
+max_learning = 5
+min_games = 1
+options = {random_players = 1, main_exploiters = 1, league_exploiters = 1, snapshot_at = 0.4, \
+min_matches = 30, keep_training_probability = 1.0}
+"""
+
+
+@pytest.mark.slow
+def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_resumed(
+    place: Place,
+) -> None:
+    run_dir = place.path / "run"
+    small = LEAGUE.replace("batch_size = 256", "batch_size = 64")
+    place.write("league.toml", small.partition("builder =")[0] + RLLIB)
+    options = ["--run-dir", "run", "--stop-steps", 1_000_000, "--checkpoint-seconds", 1]
+    run = place.start("train", "league.toml", *options, "--num-learners", 2)
+    at_first = {"main-0", "main_exploiter-0", "league_exploiter-0"}
+
+    def added(least: int) -> dict[str, int]:
+        """Steps that were trained on by players that were added, as the last checkpoint has it."""
+        try:
+            saved = read(run_dir)
+        except CheckpointError:
+            return {}
+        steps = {name: saved.counters_of(name)["trained"] for name in saved.modules}
+        return {each: n for each, n in steps.items() if each not in at_first and n >= least}
+
+    eventually(lambda: len(added(1)) == 2, 60, lambda: run.output)
+    run.process.kill()
+    run.process.wait()
+    was = added(0)
+    assert "no more are added" in run.output
+    assert run.output.count("no more are added") == 1
+    config = (run_dir / "config.toml").read_text()
+    assert not any(name in config for name in was), "it tells the run as it was started"
+
+    goal = read(run_dir).counters["trained"] + 20_000
+    again = place.run("train", "--resume", "run", "--stop-steps", goal)
+    assert again.status == 0, again.output
+    now = added(0)
+    assert now.keys() == was.keys()
+    assert all(now[name] > was[name] for name in was), "they are trained on"
+    assert_books_balance(run_dir)
+    end = summary(run_dir)
+    learned = {name: end["by_module"][name]["env_steps_trained"] for name in (*at_first, *now)}
+    assert sum(learned.values()) == end["env_steps_trained"]
+    hosts = {tuple(end["by_module"][name]["learners"]) for name in now}
+    assert hosts == {("learner-0",), ("learner-1",)}, "each where the fewest are"
+    assert end["restarts"] == 0
+
+    seats = ["--play", f"row={next(iter(now))}", "--play", "column=main-0"]
+    played = place.run("evaluate", "run", *seats, "--episodes", 2, "--explore")
+    assert played.status == 0, played.output
+    place.assert_nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
     run_dir = place.path / "run"
@@ -118,7 +292,9 @@ def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
         ('builder = "alphasatr"', "builder = 'alphasatr' is not known: did you mean 'alphastar'?"),
         ('bulider = "none"', "league has no key 'bulider': did you mean 'builder'?"),
         ("options = {main = 2}", "options has no key 'main': did you mean 'mains'?"),
-        ('builder = "rllib"', "players that learn while it trains"),
+        ("max_learning = 65", "max_learning = 65: must be at most 64"),
+        ('fixed = ["nosuch"]', "'nosuch' cannot play: a player that does not learn is random"),
+        ("", "the table 'league' is empty: name a builder"),
         ('teams = [["red"]]', "no agent is called 'red'"),
     ],
 )

@@ -97,6 +97,7 @@ def test_driver_learner_and_envrunners_meet_over_tcp(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_batches_that_nobody_asked_for_do_not_keep_those_of_the_run_out(
     place: Place,
 ) -> None:
@@ -142,6 +143,7 @@ def test_batches_that_nobody_asked_for_do_not_keep_those_of_the_run_out(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-steps", 10**9, "--stop-return", 501, "--run-dir", "run"]
@@ -276,6 +278,7 @@ def test_a_run_begins_without_a_learner_that_does_not_come_and_takes_it_later(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: Place) -> None:
     options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
     driver = place.start("driver", "cartpole", *options)
@@ -296,6 +299,7 @@ def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: 
     assert patient.wait(30) == -signal.SIGTERM, "one that waits can be told to leave"
 
 
+@pytest.mark.slow
 def test_workers_go_on_with_a_driver_that_takes_the_place_of_theirs(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, *EVERY_SECOND]
@@ -359,6 +363,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_a_run_spans_two_hosts(place: Place, two_hosts: tuple[list[str], list[str], str]) -> None:
     first, second, host = two_hosts
     juggler = [sys.executable, "-m", "juggler"]

@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
     return juggler.train(**RUN, stop_steps=2000, run_dir=str(run_dir))
 
 
+@pytest.mark.slow
 def test_modules_with_different_algorithms_learn_side_by_side(trained: juggler.Result) -> None:
     assert trained.checkpoint is not None
     saved = read(trained.checkpoint)
@@ -70,6 +71,7 @@ def test_whole_episodes_of_all_agents_are_evaluated(trained: juggler.Result) -> 
     assert played.lengths == [5] * 3
 
 
+@pytest.mark.slow
 def test_a_synchronous_run_gives_the_same_numbers_every_time(tmp_path: Path) -> None:
     runs = [
         juggler.train(

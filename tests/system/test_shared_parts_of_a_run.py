@@ -59,6 +59,7 @@ def assert_encoders_are_equal(run_dir: Path) -> Mapping[str, Any]:
     return tree
 
 
+@pytest.mark.slow
 def test_a_resumed_synchronous_run_equals_one_without_a_break(tmp_path: Path) -> None:
     whole = juggler.train(**EXACT, stop_steps=1500, run_dir=str(tmp_path / "whole"))
     names = sorted(each.name for each in (tmp_path / "whole" / "checkpoints").glob("0*"))

@@ -113,8 +113,9 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     booked = steps["trained"] + sum(steps["dropped"].values()) + steps["in_flight"]
     assert steps["sampled"] == booked
     metrics = page.metrics()
+    of_others = "juggler_module_", "juggler_agent_", "juggler_league_", "juggler_player_"
     for each in set(re.findall(r"`(juggler_\w+)", (REPOSITORY / PAGE).read_text())):
-        if each.startswith(("juggler_module_", "juggler_agent_")):  # of runs with several
+        if each.startswith(of_others):  # of runs with several of them, or with a league
             continue
         if each not in (
             "juggler_env_steps_dropped_total",
@@ -143,6 +144,7 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     assert "is not running: runs/watched/summary.json says how it ended" in said
 
 
+@pytest.mark.slow
 def test_a_worker_lives_though_its_driver_is_gone(place: Place) -> None:
     ports = Ports()
     address, health = ports.of("driver"), ports.of("health")
@@ -157,6 +159,7 @@ def test_a_worker_lives_though_its_driver_is_gone(place: Place) -> None:
     assert place.run(*readiness).status == 1
 
 
+@pytest.mark.slow
 def test_status_tells_of_a_worker_that_was_killed(place: Place) -> None:
     run_dir = place.path / "run"
     options = ["--run-dir", "run", "--stop-return", 501, "--num-env-runners", 2]
@@ -245,6 +248,7 @@ def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
     driver.interrupt()
 
 
+@pytest.mark.slow
 def test_status_and_health_go_through_tls(place: Place) -> None:
     address, plain = Ports().of("driver"), Ports().of("health")
     assert place.run("certs", "tls").status == 0
