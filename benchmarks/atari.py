@@ -12,7 +12,7 @@ import statistics
 
 from commands import pairs, steady_rate, table, train
 
-from juggler.driver.training import load_config
+from juggler.driver.given_config import load_config
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler

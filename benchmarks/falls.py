@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from commands import table
 
+from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.defaults import settled
-from juggler.driver.training import load_config
+from juggler.driver.given_config import load_config
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.sampler import Sampler
@@ -97,7 +98,7 @@ def main() -> None:
     if given.nothing_given:
         env = gymnasium.make("CartPole-v1")
         spaces = map(space_to_message, (env.observation_space, env.action_space))
-        base, said = settled(RunConfig(), (), *spaces)
+        base, said = settled(RunConfig(), (), [FoundGroup((), *spaces)])
         print(said)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(partial(fall, base, changes), range(given.seeds)))

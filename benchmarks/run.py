@@ -91,6 +91,30 @@ def _solved(goal: int, algorithm: str) -> str:
     return table(f"Command to solved, {algorithm}", head, rows)
 
 
+def replay_share() -> str:
+    """Environment steps until a task is solved, with and without old steps beside new ones."""
+    rows = []
+    for name, new, envs, batch_size, shares in (
+        ("cartpole", 2048, 64, 1900, (0.0, 0.5)),
+        ("cartpole", 1024, 32, 950, (0.0, 0.5)),
+        ("acrobot", 512, 8, 500, (0.0, 0.5, 0.75)),
+    ):
+        options = ("--envs-per-runner", envs, "--batch-size", batch_size, "--no-confirm")
+        for share in shares:
+            found = [
+                train(name, *options, "--replay-share", share, "--seed", seed)
+                for seed in range(PAIRS)
+            ]
+            steps = [summary["env_steps_trained"] for summary, _ in found]
+            ages = [summary["modules"]["default"].get("replay_age", 0.0) for summary, _ in found]
+            cells = [f"{each / 1e3:.0f}k" for each in (*steps, statistics.median(steps))]
+            sizes = [str(new), str(share), str(round(new / (1 - share)))]
+            rows.append([name, *sizes, *cells, f"{statistics.median(ages):.1f}"])
+    head = ["", "new steps in an update", "`replay_share`", "all steps in an update"]
+    head += [*(f"seed {seed}" for seed in range(PAIRS)), "median", "`replay_age`"]
+    return table("Old steps beside new ones: environment steps until solved", head, rows)
+
+
 def stays() -> str:
     """Does a solved CartPole stay solved?"""
     from stays import measure
@@ -111,6 +135,27 @@ def shares() -> str:
         )
         rows.append([role, parts])
     return table("Where the time goes", ["processes", "shares"], rows)
+
+
+def acting() -> str:
+    """A vector step of a policy, in torch and in NumPy."""
+    found = script("acting.py")
+    rows = []
+    for count, times in found["acts"].items():
+        row = [count, *(f"{statistics.median(each):.0f}" for each in times.values())]
+        for other in ("torch", "by_hand"):
+            ratios = [a / b for a, b in zip(times["numpy"], times[other], strict=True)]
+            spread = f"({min(ratios):.2f}–{max(ratios):.2f})"
+            row.append(f"**{statistics.median(ratios):.2f}** {spread}")
+        rows.append(row)
+    head = ["rows", "torch, µs", "NumPy, µs", "by hand, µs", "NumPy to torch", "to by hand (≤ 1.4)"]
+    text = table("A vector step of a policy", head, rows)
+    kinds = ("environment", "inference", "connectors", "frames")
+    rows = [
+        [name, *(f"{each[kind]:.0f}" for kind in kinds), f"{sum(each.values()):.0f}"]
+        for name, each in found["parts"].items()
+    ]
+    return text + "\n" + table("A runner's step with 64 rows, µs", ["", *kinds, "together"], rows)
 
 
 def memory() -> str:
@@ -216,8 +261,10 @@ TABLES = {
     "throughput": throughput,
     "ppo": ppo,
     "solved": solved,
+    "replay_share": replay_share,
     "stays": stays,
     "shares": shares,
+    "acting": acting,
     "memory": memory,
     "receipts": receipts,
     "streams": streams,
