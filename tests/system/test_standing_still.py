@@ -115,7 +115,7 @@ def test_a_pause_of_the_driver_alone_costs_a_run_nothing(place: Place) -> None:
     run.interrupt()
     assert run.wait(30) == 130, run.output
     end = summary(directory)
-    assert (end["restarts"], end["weights_version"][0]) == (0, 1)
+    assert (end["restarts"], end["weights_version"][0]) == (0, 1), run.output
     assert end["env_steps_lost_unreported"] == 0
     place.assert_nothing_is_left()
 
@@ -133,5 +133,5 @@ def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
     time.sleep(2)
     run.interrupt()
     assert run.wait(30) == 130, run.output
-    assert summary(directory)["restarts"] == 0
+    assert summary(directory)["restarts"] == 0, run.output
     place.assert_nothing_is_left()

@@ -42,6 +42,15 @@ SERVER_OPTIONS = [
     # For one connection; a worker has one or two streams on each of its connections.
     ("grpc.max_concurrent_streams", 16),
 ]
+#: Of a server that watches itself whether its peers are silent. To gRPC, every peer of a process
+#: that stood still (after Ctrl-Z, or a paused container) seems not to have answered a ping.
+WATCHFUL_SERVER_OPTIONS = list(
+    {
+        **dict(SERVER_OPTIONS),
+        "grpc.keepalive_timeout_ms": 600_000,
+        "grpc.http2.ping_timeout_ms": 600_000,
+    }.items()
+)
 CHANNEL_OPTIONS = [
     *_SIZES,
     # One connection per channel: channels of one process must not share a socket's flow control.

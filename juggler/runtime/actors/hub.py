@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from juggler.runtime.actors.connection import Connection
 from juggler.runtime.actors.credentials import why_not_admitted
-from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
+from juggler.runtime.actors.endpoints import WATCHFUL_SERVER_OPTIONS, bind
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
@@ -138,7 +138,7 @@ class Hub:
 
     async def _start(self, addresses: Sequence[str], insecure: bool) -> list[str]:
         # There is no limit on all calls, because calls without a token would use it up.
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=WATCHFUL_SERVER_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(
             self._attach,
             request_deserializer=None,  # gRPC must not handle bytes that are not a message

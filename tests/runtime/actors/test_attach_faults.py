@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -16,6 +18,10 @@ from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.hub_events import Joined, Left, Replied
 from juggler.runtime.wire.v1 import attach_pb2
+
+# Frames of HTTP/2: 3 bytes of length, the type, flags, and 4 bytes of the stream.
+EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+PING_HEADER = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0])
 
 
 def test_a_failure_of_any_length_fits_a_message(world: World) -> None:
@@ -51,6 +57,32 @@ def test_a_worker_that_reads_nothing_can_be_let_go(world: World) -> None:
     outgoing.put(None)
     call.cancel()
     channel.close()
+
+
+def _all_of(peer: socket.socket) -> bytes:
+    """What a peer has said once it has said nothing for as long as the socket's timeout.
+
+    Raises:
+        ConnectionError: it hung up.
+    """
+    heard = b""
+    with contextlib.suppress(TimeoutError):
+        while more := peer.recv(1024):
+            heard += more
+        raise ConnectionError("the peer hung up")
+    return heard
+
+
+@pytest.mark.slow
+def test_grpc_ends_no_connection_because_a_ping_stays_unanswered(world: World) -> None:
+    """A hub that stood still cannot tell that an answer is there already. It watches for silence
+    itself."""
+    world.start()
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(world.address.removeprefix("unix:"))
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + EMPTY_SETTINGS)
+        peer.settimeout(33)  # 20 until the ping, and 10 more is what other servers allow
+        assert PING_HEADER in _all_of(peer), "it asks"
 
 
 def test_a_role_may_have_a_limit(world: World) -> None:
