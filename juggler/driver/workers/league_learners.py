@@ -38,7 +38,7 @@ class LeagueLearners:
         weights: asks learners for those of their players.
         progress: shows people what happens.
         resume: what the run goes on from; None: it is new.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
         failed: called with the id of a player that cannot learn.
     """
 
@@ -69,7 +69,7 @@ class LeagueLearners:
         if player_id in self._core.modules:
             return
         if source == INITIAL:
-            self._train(player_id, self._at_first(player_id))
+            self._train(player_id, self.initial(player_id))
         elif source in self._registry.frozen:
             self._train(player_id, self._of_a_copy(player_id, source))
         elif source in self._core.modules:
@@ -87,9 +87,16 @@ class LeagueLearners:
 
     def forget_settled(self) -> None:
         """Forget players that have left, unless somebody waits for their weights."""
+        needed = self.needed()
         for player_id in self._trained.settled():
-            if not self._weights.wanted_of(player_id):
+            if player_id not in needed and not self._weights.wanted_of(player_id):
                 self._trained.forget(player_id)
+
+    def needed(self) -> set[str]:
+        """Whose weights players begin with that have had no learner yet. A checkpoint has none of
+        theirs, so a run that goes on from it needs these."""
+        begun = {module.module_id for module in self._core.in_checkpoints()}
+        return {each.source for each in self._roster.learners() if each.player_id not in begun}
 
     def _train_with(
         self, player_id: str, source: str, weights: Mapping[str, Tree], _: Version
@@ -110,8 +117,9 @@ class LeagueLearners:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
         self._failed(player_id)
 
-    def _at_first(self, player_id: str) -> Beginning | None:
-        """What the player that it is modelled on began with; None: with new weights."""
+    def initial(self, player_id: str) -> Beginning | None:
+        """What a player was before any training of this run: what it began with, or the one that it
+        is modelled on; None: new weights."""
         model, first = self._roster.modelled_on(player_id, self._first), self._beginning
         if first is None or model not in first.weights:
             return None
@@ -131,11 +139,21 @@ class LeagueLearners:
     def _begin_again(self, player: Player, resume: Checkpoint) -> None:
         """A player that was added a moment before the checkpoint, which has nothing of it yet."""
         player_id, source = player.player_id, player.source
-        if source in self._registry.frozen:
-            self._trained.begin_with(player_id, self._of_a_copy(player_id, source))
+        beginning = None
+        if source == INITIAL:
+            beginning = self.initial(player_id)
+        elif source in self._registry.frozen:
+            beginning = self._of_a_copy(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
             beginning = _beginning(player_id, weights, learned, source)
+        else:
+            self._progress.message(
+                f"league: {player_id} begins again with new weights, since those of {source} are "
+                "not in the checkpoint",
+                "warning",
+            )
+        if beginning is not None:
             self._trained.begin_with(player_id, beginning)
 
 

@@ -46,7 +46,7 @@ class LeagueRun:
         frozen_parts: sends workers what players play with that do not learn.
         progress: shows people what happens.
         resume: what the run goes on from; None: it is new.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
 
     Attributes:
         league: the players, and their results.
@@ -72,7 +72,7 @@ class LeagueRun:
         beginning: Beginning | None,
     ) -> None:
         state = None if resume is None else resume.counters.get(LEAGUE)
-        self._seed, self._began_with = config.driver.seed, beginning.weights if beginning else {}
+        self._seed = config.driver.seed
         self._registry, self._trained, self._progress = registry, trained, progress
         self.league = league_of(config, state)
         roster = self.league.roster
@@ -223,10 +223,9 @@ class LeagueRun:
         """In its learners, commands are carried out in their order: no update is half-way."""
         player_id, source = command.player_id, command.source
         life = self.league.roster.players[player_id].life
-        if source == events.INITIAL and player_id in self._began_with:
-            self.copies.reset(player_id, self._began_with[player_id], source)
-        elif source == events.INITIAL:
-            self.copies.begin_anew(player_id, worker_seed(self._seed, player_id, index=life))
+        if source == events.INITIAL:
+            seed = worker_seed(self._seed, player_id, index=life)
+            self.copies.begin_anew(player_id, seed, self.learners.initial(player_id))
         elif source in self._registry.frozen:
             self.copies.reset(player_id, self._registry.frozen[source].tree[WEIGHTS], source)
         else:
