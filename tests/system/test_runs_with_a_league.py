@@ -8,40 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support.league_runs import LEAGUE, players
 from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
-import juggler
 from juggler.driver.shipped import read_shipped
 from juggler.envrunner.environments.extras import check_extra
-from juggler.envrunner.multi_agent.matrix_game import ROCK_PAPER_SCISSORS
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
-
-LEAGUE = """
-env = "juggler:MatrixGame"
-algorithm = "ppo"
-num_env_runners = 1
-envs_per_runner = 16
-fragment_steps = 16
-batch_size = 256
-epochs = 2
-
-[connectors]
-learner = []
-
-[league]
-builder = "alphastar"
-max_historical = 3
-min_games = 1
-options = {mains = 1, main_exploiters = 1, league_exploiters = 1, min_phase_steps = 500, \
-max_phase_steps = 1_000}
-"""
-
-
-def players(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    return {each["player_id"]: each for each in checkpoint.counters["league"]["players"]}
 
 
 def digest(run: Path, copy_id: str) -> str:
@@ -149,82 +123,6 @@ def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> 
     assert line["league"]["players"] > len(line["league"]["learning"]), "there are copies"
     assert all(player["steps"] for player in line["league"]["learning"].values())
     assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
-
-
-FLAWED = """
-from dataclasses import dataclass
-from juggler import AddPlayer
-from juggler.driver.league.alphastar import AlphaStar
-
-@dataclass(kw_only=True)
-class Flawed(AlphaStar):
-    def initial(self):
-        yield AddPlayer("main-0", "main", learning=False, source="rock")
-        yield AddPlayer("main_exploiter-0", "main_exploiter")
-"""
-
-MOSTLY_ROCK = {"payoffs": [[1, 1, 1], [0, 0, 0], [0, 0, 0]]}  # by the choice of "row"
-
-
-@pytest.mark.slow
-def test_an_exploiter_of_a_player_with_a_flaw_is_copied_and_begins_anew(place: Place) -> None:
-    place.write("rock.toml", LEAGUE.partition("[league]")[0])
-    rock = ["--env-kwargs", json.dumps(MOSTLY_ROCK), "--run-dir", "rock", "--lr", 0.01]
-    run = place.run("train", "rock.toml", *rock, "--stop-steps", 15_000)
-    assert run.status == 0, run.output
-    chances = juggler.load_policy(place.path / "rock").probabilities(np.ones(1, np.float32))
-    assert chances.argmax() == 0
-    assert chances.max() > 0.7, "it is the player with a flaw"
-
-    place.write("flawed.py", FLAWED)
-    league = LEAGUE.partition("[league]")[0].replace("batch_size = 256", "batch_size = 128")
-    league += '[league]\nbuilder = "flawed:Flawed"\nevaluation_probability = 0.0\n'
-    league += "options = {min_phase_steps = 500, max_phase_steps = 10_000_000}\n"
-    league += '[modules.rock]\ntrain = false\nfrom = "rock"\n'
-    place.write("league.toml", league)
-    path = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place.path}"}
-    options = ["--run-dir", "run", "--lr", 0.01, "--stop-steps", 40_000]
-    run = place.run("train", "league.toml", *options, **path)
-    assert run.status == 0, run.output
-    exploiter = players(read(place.path / "run"))["main_exploiter-0"]
-    assert exploiter["life"] >= 2, "it was reset, found the flaw anew, and was reset again"
-    assert exploiter["copies"] == exploiter["life"], "it is copied before each reset"
-    for number in (0, 1):
-        copy = place.path / f"run/frozen/main_exploiter-0-v{number}"
-        answer = juggler.load_policy(copy).probabilities(np.ones(1, np.float32))
-        won = answer.reshape(-1) @ np.array(ROCK_PAPER_SCISSORS) @ chances.reshape(-1)
-        assert 0.5 + 0.5 * won > 0.6, "it was more than 0.7 over the last matches before its copy"
-        assert answer.argmax() == 1, "paper"
-    place.assert_nothing_is_left()
-
-
-@pytest.mark.slow
-def test_who_is_reset_begins_with_what_the_run_began_with_also_when_it_is_resumed(
-    place: Place,
-) -> None:
-    place.write("first.toml", LEAGUE.partition("[league]")[0])
-    run = place.run("train", "first.toml", "--run-dir", "first", "--stop-steps", 2_000)
-    assert run.status == 0, run.output
-    place.write("league.toml", LEAGUE)
-    still = ["--from-checkpoint", "first", "--lr", 1e-12, "--run-dir", "run"]
-    run = place.run("train", "league.toml", *still, "--stop-steps", 4_000)
-    assert run.status == 0, run.output
-    shutil.rmtree(place.path / "first")
-    before = players(read(place.path / "run"))
-    again = place.run("train", "--resume", "run", "--stop-steps", 12_000)
-    assert again.status == 0, again.output
-    after = players(read(place.path / "run"))
-    assert after["main_exploiter-0"]["life"] > before["main_exploiter-0"]["life"]
-    newest = [name for name in after if after[name]["parent"] == "main_exploiter-0"][-1]
-    assert newest not in before, "it is a copy of one that was reset since"
-    chances = [
-        juggler.load_policy(place.path / "run/frozen" / name).probabilities(np.ones(1, np.float32))
-        for name in ("main-0-v0", newest)
-        if (place.path / "run/frozen" / name).exists()
-    ]
-    assert len(chances) == 2
-    np.testing.assert_allclose(*chances, atol=1e-4)
     place.assert_nothing_is_left()
 
 
