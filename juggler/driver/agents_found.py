@@ -126,7 +126,7 @@ def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str
             "league can play every agent"
         )
     agents = groups[0].agents
-    players = players_of(config.agents.league, agents, config.agents.frozen_ids)
+    players = players_of(config.agents.league, agents, config.agents.modules)
     found: dict[str, str | list[str]] = {agent: list(players) for agent in agents}
     if config.agents.agents and config.agents.agents != found:
         raise ConfigError(

@@ -89,7 +89,7 @@ class Driver:
             started: when the command was given, in seconds of `time.monotonic`.
             own_code: cloudpickled factories for local workers; see `EnvRunnerProgram`.
             resume: a state to go on from.
-            beginning: of a new run, what it begins with that another one has learned.
+            beginning: what the run began with that another one has learned.
             frozen: its modules that are not trained, by id.
             listen: take workers of other hosts there, and start none here.
             monitoring: what else it serves besides its status; None: nothing.
@@ -98,7 +98,7 @@ class Driver:
         self.signal = 0
         self._config = config
         self._directory = directory
-        self._beginning = beginning
+        self._beginning = None if resume else beginning  # to be told of
         self._listen = listen
         self._bound: list[str] = []  # the addresses that this driver listens at
         self._run_id = secrets.token_hex(6)

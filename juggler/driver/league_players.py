@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from juggler.driver.config import RunConfig
@@ -12,6 +12,7 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.roster import Player
 from juggler.envrunner.setup import RANDOM
+from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.nearest import nearest
 
 #: What a checkpoint's counters call the league.
@@ -19,14 +20,14 @@ LEAGUE: Final = "league"
 
 
 def players_of(
-    table: Mapping[str, Any], agents: Sequence[str], frozen: Collection[str]
+    table: Mapping[str, Any], agents: Sequence[str], modules: Mapping[str, Any]
 ) -> list[str]:
     """The modules that a league begins with: players that learn, then those that do not.
 
     Args:
         table: `league` of a configuration.
         agents: of the environment.
-        frozen: the modules of the run that are not trained.
+        modules: the table `modules`: some of them may not be trained.
 
     Raises:
         ConfigError: the table has a wrong key or value, or does not suit the agents.
@@ -37,7 +38,7 @@ def players_of(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"league: {error}") from error
     present = league.roster.present()
-    known = [*frozen, RANDOM]
+    known = [*(each for each in modules if is_frozen(modules[each])), RANDOM]
     for player in present:
         plays = player.learning or player.parent or module_of(player) in known
         if not plays:

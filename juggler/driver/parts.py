@@ -43,7 +43,7 @@ class RunParts:
         run_dir: where the run writes.
         resume: a state to go on from.
         only_local: all workers are processes of this host that the driver starts.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
         frozen: the modules that are not trained, by id.
         callbacks: of the script.
         stop: asks the loop, from any thread, to end the run for a reason.
@@ -145,6 +145,7 @@ class RunParts:
             self.commands,
             snapshots,
             self.updates_before,
+            self.league.learners.needed if self.league else tuple,
         )
         evaluator = Evaluator(self.registry, self.commands, self.metrics)
         self.evaluations = Evaluations(

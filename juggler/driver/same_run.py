@@ -5,6 +5,7 @@ from __future__ import annotations
 from juggler.driver.agents_config import listed
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.league_players import players_of
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import FROM, TRAIN
 
@@ -15,6 +16,7 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         ConfigError: a module, or the algorithm of one, is not that of the checkpoint.
     """
     before = RunConfig.from_flat(checkpoint.config)
+    _league_must_be_the_same(config, before)
     had, has = before.agents.acting_ids, config.agents.acting_ids
     if {*has} != {*had}:
         raise ConfigError(
@@ -42,3 +44,26 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
                 f"{where}algorithm = {now!r}: this run is one of {was!r}, and a run that is "
                 "resumed keeps its algorithm"
             )
+
+
+def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: the league begins with other players than that of the run did, or only one of
+            the two configurations has a league.
+    """
+    had, has = before.agents, config.agents
+    if bool(had.league) != bool(has.league):
+        raise ConfigError(
+            f"league: this run has {'a' if had.league else 'no'} league, and a run that is resumed "
+            "keeps to that"
+        )
+    if not has.league:
+        return
+    began_with = had.acting_ids
+    players = players_of(has.league, before.agent_names, had.modules)
+    if {*players} != {*began_with}:
+        raise ConfigError(
+            f"league: this run began with the players {listed(began_with)}, and with what is given "
+            f"it would be {listed(players)}: a run that is resumed keeps its players"
+        )

@@ -12,7 +12,8 @@ from typing import Any
 
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.callbacks import Callback, checked
-from juggler.driver.checkpoint.beginning import beginning_of, other_run
+from juggler.driver.checkpoint import beginning as beginnings
+from juggler.driver.checkpoint.beginning import Beginning, beginning_of, other_run
 from juggler.driver.checkpoint.books import must_be_sound
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
@@ -48,7 +49,7 @@ from juggler.driver.trackers.tracking import tracking
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 
 
 def train(
@@ -232,9 +233,11 @@ def resume_run(
     callbacks = (*tracking(config.driver.track), *callbacks)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
+    beginning = None
     if config.agents.league:
         lost = partial(progress.message, level="warning")
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), lost)
+        beginning = _kept_beginning(config, run_dir, progress)
     with _checked(config, own_code, listen, progress, started, run_dir) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
@@ -246,11 +249,22 @@ def resume_run(
             started=started,
             own_code=own_code,
             resume=checkpoint,
+            beginning=beginning,
             frozen=frozen,
             listen=listen,
             monitoring=monitoring,
             callbacks=callbacks,
         )
+
+
+def _kept_beginning(config: RunConfig, run_dir: Path, progress: Progress) -> Beginning | None:
+    """What the players of a run's league began with that another run had learned."""
+    try:
+        return beginnings.kept(config, run_dir)
+    except CheckpointError as error:
+        text = "what the players began with is lost, so who is reset begins with new weights"
+        progress.message(f"league: {text}: {error}", "warning")
+        return None
 
 
 @contextmanager
@@ -307,6 +321,8 @@ def _drive(
     if resume is None:
         for module in arguments["frozen"].values():
             module.keep(directory.path)
+        if config.agents.league and (beginning := arguments["beginning"]) is not None:
+            beginnings.keep(beginning, config, directory.path)
     driver = Driver(config, directory, progress, **arguments)
     summary = driver.run()
     newest = summary["checkpoint"]

@@ -246,3 +246,18 @@ def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
 
 def _spaces(group: int) -> tuple[Any, Any]:
     return GROUPS[group].observation, GROUPS[group].action
+
+
+def test_a_module_that_is_not_trained_may_be_a_fixed_player_of_a_league() -> None:
+    config = RunConfig.from_flat(
+        {
+            "env": "juggler:MatrixGame",
+            "league": {"builder": "self_play", "fixed": ["old", "random"]},
+            "modules": {"old": {"train": False, "from": "runs/old"}},
+        }
+    )
+    groups = [FoundGroup(("row", "column"), None, None)]
+    assert with_agents(config, groups).played_by == {
+        "row": ("main-0", "old", "random"),
+        "column": ("main-0", "old", "random"),
+    }

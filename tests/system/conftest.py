@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -11,3 +15,34 @@ def place() -> Iterator[Place]:
     made = Place()
     yield made
     made.close()
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
+    """Two network namespaces with a cable between them: how to run there, and the first's address.
+
+    Needs root and the ip command; a machine without them cannot make hosts.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and the ip command (Debian: iproute2)")
+    tag = uuid.uuid4().hex[:6]
+    names = [f"jt-{tag}-a", f"jt-{tag}-b"]
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ends = [f"ve{tag}a", f"ve{tag}b"]
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(names, ends, ("10.77.0.1", "10.77.0.2"), strict=True):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+        first, second = (["ip", "netns", "exec", name] for name in names)
+        yield first, second, "10.77.0.1"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)

@@ -9,36 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.league_runs import LEAGUE, players
 from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
 from juggler.driver.shipped import read_shipped
 from juggler.envrunner.environments.extras import check_extra
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
 from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
-
-LEAGUE = """
-env = "juggler:MatrixGame"
-algorithm = "ppo"
-num_env_runners = 1
-envs_per_runner = 16
-fragment_steps = 16
-batch_size = 256
-epochs = 2
-
-[connectors]
-learner = []
-
-[league]
-builder = "alphastar"
-max_historical = 3
-min_games = 1
-options = {mains = 1, main_exploiters = 1, league_exploiters = 1, min_phase_steps = 500, \
-max_phase_steps = 1_000}
-"""
-
-
-def players(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    return {each["player_id"]: each for each in checkpoint.counters["league"]["players"]}
 
 
 def digest(run: Path, copy_id: str) -> str:

@@ -1,4 +1,4 @@
-"""What a new run begins with that another one has learned."""
+"""What a run begins with that another one has learned."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from juggler.driver.agents_config import listed
 from juggler.driver.checkpoint.shared_parts import different_parts
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
+from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module
 from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.mergeable_state import State, connector_state
+from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
+
+#: The directory in that of a run with a league which has what its players began with.
+INITIAL: Final = "initial"
+_WHOLE: Final = "whole"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +137,44 @@ def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning 
         if (source := _own_source(config, module_id))
     ]
     return _together(parts) if parts else None
+
+
+def keep(beginning: Beginning, config: RunConfig, run_dir: Path) -> None:
+    """Write what a run begins with into its directory: players of a league may be reset to it,
+    also after the run was resumed.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    tree: dict[str, Any] = {
+        module_id: {"parameters": weights, "buffers": {}}
+        for module_id, weights in beginning.weights.items()
+    }
+    if learned := connector_branch(beginning.connectors):
+        tree[CONNECTORS] = learned
+    modules = {
+        module_id: {"version": (0, 0), "extra": {_WHOLE: module_id in beginning.whole}}
+        for module_id in beginning.weights
+    }
+    write(run_dir / INITIAL, Checkpoint((0, 0), tree, modules, {}, config.flat(), {}), keep=1)
+
+
+def kept(config: RunConfig, run_dir: Path) -> Beginning | None:
+    """What `keep` has written for a run that is resumed; None: it began with what the seed gives.
+
+    Raises:
+        CheckpointError: it is gone or damaged.
+    """
+    driver = config.driver
+    if driver.from_checkpoint is None and not any(
+        _own_source(config, m) for m in config.module_ids
+    ):
+        return None
+    found = read(run_dir / INITIAL)
+    weights = weights_of(found)
+    whole = [each for each in weights if found.modules[each]["extra"].get(_WHOLE)]
+    learned = {module_id: connector_state(found, module_id) for module_id in weights}
+    return Beginning(weights, whole, learned, "the weights that the run began with", ())
 
 
 def _own_source(config: RunConfig, module_id: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import DriverConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -22,6 +24,7 @@ class Checkpointing:
 
     Args:
         update: that the run begins with; its checkpoint is there.
+        needed: tells which modules a checkpoint has although their training has ended.
     """
 
     def __init__(
@@ -32,7 +35,9 @@ class Checkpointing:
         commands: CommandSender,
         snapshots: SnapshotWriter,
         update: int,
+        needed: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        self._needed = needed
         self._every = config.checkpoint_updates
         self._core = core
         self._registry = registry
@@ -82,8 +87,9 @@ class Checkpointing:
 
     def _ask(self, begins_anew: int | None, aside: str = "") -> bool:
         """Ask the first learner of each module, which begins anew at an update if one is given.
-        Modules that were just added, or are let go, are left out."""
-        modules = self._core.in_checkpoints
+        Modules that were just added are left out, and those that are let go unless they are needed.
+        """
+        modules = self._core.in_checkpoints(self._needed())
         if not modules or self._snapshots.under_way:
             return False
         if not all(module.members for module in modules):

@@ -159,15 +159,24 @@ class DriverCore:
             raise ValueError(f"there is no module {module_id[:100]!r} in this run: it has {known}")
         return self.modules[module_id]
 
-    @property
-    def in_checkpoints(self) -> list[ModuleCore]:
+    def in_checkpoints(self, needed: Container[str] = ()) -> list[ModuleCore]:
         """The modules whose states a checkpoint has: all but those that were added and have had no
-        learner yet, and those whose training has ended."""
-        return [
-            self.modules[module_id]
-            for module_id, state in self._states.items()
-            if state.has_begun or not state.late
-        ]
+        learner yet, and those whose training has ended.
+
+        Args:
+            needed: of those whose training has ended, the ones that it has all the same while they
+                have learners.
+        """
+        found = []
+        for module_id, module in self.modules.items():
+            state = self._states.get(module_id)
+            if state is None:
+                has_state = module_id in needed and bool(module.members)
+            else:
+                has_state = state.has_begun or not state.late
+            if has_state:
+                found.append(module)
+        return found
 
     @property
     def settled(self) -> list[str]:

@@ -60,8 +60,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
         if not directory.is_dir():
             directory.mkdir(parents=True)
             _sync_directory(directory.parent)
-        for stale in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
-            shutil.rmtree(stale)
+        _delete_half_done(directory)
         try:
             temporary.mkdir()
             write_synced(temporary / STATE_FILE, state)
@@ -94,6 +93,7 @@ def adopt(candidate: Path, directory: Path, keep: int = 3) -> Path:
     target = directory / candidate.name
     try:
         version = version_of(candidate)
+        _delete_half_done(directory)
         newer = [path for path in newest_first(directory) if version_of(path) > version]
         _rename_over(candidate, target)
         _sync_directory(directory)
@@ -135,6 +135,12 @@ def _rename_over(temporary: Path, target: Path) -> None:
             shutil.rmtree(replaced)
         target.rename(replaced)
     temporary.rename(target)
+
+
+def _delete_half_done(directory: Path) -> None:
+    """Delete what a process was writing or deleting when it was killed."""
+    for stale in [path for path in directory.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+        shutil.rmtree(stale)
 
 
 def _delete_outdated(directory: Path, newest: Path, keep: int) -> None:

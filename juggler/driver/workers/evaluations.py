@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from juggler.driver.agents_config import listed
 from juggler.driver.callbacks import Callbacks, Evaluation
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.checkpointing import Checkpointing
@@ -109,6 +110,7 @@ class Evaluations:
         self._callbacks = callbacks
         self._progress = progress
         self._wanted = False
+        self._told = False  # that one waits
         self._playing: _Playing | None = None
 
     @property
@@ -117,19 +119,29 @@ class Evaluations:
         return self._playing is not None
 
     def want(self) -> None:
-        """One is due: the next `begin` that can asks for it."""
+        """One is due: the next `begin` that can asks for it.
+
+        People are told, once, if the one before still waits because a module has no learner.
+        """
+        missing = [each.module_id for each in self._core.in_checkpoints() if not each.members]
+        if self._wanted and missing and not self.under_way and not self._told:
+            self._told = True
+            text = (
+                f"there are no evaluations while these modules have no learner: {listed(missing)}"
+            )
+            self._progress.message(text, "warning")
         self._wanted = True
 
     def begin(self) -> None:
         """Begin with the one that is due, unless another one is under way or a checkpoint is on its
-        way. Without an evaluator, or weights to play, there is none."""
+        way. Without an evaluator there is none; one waits for weights to play."""
         if not self._wanted or self.under_way:
             return
-        if not self._evaluator.there or not self._core.members:
+        if not self._evaluator.there:
             self._wanted = False
         elif self._keeps_best:
             self._checkpointing.begin(EVALUATED)
-        else:
+        elif self._core.members:
             self._play(None, self._core.updates, self._core.trained)
 
     def written(self, event: SnapshotWritten) -> None:
@@ -184,7 +196,7 @@ class Evaluations:
             )
 
     def _play(self, path: Path | None, update: int, steps: int) -> None:
-        self._wanted = False
+        self._wanted = self._told = False
         learned = everything(self._connectors)
         what = {"checkpoint": str(path.resolve())} if path else {"connector_state": learned}
         player = self._evaluator.ask(self._episodes, update, **what)

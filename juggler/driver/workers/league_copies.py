@@ -17,7 +17,7 @@ from juggler.driver.workers.registry import WorkerRegistry
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.checkpoints.checkpoint import CheckpointError
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -83,18 +83,6 @@ class LeagueCopies:
         for worker in self._registry.players():
             removal = training_pb2.RemovePlayer(module_id=copy_id)
             self._frozen_parts.append(worker, [removal], self._commands.send)
-
-    def begin_anew(self, player_id: str, seed: int) -> None:
-        """Give a player that learns the weights of a new one."""
-        for learner in self._registry.learners_of(player_id):
-            self._commands.send(learner, training_pb2.Reset(module_id=player_id, seed=seed))
-
-    def reset(self, player_id: str, weights: Tree, source: str) -> None:
-        """Give a player that learns other weights, and a new optimizer."""
-        for learner in self._registry.learners_of(player_id):
-            last = training_pb2.Restore(weights=True, whole=True, source=source)
-            for part in restores(player_id, {DEFAULT_MODULE: weights}, {}, last):
-                self._commands.send(learner, part)
 
     def _keep(
         self, player_id: str, copy_id: str, weights: Mapping[str, Tree], version: Version

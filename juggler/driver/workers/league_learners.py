@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from google.protobuf.message import Message
+
 from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.restoring import begin_commands
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league.events import INITIAL
 from juggler.driver.league.roster import Player, Roster
 from juggler.driver.record.progress import Progress
+from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.league_weights import LeagueWeights
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.trained_modules import TrainedModules
+from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class LeagueLearners:
-    """Has players trained that come, and lets go of those that leave.
+    """Has players trained that come, resets them, and lets go of those that leave.
 
     A player begins with new weights, with those of a copy, or with those that another player has at
     that moment. It has the settings of the one that it comes from, or of the first with its role.
@@ -33,12 +39,13 @@ class LeagueLearners:
         config: of the run.
         core: knows which modules have learners.
         registry: who is here.
+        commands: reaches them.
         roster: the players.
         trained: the modules that are trained.
         weights: asks learners for those of their players.
         progress: shows people what happens.
         resume: what the run goes on from; None: it is new.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
         failed: called with the id of a player that cannot learn.
     """
 
@@ -47,6 +54,7 @@ class LeagueLearners:
         config: RunConfig,
         core: DriverCore,
         registry: WorkerRegistry,
+        commands: CommandSender,
         roster: Roster,
         trained: TrainedModules,
         weights: LeagueWeights,
@@ -55,7 +63,7 @@ class LeagueLearners:
         beginning: Beginning | None,
         failed: Callable[[str], None],
     ) -> None:
-        self._first = config.module_ids
+        self._first, self._seed, self._commands = config.module_ids, config.driver.seed, commands
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
@@ -69,7 +77,7 @@ class LeagueLearners:
         if player_id in self._core.modules:
             return
         if source == INITIAL:
-            self._train(player_id, self._at_first(player_id))
+            self._train(player_id, self._initial(player_id))
         elif source in self._registry.frozen:
             self._train(player_id, self._of_a_copy(player_id, source))
         elif source in self._core.modules:
@@ -77,6 +85,27 @@ class LeagueLearners:
             self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
         else:
             self._cannot(player_id, f"{source!r} has no weights here to begin with")
+
+    def reset(self, player_id: str, source: str) -> None:
+        """Give a player other weights and a new optimizer. Its learners carry out commands in their
+        order, so no update is half-way."""
+        if source == INITIAL:
+            life = self._roster.players[player_id].life
+            seed = worker_seed(self._seed, player_id, index=life)
+            self._tell(player_id, [training_pb2.Reset(module_id=player_id, seed=seed)])
+            beginning = self._initial(player_id)
+        elif source in self._registry.frozen:
+            beginning = self._of_a_copy(player_id, source)
+        else:
+            text = f"league: {player_id} goes on as it is: {source!r} is no copy to begin from"
+            return self._progress.message(text, "warning")
+        if beginning is not None:
+            self._tell(player_id, list(begin_commands(player_id, beginning)))
+
+    def _tell(self, player_id: str, commands: Sequence[Message]) -> None:
+        for learner in self._registry.learners_of(player_id):
+            for command in commands:
+                self._commands.send(learner, command)
 
     def retire(self, player_id: str) -> None:
         """Have a player trained no more."""
@@ -87,9 +116,16 @@ class LeagueLearners:
 
     def forget_settled(self) -> None:
         """Forget players that have left, unless somebody waits for their weights."""
+        needed = self.needed()
         for player_id in self._trained.settled():
-            if not self._weights.wanted_of(player_id):
+            if player_id not in needed and not self._weights.wanted_of(player_id):
                 self._trained.forget(player_id)
+
+    def needed(self) -> set[str]:
+        """Whose weights players begin with that have had no learner yet. A checkpoint has none of
+        theirs, so a run that goes on from it needs these."""
+        begun = {module.module_id for module in self._core.in_checkpoints()}
+        return {each.source for each in self._roster.learners() if each.player_id not in begun}
 
     def _train_with(
         self, player_id: str, source: str, weights: Mapping[str, Tree], _: Version
@@ -110,8 +146,9 @@ class LeagueLearners:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
         self._failed(player_id)
 
-    def _at_first(self, player_id: str) -> Beginning | None:
-        """What the player that it is modelled on began with; None: with new weights."""
+    def _initial(self, player_id: str) -> Beginning | None:
+        """What a player was before any training of this run: what it began with, or the one that it
+        is modelled on; None: new weights."""
         model, first = self._roster.modelled_on(player_id, self._first), self._beginning
         if first is None or model not in first.weights:
             return None
@@ -131,11 +168,21 @@ class LeagueLearners:
     def _begin_again(self, player: Player, resume: Checkpoint) -> None:
         """A player that was added a moment before the checkpoint, which has nothing of it yet."""
         player_id, source = player.player_id, player.source
-        if source in self._registry.frozen:
-            self._trained.begin_with(player_id, self._of_a_copy(player_id, source))
+        beginning = None
+        if source == INITIAL:
+            beginning = self._initial(player_id)
+        elif source in self._registry.frozen:
+            beginning = self._of_a_copy(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
             beginning = _beginning(player_id, weights, learned, source)
+        else:
+            self._progress.message(
+                f"league: {player_id} begins again with new weights, since those of {source} are "
+                "not in the checkpoint",
+                "warning",
+            )
+        if beginning is not None:
             self._trained.begin_with(player_id, beginning)
 
 

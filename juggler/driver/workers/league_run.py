@@ -25,9 +25,7 @@ from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.actors.hub_events import Worker
-from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.wire.v1 import training_pb2
 
 _SLOW_SECONDS: Final = 1.0  # of a builder's call
@@ -46,7 +44,7 @@ class LeagueRun:
         frozen_parts: sends workers what players play with that do not learn.
         progress: shows people what happens.
         resume: what the run goes on from; None: it is new.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
 
     Attributes:
         league: the players, and their results.
@@ -72,7 +70,6 @@ class LeagueRun:
         beginning: Beginning | None,
     ) -> None:
         state = None if resume is None else resume.counters.get(LEAGUE)
-        self._seed, self._began_with = config.driver.seed, beginning.weights if beginning else {}
         self._registry, self._trained, self._progress = registry, trained, progress
         self.league = league_of(config, state)
         roster = self.league.roster
@@ -104,6 +101,7 @@ class LeagueRun:
             config,
             core,
             registry,
+            commands,
             roster,
             trained,
             self.weights,
@@ -203,7 +201,8 @@ class LeagueRun:
                 case events.FreezePlayer():
                     self.copies.copy(command.player_id, command.copy_id)
                 case events.ResetPlayer():
-                    self._reset(command)
+                    self.learners.reset(command.player_id, command.source)
+                    self._book(events.PlayerReady(command.player_id))
                 case events.RetirePlayer():
                     self.retired.add(command.player_id)
                     self.copies.retire(command.player_id)
@@ -218,21 +217,6 @@ class LeagueRun:
             self.learners.add(command.player_id)
         else:
             self._book(events.PlayerReady(command.player_id))
-
-    def _reset(self, command: events.ResetPlayer) -> None:
-        """In its learners, commands are carried out in their order: no update is half-way."""
-        player_id, source = command.player_id, command.source
-        life = self.league.roster.players[player_id].life
-        if source == events.INITIAL and player_id in self._began_with:
-            self.copies.reset(player_id, self._began_with[player_id], source)
-        elif source == events.INITIAL:
-            self.copies.begin_anew(player_id, worker_seed(self._seed, player_id, index=life))
-        elif source in self._registry.frozen:
-            self.copies.reset(player_id, self._registry.frozen[source].tree[WEIGHTS], source)
-        else:
-            text = f"league: {player_id} goes on as it is: {source!r} is no copy to begin from"
-            self._progress.message(text, "warning")
-        self._book(events.PlayerReady(player_id))
 
     def _go_on(self) -> None:
         """What was saved may name copies that are lost, as people have been told."""

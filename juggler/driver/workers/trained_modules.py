@@ -43,7 +43,7 @@ class TrainedModules:
         snapshots: of the run.
         progress: shows people what happens.
         resume: a state to go on from.
-        beginning: what a new run begins with that another one has learned.
+        beginning: what the run began with that another one has learned.
 
     Attributes:
         connectors: by module id, what its connectors in EnvRunners have learned.

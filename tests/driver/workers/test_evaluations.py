@@ -126,6 +126,32 @@ def test_without_an_evaluator_nothing_is_written(world: WorkersWorld) -> None:
     assert snapshots(world) == 0, "the next one is due after an interval"
 
 
+def test_people_are_told_once_that_evaluations_wait_for_a_learner(world: WorkersWorld) -> None:
+    player = evaluator(world)
+    evaluations = world.parts.evaluations
+    world.leave(world.learner)
+
+    def told() -> list[str]:
+        return [text for text in world.told.messages if "no evaluations" in text]
+
+    for _ in range(4):
+        assert len(told()) <= 1
+        evaluations.want()
+        evaluations.begin()
+    assert told() == ["there are no evaluations while these modules have no learner: 'default'"]
+    assert snapshots(world) == 0
+    world.learner = world.join("learner")
+    world.get_ready(world.learner)
+    evaluations.begin()
+    evaluate(world, player, 1.0)
+    assert evaluations.best.summary is not None, "the one that waited"
+    world.leave(world.learner)
+    for _ in range(3):
+        evaluations.want()
+        evaluations.begin()
+    assert len(told()) == 2, "once each time"
+
+
 def test_an_evaluator_that_dies_leaves_nothing_behind(world: WorkersWorld) -> None:
     player = evaluator(world)
     written = begin_an_evaluation(world)

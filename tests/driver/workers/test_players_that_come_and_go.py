@@ -255,6 +255,47 @@ def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     assert again.plays("new")
 
 
+def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_its_weights(
+    world: Changing, tmp_path: Path
+) -> None:
+    world.want(AddPlayer("old", "main"))
+    world.has_been_added("old")
+    world.want(AddPlayer("heir", "main", source="old"), RetirePlayer("old"))
+    world.send_weights(world.copies_asked_for()[-1], "old")
+    for _ in range(4):
+        world.play()
+        world.train()
+    saved = world.checkpoint()
+    assert saved.module_ids == ("main-0", "old"), "the heir has had no learner yet"
+
+    again = resumed(world, tmp_path, saved)
+    assert set(again.parts.core.modules) == {"main-0", "heir"}
+    beginning = again.parts.learners["heir"].beginning
+    assert beginning is not None
+    assert beginning.text == "the weights of old"
+    again.parts.core.counters().check()
+
+    world.has_been_added("heir")
+    for _ in range(4):
+        world.play()
+        world.train()
+    assert world.checkpoint().module_ids == ("main-0", "heir"), "nobody needs the other one now"
+    assert "old" not in world.parts.core.modules
+
+
+def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
+    world: Changing, tmp_path: Path
+) -> None:
+    world.want(FreezePlayer("main-0"))
+    world.send_weights(world.copies_asked_for()[-1])
+    world.take_parts()
+    world.want(AddPlayer("heir", "main", source="main-0-v0"))
+    saved = world.checkpoint()
+    again = resumed(world, tmp_path, saved)  # without the directory of the copy
+    (told,) = [text for text in again.told.messages if "heir" in text]
+    assert told.startswith("league: heir begins again with new weights, since those of main-0-v0")
+
+
 def test_a_checkpoint_does_not_wait_for_a_player_that_has_no_learner_yet(world: Changing) -> None:
     world.want(AddPlayer("new", "main"))
     assert world.checkpoint().module_ids == ("main-0",)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.league_run_world import Asked, World
+from support.league_run_world import Asked, Changing, World
 
-from juggler.driver.league.events import FreezePlayer, RetirePlayer
+from juggler.driver.checkpoint.beginning import Beginning, keep, kept
+from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.config import RunConfig
+from juggler.driver.league.events import FreezePlayer, ResetPlayer, RetirePlayer
 from juggler.driver.record import checkpoints
 from juggler.runtime.checkpoints.checkpoint import CheckpointError
 from juggler.runtime.wire.frames import encode_frame
@@ -122,3 +125,42 @@ def test_what_is_not_the_weights_of_the_player_is_blamed_on_the_learner(
     assert "cannot be understood" in world.why_dismissed(world.learner)
     assert any("there is no copy main-0-v0" in text for text in world.told.messages)
     assert not world.plays("main-0-v0")
+
+
+def beginning(*whole: str) -> Beginning:
+    """Weights of another run for the main."""
+    weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
+    return Beginning(weights, whole, {}, "those of another run", ())
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("whole", [(), ("main-0",)])
+def test_a_reset_gives_a_player_what_the_run_began_with(
+    tmp_path: Path, resumes: bool, whole: tuple[str, ...]
+) -> None:
+    Asked.wanted.clear()
+    began = Changing(tmp_path, beginning=beginning(*whole))
+    saved = began.checkpoint() if resumes else None
+    config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
+    keep(beginning(*whole), config, tmp_path)
+    found = kept(config, tmp_path)
+    assert found is not None
+    np.testing.assert_array_equal(found.weights["main-0"]["scale"], np.full(3, 7.0))
+    world = World(tmp_path / "again", resume=saved, beginning=found) if resumes else began
+    world.league.league.roster.players["main-0"].steps += 1
+    before = len(world.asked(world.learner, training_pb2.Restore))
+    world.want(ResetPlayer("main-0"))
+    assert len(world.asked(world.learner, training_pb2.Reset)) == 1
+    given = [each for _, each in world.asked(world.learner, training_pb2.Restore)][before:]
+    assert given, "and not new weights alone"
+    assert given[-1].weights
+    assert given[-1].whole == bool(whole), "what was not given stays as the seed has it"
+    reader = state_reader()
+    (frame,) = [frame for each in given if (frame := reader.feed(each.chunk)) is not None]
+    np.testing.assert_array_equal(frame.tree["default"]["scale"], np.full(3, 7.0))
+
+
+def test_a_run_that_began_with_new_weights_has_nothing_to_keep(tmp_path: Path) -> None:
+    assert kept(RunConfig.from_flat({}), tmp_path) is None
+    with pytest.raises(CheckpointError, match="initial: there is no such file or directory"):
+        kept(RunConfig.from_flat({"from_checkpoint": "runs/other"}), tmp_path)

@@ -17,7 +17,7 @@ import pytest
 from support.made_checkpoints import checkpoint, equal, names, same
 
 from juggler.driver.record import checkpoints
-from juggler.driver.record.checkpoints import write
+from juggler.driver.record.checkpoints import adopt, write
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, newest_good, read
 
 
@@ -177,7 +177,7 @@ def test_a_process_killed_while_it_writes_leaves_a_good_checkpoint(tmp_path: Pat
 import itertools
 from pathlib import Path
 import numpy as np
-from juggler.driver.record.checkpoints import write
+from juggler.driver.record.checkpoints import adopt, write
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 for update in itertools.count():
     write(Path({str(tmp_path)!r}), Checkpoint(
@@ -227,3 +227,12 @@ def test_to_keep_none_is_refused(tmp_path: Path) -> None:
 def test_checkpoints_need_no_torch() -> None:
     code = "import sys, juggler.driver.record.checkpoints; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_one_that_is_adopted_finds_nothing_half_deleted_there(tmp_path: Path) -> None:
+    """Only `adopt` ever writes into the directory of the best checkpoint."""
+    best = tmp_path / "best"
+    for name in (".000000003.tmp", ".000000004.replaced.tmp"):
+        (best / name).mkdir(parents=True)  # by a process that was killed
+    adopted = adopt(write(tmp_path / "evaluated", checkpoint()), best, keep=1)
+    assert names(best) == [adopted.name]

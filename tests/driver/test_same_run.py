@@ -1,0 +1,46 @@
+"""A run that is resumed keeps its modules, and a league its players."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.same_run import must_be_of_one_run
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+
+ONE, TWO = {"builder": "self_play"}, {"builder": "none", "options": {"mains": 2}}
+AGENTS = {"row": ["main-0"], "column": ["main-0"]}
+
+
+def config(**keys: Any) -> RunConfig:
+    return RunConfig.from_flat({"env": "juggler:MatrixGame", "algorithm": "ppo", **keys})
+
+
+def checkpoint_of(run: RunConfig) -> Checkpoint:
+    return Checkpoint((1, 0), {}, {}, {}, run.flat(), {})
+
+
+def test_a_league_may_be_another_one_that_begins_with_the_same_players() -> None:
+    before = config(agents=AGENTS, league=ONE)
+    now = config(agents=AGENTS, league={"builder": "fictitious", "max_historical": 5})
+    must_be_of_one_run(now, checkpoint_of(before))
+
+
+def test_a_league_of_other_players_is_told_of_by_its_own_table() -> None:
+    before, now = config(agents=AGENTS, league=ONE), config(agents=AGENTS, league=TWO)
+    with pytest.raises(ConfigError) as caught:
+        must_be_of_one_run(now, checkpoint_of(before))
+    assert str(caught.value) == (
+        "league: this run began with the players 'main-0', and with what is given it would be "
+        "'main-0', 'main-1': a run that is resumed keeps its players"
+    )
+
+
+@pytest.mark.parametrize(("had", "has"), [({}, ONE), (ONE, {})])
+def test_a_run_gets_no_league_and_loses_none(had: dict[str, Any], has: dict[str, Any]) -> None:
+    before, now = (config(agents=AGENTS, league=league) for league in (had, has))
+    says = f"league: this run has {'a' if had else 'no'} league"
+    with pytest.raises(ConfigError, match=says):
+        must_be_of_one_run(now, checkpoint_of(before))
