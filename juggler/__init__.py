@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
     from juggler.driver.line_ups import PlayedMatches as PlayedMatches
     from juggler.driver.line_ups import play_matches as play_matches
+    from juggler.driver.recording import Demonstrations as Demonstrations
+    from juggler.driver.recording import record as record
     from juggler.driver.result import Result as Result
     from juggler.driver.shipped import shipped_configs as shipped_configs
     from juggler.driver.started import StartedRun as StartedRun
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.algorithm import Algorithm as Algorithm
     from juggler.learner.algorithms.appo.config import AppoConfig as AppoConfig
     from juggler.learner.algorithms.appo.core import Appo as Appo
+    from juggler.learner.algorithms.bc.config import BcConfig as BcConfig
+    from juggler.learner.algorithms.bc.core import Bc as Bc
     from juggler.learner.algorithms.dqn.config import DqnConfig as DqnConfig
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
@@ -166,6 +170,8 @@ _PUBLIC = {
     "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.algorithms.appo.config",
     "Aux": "juggler.learner.core.learner_core",
+    "Bc": "juggler.learner.algorithms.bc.core",
+    "BcConfig": "juggler.learner.algorithms.bc.config",
     "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
     "Callback": "juggler.driver.callbacks",
     "CartPoles": "juggler.envrunner.cartpoles",
@@ -178,6 +184,7 @@ _PUBLIC = {
     "ConfigError": "juggler.driver.config",
     "ContextConnector": "juggler.runtime.connectors.connector",
     "DataSource": "juggler.learner.data.sources",
+    "Demonstrations": "juggler.driver.recording",
     "DeterministicActorCritic": "juggler.runtime.modules.deterministic_actor_critic",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Dqn": "juggler.learner.algorithms.dqn.core",
@@ -270,6 +277,7 @@ _PUBLIC = {
     "play_matches": "juggler.driver.line_ups",
     "plot": "juggler.cli.inline_plot",
     "read_weights": "juggler.runtime.checkpoints.weights",
+    "record": "juggler.driver.recording",
     "resume": "juggler.driver.training",
     "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",

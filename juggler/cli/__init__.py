@@ -14,6 +14,7 @@ from juggler.runtime.nearest import closest
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
+    "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),

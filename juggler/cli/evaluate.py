@@ -63,14 +63,14 @@ def _evaluate(given: Arguments) -> int:
     if given.explore:
         raise ConfigError("--explore: only matches are played so; name players with --play")
     with warnings.catch_warnings():
-        warnings.showwarning = _show
+        warnings.showwarning = show_warning
         played = evaluate(
             given.checkpoint,
             given.episodes,
             given.seed,
             env=given.env,
             video=given.video,
-            watch=_Progress(given.episodes),
+            watch=Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
     print(
@@ -95,7 +95,7 @@ def _play(given: Arguments) -> int:
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
     with warnings.catch_warnings():
-        warnings.showwarning = _show
+        warnings.showwarning = show_warning
         played = play_matches(
             given.checkpoint,
             players,
@@ -104,7 +104,7 @@ def _play(given: Arguments) -> int:
             explore=given.explore,
             env=given.env,
             video=given.video,
-            watch=_Progress(given.episodes),
+            watch=Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
     for agent, record in played.records.items():
@@ -123,7 +123,7 @@ def _tell_videos(given: Arguments, videos: Sequence[Path]) -> None:
         print(f"videos: {given.video}, {len(videos)} of them")
 
 
-class _Progress:
+class Progress:
     """Prints a line every few seconds on stderr, because stdout is for programs, too."""
 
     def __init__(self, episodes: int) -> None:
@@ -137,7 +137,7 @@ class _Progress:
         print(f"{ended} of {self._episodes} episodes, step {steps}", file=sys.stderr)
 
 
-def _show(
+def show_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,

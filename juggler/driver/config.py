@@ -66,6 +66,11 @@ class RunConfig:
         return tuple(each for each in self.agents.acting_ids if each not in self.module_ids)
 
     @property
+    def plays(self) -> bool:
+        """Whether anybody steps environments, and not only reads a data set."""
+        return not self.env_runner.dataset or self.driver.evaluation_seconds > 0
+
+    @property
     def critics_see(self) -> tuple[str, ...]:
         """What value functions see beside the observations of their own agents: values of
         `critic_sees`, without "observation"."""
@@ -233,7 +238,8 @@ class RunConfig:
         """
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
-        known = of_module | of_run | {"agents", "mapping", "league"}
+        # Whoever acts plays the environment, and not what the run may have learned from.
+        known = (of_module | of_run | {"agents", "mapping", "league"}) - {"dataset"}
         acting = {key: values[key] for key in values if key in known}
         if acting.get("league"):  # what was played is read, and its builder is not asked
             acting["league"] = {**acting["league"], "builder": NO_BUILDER, "options": {}}

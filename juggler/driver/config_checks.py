@@ -40,6 +40,8 @@ def must_go_together(config: Checked) -> None:
         _check_league(config)
     if config.env_runner.gateway:
         _check_gateway(config)
+    if config.env_runner.dataset:
+        _check_dataset(config)
     runner = config.env_runner
     if (runner.gateway or runner.is_elsewhere) and (seen := config.critics_see):
         raise ConfigError(
@@ -80,6 +82,30 @@ def _check_gateway(config: Checked) -> None:
         raise ConfigError(
             f"shared with gateway = {gateway!r}: simulators have one agent, unless the table "
             "agents says who acts for whom: add it, or leave out shared"
+        )
+
+
+def _check_dataset(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: a key is for steps that a policy takes in training.
+    """
+    dataset, goal = config.env_runner.dataset, config.driver.stop_return
+    if gateway := config.env_runner.gateway:
+        raise ConfigError(
+            f"dataset = {dataset!r} with gateway = {gateway!r}: EnvRunners take steps from one of "
+            "them; leave out the other"
+        )
+    if key := config.agents.first_given:
+        raise ConfigError(
+            f"{key} with dataset = {dataset!r}: a data set has the steps of one agent; leave out "
+            f"{key}"
+        )
+    if goal is not None:
+        raise ConfigError(
+            f"stop_return = {goal} with dataset = {dataset!r}: nobody plays in training, so there "
+            "is no training return; set stop_steps, and evaluation_seconds to keep the best "
+            "checkpoint"
         )
 
 

@@ -47,6 +47,8 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "grad_clip": 0.5,
         "batch_uses": 4,
     },
+    # One EnvRunner reads a data set faster than a learner learns from it.
+    "bc": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "lr": 1e-3},
     "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
     "sac": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
@@ -83,7 +85,16 @@ CHOSEN_FOR_BOX_ACTIONS: dict[str, dict[str, Any]] = {
     }
 }
 #: Steps in an update, at least; PPO splits them into minibatches of `_MINIBATCH`.
-_BATCH = {"impala": 64, "appo": 128, "ppo": 2048, "pqn": 256, "dqn": 128, "sac": 32, "td3": 32}
+_BATCH = {
+    "impala": 64,
+    "appo": 128,
+    "bc": 256,
+    "ppo": 2048,
+    "pqn": 256,
+    "dqn": 128,
+    "sac": 32,
+    "td3": 32,
+}
 _MINIBATCH = 64
 _UNKNOWN = (
     "the spaces of the environment are not known on this host: what was not given has its general "
@@ -190,7 +201,9 @@ def _chosen(
     keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
     if "reward_scale" not in given and not keeps:
         gamma = chosen.get("gamma", config.learner.gamma)
-        choose("connectors", _connectors(observed, gamma))
+        rewarded = not find_algorithm(algorithm).offline
+        if pieces := _connectors(observed, gamma if rewarded else None):
+            choose("connectors", pieces)
     flat = {**config.flat(), **chosen}
     # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
@@ -217,10 +230,16 @@ def _has_image(space: spaces_pb2.Space) -> bool:
     return len(space.box.shape) >= 2 or any(map(_has_image, parts))
 
 
-def _connectors(observed: str, gamma: float) -> dict[str, Any]:
+def _connectors(observed: str, gamma: float | None) -> dict[str, Any]:
+    """
+    Args:
+        observed: a key of CHOSEN_FOR, or "".
+        gamma: the discount of rewards; None: nothing is learned from rewards.
+    """
     pieces: dict[str, Any] = {}
-    # A value function learns returns of about 1 soonest.
-    pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
+    if gamma is not None:
+        # A value function learns returns of about 1 soonest.
+        pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
     # Not in a Dict: beside choices, filtered numbers were learned from more slowly. Images have a
     # known scale.
     if observed == "a vector of floats":

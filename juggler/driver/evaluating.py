@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,15 @@ from juggler.runtime.modules.by_name import given_or_named, name_of
 
 if TYPE_CHECKING:
     from gymnasium import Space
+    from gymnasium.vector import VectorEnv
 
+    from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
     from juggler.envrunner.evaluation import PlayedEpisodes
+
+    #: Gives a recorder for a run's configuration, a checkpoint and the environments it plays.
+    Recording = Callable[
+        [RunConfig, Path, VectorEnv[Any, Any, Any]], AbstractContextManager[EpisodeRecorder]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,37 @@ def evaluate(
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
+    return play_checkpoint(
+        checkpoint,
+        episodes,
+        seed,
+        env=env,
+        module=module,
+        connectors=connectors,
+        mapping=mapping,
+        video=video,
+        watch=watch,
+    )
+
+
+def play_checkpoint(
+    checkpoint: str | Path,
+    episodes: int,
+    seed: int,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    module: str | Callable[..., Any] | None = None,
+    connectors: Mapping[str, Any] | None = None,
+    mapping: Callable[..., Any] | None = None,
+    video: str | Path | None = None,
+    watch: Callable[[int, int], None] | None = None,
+    recording: Recording | None = None,
+) -> Evaluated:
+    """As `evaluate`, whose arguments these are.
+
+    Args:
+        recording: of every step; None: nobody wants to know of them.
+    """
     # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments.vector import make_vector_env
@@ -110,6 +149,11 @@ def evaluate(
         )
         return restore_parts(found, policy_config, observed, acted, module_id)
 
+    if config.played_by and recording is not None:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents, and a Minari data set "
+            "has the steps of one: nothing can be recorded of this run"
+        )
     if config.played_by:
         if video is not None:
             from juggler.envrunner.multi_agent.game_videos import record_games
@@ -130,7 +174,10 @@ def evaluate(
             DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
         policy = BehaviourPolicy(built, environments.num_envs, 1, seed, module_to_env)
-        played = play(environments, policy, episodes, seed, env_to_module, watch)
+        with recording(config, where, environments) if recording else nullcontext() as recorder:
+            played = play(
+                environments, policy, episodes, seed, env_to_module, watch, recorder=recorder
+            )
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, videos)

@@ -79,7 +79,7 @@ def check_names(config: RunConfig) -> None:
             package that is not installed.
     """
     try:
-        if not config.env_runner.gateway:
+        if config.plays and not config.env_runner.gateway:
             check_name(config.env_runner.env)
         for what, name in named_parts(config):
             check_there(name, what)

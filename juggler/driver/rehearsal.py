@@ -22,6 +22,7 @@ from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
+from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
@@ -93,7 +94,10 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     runner = config.env_runner
     if runner.gateway or runner.env.startswith(SCHEME):
         return []  # its environments are on other hosts
-    does(f"making the environment {runner.env}")
+    if runner.dataset:
+        does(f"reading the data set {runner.dataset}")
+    else:
+        does(f"making the environment {runner.env}")
     try:
         groups, critic_spaces, env = _made(config, env_factory)
     except EnvironmentFailed as error:
@@ -121,12 +125,24 @@ def _made(
     """The agents of an environment, the spaces of what critics see by values of `critic_sees`, and
     the environment itself."""
     runner = config.env_runner
+    if runner.dataset:
+        recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
+        if config.plays:
+            played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
+            recorded.dataset.must_have_the_spaces_of(runner.env, played)
+            played.close()
+        return [_group_of(recorded)], {}, recorded
     if has_several_agents(runner, env_factory):
         seen = config.critics_see
         envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True, critics_see=seen)
         return list(envs.groups), envs.critic_spaces, envs
     env = make_vector_env(runner, env_factory, just_one=True)
-    return [AgentGroup((), env.single_observation_space, env.single_action_space)], {}, env
+    return [_group_of(env)], {}, env
+
+
+def _group_of(env: VectorEnvironment) -> AgentGroup:
+    """The only agent of each environment."""
+    return AgentGroup((), env.single_observation_space, env.single_action_space)
 
 
 def _build(

@@ -46,6 +46,7 @@ from juggler.driver.script_classes import (
 )
 from juggler.driver.signals import as_exception
 from juggler.driver.trackers.tracking import tracking
+from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
@@ -167,6 +168,7 @@ def start_run(
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
     if path and not before:
         must_be_free(path)  # said at once, and not when all else has been tried
+    config = with_dataset(config, given, is_here=listen is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)
     with _checked(config, own_code, listen, progress, started) as groups:
@@ -225,6 +227,7 @@ def resume_run(
             "with its own weights; to begin with others, start a new run"
         )
     must_be_of_one_run(config, checkpoint)
+    config = with_dataset(config, config.flat(), is_here=listen is None)
     progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
         progress.message(nothing_to_do(run_dir, reached, config))

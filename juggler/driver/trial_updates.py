@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from juggler.driver.config import RunConfig
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.multi_agent.casting import cast
@@ -82,7 +82,7 @@ def first_batches(
 def _fragment(built: Built, env: VectorEnvironment) -> EpisodeBatch:
     """A fragment of an environment that has one agent."""
     steps = built.config.env_runner.fragment_steps
-    policy = BehaviourPolicy(built.acting(), env.num_envs, steps, 0, built.module_to_env)
+    policy = policy_in(env, built.acting(), steps, 0, built.module_to_env)
     return Sampler(env, policy, steps, 0, built.env_to_module).sample((0, 0)).batch
 
 

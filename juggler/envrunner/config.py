@@ -23,6 +23,10 @@ class EnvRunnerConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor, as for `gymnasium.make`; or how to join a
     simulator."""
+    dataset: str = ""
+    """Learn from this Minari data set, a directory or a name, instead of sampling environments: for
+    algorithms that can, such as bc. Evaluations play env, or the environment that the data set
+    names."""
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
     """Wrappers around each environment, the outermost last: a name in gymnasium.wrappers,
     "module:Class", or a table of `use` (one of these) and the wrapper's options."""

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
+from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
+from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.evaluation import Goal
@@ -307,7 +309,11 @@ class EnvRunner:
                 stage = MultiAgentStage(told, envs, seed, self._own_code, self._frozen)
                 step_back()
             else:
-                env = make_vector_env(told.env_runner, self._env_factory, self._index)
+                env: VectorEnvironment
+                if told.env_runner.dataset:
+                    env = RecordedEnvs.of(told.env_runner)
+                else:
+                    env = make_vector_env(told.env_runner, self._env_factory, self._index)
                 undo.callback(env.close)
                 stage = SingleAgentStage(told, env, seed, self._own_code)
                 step_back(env)

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
@@ -111,6 +112,7 @@ def evaluate(
     *,
     most_steps: int = 0,
     goal: Goal | None = None,
+    recorder: EpisodeRecorder | None = None,
 ) -> PlayedEpisodes:
     """Play episodes deterministically in freshly seeded environments.
 
@@ -127,6 +129,7 @@ def evaluate(
         most_steps: limit of an episode's steps; an episode that reaches it counts as it is, and the
             steps after it count as another. 0: no limit.
         goal: stop as soon as it is out of reach.
+        recorder: hears of every step of the episodes.
 
     Raises:
         EnvironmentFailed: an environment failed, or a return was not finite.
@@ -153,7 +156,13 @@ def evaluate(
             tree = tree_map(np.copy, tree)  # [N, ...]
         seen = contexts.see(tree, first)  # [N, ...]
         actions = policy.act_deterministically(seen, first)
-        observations, rewards, terminated, truncated, _ = env.step(actions)
+        if recorder is not None:
+            recorder.sees(observations)
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        if recorder is not None:
+            recorded = live & (owed > 0)  # [N]
+            after = terminated, truncated, observations, infos
+            recorder.step(actions, rewards, *after, recorded)
         contexts.acted(policy.chosen, rewards)
         done = (terminated | truncated) & live  # [N]
         returns[live] += rewards[live]

@@ -8,7 +8,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
+from juggler.envrunner.behaviour_policy import require_log_probabilities
+from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_checkpoint
 from juggler.envrunner.rounds import PlayedRound, Recorded
@@ -48,7 +50,7 @@ class SingleAgentStage(NoLeague):
         observation_space, action_space = env.single_observation_space, env.single_action_space
         self._parts = ActingParts.build(acting, observation_space, action_space, own_code)
         module, module_to_env = self._parts.module, self._parts.module_to_env
-        self._policy = BehaviourPolicy(module, env.num_envs, self._steps, seed, module_to_env)
+        self._policy = policy_in(env, module, self._steps, seed, module_to_env)
         require_log_probabilities(module, self._policy.knows_log_probabilities)
         seed_process(seed)  # as it is done where everything begins anew
         self._sampler = Sampler(env, self._policy, self._steps, seed, self._parts.connectors)
@@ -75,11 +77,13 @@ class SingleAgentStage(NoLeague):
             fragment = self._sampler.sample(version)
         except NonFinite as error:
             return PlayedRound({self._module_id: error}, {})
+        # Returns in a data set say nothing of the policy that is trained.
+        plays = not isinstance(self._env, RecordedEnvs)
         result = Recorded(
             fragment.batch,
             version,
-            fragment.episode_returns,
-            fragment.episode_lengths,
+            fragment.episode_returns if plays else [],
+            fragment.episode_lengths if plays else [],
             fragment.connector_delta,
             infos=fragment.infos,
         )

@@ -12,6 +12,7 @@ from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.driver.workers.module_setups import acting_setup, add_module
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.envrunner.agent_names import MOST_AGENTS
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.process.program import LEARNER
@@ -310,6 +311,11 @@ class WorkerRegistry:
             "environment?"
         )
 
+    def _env_runner_for(self, role: str) -> EnvRunnerConfig:
+        """The environments of a worker. Evaluators have some where the others have a data set."""
+        config = replace(self.config.env_runner, envs_per_runner=self._environments(role))
+        return replace(config, dataset="") if role == EVALUATOR else config
+
     def _environments(self, role: str) -> int:
         """How many a worker steps."""
         rows = self.config.env_runner.envs_per_runner
@@ -341,7 +347,7 @@ class WorkerRegistry:
             players = list(dict.fromkeys([*trained, *config.others, *others]))
             agents = {agent: list(players) for agent in agents}
         setup = EnvRunnerSetup(
-            env_runner=replace(config.env_runner, envs_per_runner=self._environments(role)),
+            env_runner=self._env_runner_for(role),
             modules={**trained, **others},
             agents=agents,
             mapping=config.agents.mapping,

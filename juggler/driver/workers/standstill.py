@@ -106,6 +106,8 @@ class EndlessEpisodes:
         """For people: the hint, if it is due now."""
         if parts.config.played_by and not self._config.gateway:
             return []  # EnvRunners know which agent does not end, and tell
+        if self._config.dataset:
+            return []  # nobody plays
         metrics = parts.metrics
         environments = parts.core.num_runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)

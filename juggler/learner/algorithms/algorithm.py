@@ -40,3 +40,7 @@ class Algorithm:
     off_policy: ClassVar[bool] = False
     """Whether it makes up for whatever policy has acted, as long as its log-probabilities are
     known. Else that must have been its own, not long ago."""
+
+    offline: ClassVar[bool] = False
+    """Whether it learns from a data set, of whose actions nobody knows the log-probabilities: it
+    needs the key `dataset`, which other algorithms cannot have."""

@@ -11,6 +11,7 @@ import gymnasium
 
 from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.algorithms.appo import AppoAlgorithm
+from juggler.learner.algorithms.bc import BcAlgorithm
 from juggler.learner.algorithms.checking import checked_algorithm
 from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 #: The algorithms that ship.
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "appo": AppoAlgorithm,
+    "bc": BcAlgorithm,
     "dqn": DqnAlgorithm,
     "impala": ImpalaAlgorithm,
     "ppo": PpoAlgorithm,
@@ -130,7 +132,11 @@ def _check_action_space(
     if _acts_in(algorithm, action_space):
         return
     needed = " or ".join(space.__name__ for space in algorithm.action_spaces)
-    others = [key for key, each in ALGORITHMS.items() if _acts_in(each, action_space)]
+    others = [
+        key
+        for key, each in ALGORITHMS.items()
+        if each.offline == algorithm.offline and _acts_in(each, action_space)
+    ]
     raise ValueError(
         f"algorithm {name!r} needs a {needed} action space, and this environment has "
         f"{action_space}: choose an algorithm that can act in it, such as {' or '.join(others)}"

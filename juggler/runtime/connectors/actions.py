@@ -35,6 +35,9 @@ class ClipActions(ActionConnector):
     def __call__(self, actions: Any) -> Any:
         return self._functions(actions)
 
+    def undo(self, actions: Any) -> Any:
+        return actions
+
 
 class RescaleActions(ActionConnector):
     """Maps the policy's actions in [-1, 1] to the environment's bounds.
@@ -59,11 +62,15 @@ class RescaleActions(ActionConnector):
                 f"{action_space} has two finite bounds"
             )
         self._functions = LeafFunctions(rescaled)
+        self._undo = LeafFunctions({path: each.undo for path, each in rescaled.items()})
         leaves = {path: each.space for path, each in rescaled.items()}
         super().__init__(observation_space, space_with(action_space, leaves))
 
     def __call__(self, actions: Any) -> Any:
         return self._functions(actions)
+
+    def undo(self, actions: Any) -> Any:
+        return self._undo(actions)
 
 
 class _Clip:
@@ -103,3 +110,9 @@ class _Rescale:
         scaled = np.multiply(actions, self._half_width, dtype=self._half_width.dtype)  # [N, ...]
         scaled += self._middle
         return self._fit(scaled)
+
+    def undo(self, actions: Any) -> Any:
+        """Actions from -1 to 1 [N, ...], where they are bounded. A bound that allows one number has
+        a width of 0, and any action is as good."""
+        width = np.where(self._half_width > 0, self._half_width, 1)  # [...]
+        return (np.asarray(actions) - self._middle) / width  # [N, ...]

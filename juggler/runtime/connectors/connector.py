@@ -189,6 +189,14 @@ class ActionConnector(Connector, ABC):
     def __call__(self, actions: Any) -> Any:
         """New actions for actions [N, ...], which stay as they are."""
 
+    def undo(self, actions: Any) -> Any:
+        """Actions [N, ...] for which a call gives these, to learn from a data set, which has those
+        of the environment."""
+        raise NotImplementedError(
+            f"connector {type(self).__name__} has no undo(), which says what the policy would have "
+            "chosen for an action in a data set: write it, or leave the connector out"
+        )
+
 
 class LearnerConnector(Connector, ABC):
     """In a learner, changes a batch on its device before the algorithm learns from it.

@@ -41,6 +41,12 @@ class ModuleToEnv:
                 if leaf.dtype != acted_dtype(leaf)
             }
         )
+        self._acted = LeafFunctions(
+            {
+                path: partial(in_dtype, dtype=acted_dtype(leaf))
+                for path, leaf in space_leaves(action_space)
+            }
+        )
         self.idle = self._one_array and not self.connectors and not self._casts.functions
 
     def __call__(self, actions: Any) -> Any:
@@ -50,3 +56,14 @@ class ModuleToEnv:
         if self._casts.functions:
             actions = self._casts(actions)
         return actions if self._one_array else from_tree(self._env_action_space, actions)
+
+    def undo(self, actions: Any) -> Any:
+        """What the policy would have chosen, in its dtypes, for a tree [N, ...] of the
+        environment's actions.
+
+        Raises:
+            NotImplementedError: a connector cannot tell; names it.
+        """
+        for connector in reversed(self.connectors):
+            actions = connector.undo(actions)
+        return self._acted(actions)

@@ -1,0 +1,58 @@
+"""What a run that learns from a data set needs to know before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.datasets.finding import DatasetError, environment_of
+from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
+
+
+def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) -> RunConfig:
+    """A configuration whose environment is that of its data set, unless somebody gave one. One
+    without a data set stays as it is.
+
+    Args:
+        config: of the run.
+        given: keys that somebody gave a value to.
+        is_here: EnvRunners are on this host, and the data set with them.
+
+    Raises:
+        ConfigError: the algorithm does not learn from data sets, or from nothing else; or there is
+            no such data set, or nothing says what evaluations are to play.
+    """
+    name, algorithm = config.env_runner.dataset, config.learner.algorithm
+    offline = find_algorithm(algorithm).offline
+    if offline and not name:
+        raise ConfigError(
+            f"algorithm = {algorithm!r} learns from a data set: name one with dataset = ...; "
+            "juggler record makes one from a trained policy"
+        )
+    if not name:
+        return config
+    if not offline:
+        able = " or ".join(key for key, each in ALGORITHMS.items() if each.offline)
+        raise ConfigError(
+            f"dataset = {name!r} with algorithm = {algorithm!r}, which learns from steps that its "
+            f"own policy takes: choose {able}, or leave out dataset"
+        )
+    if not is_here:
+        return config
+    try:
+        told = environment_of(name)
+    except DatasetError as error:
+        raise ConfigError(f"dataset: {error}") from error
+    if "env" in given:
+        told = {}
+    elif not told and config.driver.evaluation_seconds > 0:
+        raise ConfigError(
+            f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} does "
+            "not say which environment it is of; name it with env = ..."
+        )
+    # A run that is resumed from another directory has to find it, too.
+    place = Path(name).expanduser()
+    kept = str(place.resolve()) if place.exists() else name
+    return replace(config, env_runner=replace(config.env_runner, dataset=kept, **told))

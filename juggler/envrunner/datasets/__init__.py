@@ -1,0 +1,1 @@
+"""Data sets of episodes: found, read, played again, and written."""

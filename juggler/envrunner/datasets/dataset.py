@@ -1,0 +1,180 @@
+"""Reads the episodes of a Minari data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from juggler.envrunner.datasets.finding import DatasetError, find_dataset, read_metadata
+from juggler.runtime.installing import installing
+from juggler.runtime.wire.structures import space_leaves, to_tree
+from juggler.runtime.wire.trees import Path as TreePath
+from juggler.runtime.wire.trees import Tree, path_name, unflatten
+
+#: What reading a damaged file has been seen to raise.
+_DAMAGED = (OSError, KeyError, ValueError, TypeError, RuntimeError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedEpisode:
+    """A whole episode of L steps, as an environment sees it.
+
+    Attributes:
+        observations: a tree of arrays [L + 1, ...]
+        actions: a tree of arrays [L, ...], as the environment got them.
+        rewards: [L]
+        terminated: the environment ended it. Otherwise it was cut off.
+    """
+
+    observations: Tree
+    actions: Tree
+    rewards: NDArray[np.float32]
+    terminated: bool
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+class Dataset:
+    """A Minari data set on this host.
+
+    Args:
+        name: its directory, or its name among those that Minari keeps.
+
+    Attributes:
+        name: as given.
+        observation_space: of the environment.
+        action_space: of the environment.
+
+    Raises:
+        DatasetError: there is no such data set, it is damaged or empty, or the package minari is
+            missing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._data = find_dataset(name)
+        metadata = read_metadata(self._data)
+        # Imported here because it is an extra.
+        try:
+            from minari.dataset.minari_storage import MinariStorage
+        except ModuleNotFoundError as error:
+            raise DatasetError(
+                f"data set {name!r} needs the package {error.name}: {installing('datasets')}, on "
+                "every host with EnvRunners"
+            ) from error
+        try:
+            self._storage = MinariStorage.read(self._data)
+        except ImportError as error:  # of a format whose package is not there
+            raise DatasetError(f"data set {name!r}: {error}") from error
+        except _DAMAGED as error:
+            raise DatasetError(f"{self._data} is damaged: {error}") from error
+        self.observation_space: gymnasium.Space[Any] = self._storage.observation_space
+        self.action_space: gymnasium.Space[Any] = self._storage.action_space
+        self._observed = space_leaves(self.observation_space)
+        self._acted = space_leaves(self.action_space)
+        count = metadata["total_episodes"]
+        if type(count) is not int or count < 1:
+            raise DatasetError(f"data set {name!r} has {count} episodes: nothing to learn from")
+        self._count = count
+
+    def __len__(self) -> int:
+        """The number of its episodes."""
+        return self._count
+
+    def episode(self, index: int) -> RecordedEpisode:
+        """Read one episode from the disk.
+
+        Raises:
+            DatasetError: it is damaged, or does not fit the spaces.
+        """
+        where = f"episode {index} of the data set in {self._data}"
+        try:
+            (found,) = self._storage.get_episodes([index])
+            rewards = np.asarray(found["rewards"], np.float32)  # [L]
+            terminated = np.asarray(found["terminations"], np.bool_)  # [L]
+            truncated = np.asarray(found["truncations"], np.bool_)  # [L]
+            observations = to_tree(self.observation_space, found["observations"])
+            actions = to_tree(self.action_space, found["actions"])
+        except _DAMAGED as error:
+            raise DatasetError(f"{where} is damaged: {error}") from error
+        steps = len(rewards)
+        if not steps or not rewards.shape == terminated.shape == truncated.shape == (steps,):
+            shapes = ", ".join(str(list(x.shape)) for x in (rewards, terminated, truncated))
+            raise DatasetError(
+                f"{where} is damaged: its rewards, terminations and truncations have the shapes "
+                f"{shapes}, not [L] with at least one step"
+            )
+        if (terminated | truncated)[:-1].any():
+            raise DatasetError(f"{where} is damaged: it goes on after its end")
+        return RecordedEpisode(
+            _checked(where, "observations", observations, self._observed, steps + 1),
+            _checked(where, "actions", actions, self._acted, steps),
+            rewards,
+            bool(terminated[-1]),
+        )
+
+    def must_have_the_spaces_of(self, env: str, vector: VectorEnv[Any, Any, Any]) -> None:
+        """
+        Raises:
+            DatasetError: these environments have other spaces; names both.
+        """
+        for what, own, other in (
+            ("observations", self.observation_space, vector.single_observation_space),
+            ("actions", self.action_space, vector.single_action_space),
+        ):
+            if own != other:
+                raise DatasetError(
+                    f"data set {self.name!r} has {what} in {own}, and the environment {env} has "
+                    f"them in {other}: choose a data set of this environment, or another env"
+                )
+
+
+def _checked(
+    where: str, what: str, tree: Any, leaves: list[tuple[TreePath, Any]], rows: int
+) -> Tree:
+    """A tree of arrays [rows, ...] of a space, in its dtypes.
+
+    Raises:
+        DatasetError: it does not fit the space.
+    """
+    kept = []
+    for path, space in leaves:
+        name = "/".join((what, *path))
+        array = np.asarray(_at(where, what, tree, path))
+        shape = (rows, *space.shape)
+        if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise DatasetError(
+                f"{where} is damaged: its {name} have the shape {list(array.shape)} and the dtype "
+                f"{array.dtype}, not {list(shape)} and {space.dtype}"
+            )
+        first, last = _bounds(space)
+        if first is not None and ((array < first).any() or (array > last).any()):
+            raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
+        kept.append((path, array.astype(space.dtype, copy=False)))
+    return unflatten(kept)
+
+
+def _at(where: str, what: str, tree: Any, path: TreePath) -> Any:
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            raise DatasetError(f"{where} is damaged: its {what} lack {path_name(path)}")
+        tree = tree[key]
+    return tree
+
+
+def _bounds(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
+    """The least and the greatest value of a space of choices; (None, None) for a Box."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return None, None

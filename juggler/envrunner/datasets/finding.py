@@ -1,0 +1,92 @@
+"""Finds Minari data sets, and reads what they say of themselves. Imports no Minari."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from juggler.runtime.nearest import closest
+
+#: Within the directory of a data set.
+DATA: Final = "data"
+METADATA: Final = "metadata.json"
+
+
+class DatasetError(ValueError):
+    """A data set that there is not, that is damaged, or that does not fit; says which one."""
+
+
+def find_dataset(name: str) -> Path:
+    """The directory with the data of a data set.
+
+    Args:
+        name: its directory, or its name among the data sets that Minari keeps on this host.
+
+    Raises:
+        DatasetError: there is no such data set; names the nearest one.
+    """
+    path, kept = Path(name).expanduser(), _minari_directory()
+    for directory in (path, kept / name):
+        for place in (directory / DATA, directory):
+            if (place / METADATA).is_file():
+                return place
+    if path.exists():
+        raise DatasetError(f"{name} is no Minari data set: it has no file {DATA}/{METADATA}")
+    near = closest(name, _names_in(kept))
+    raise DatasetError(
+        f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
+        f"{kept}: " + (f"did you mean {near!r}?" if near else "give the path of its directory")
+    )
+
+
+def read_metadata(data: Path) -> dict[str, Any]:
+    """What a data set says of itself.
+
+    Args:
+        data: from `find_dataset`.
+
+    Raises:
+        DatasetError: its file is damaged, or was not finished.
+    """
+    file = data / METADATA
+    try:
+        metadata = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{file} is damaged: {error}") from error
+    # Whoever writes a data set names it last. Minari would make the environment to learn its
+    # spaces, which runs code that the file names.
+    needed = ("observation_space", "action_space", "dataset_id", "total_episodes")
+    if not isinstance(metadata, dict) or (lacking := [k for k in needed if k not in metadata]):
+        what = " and ".join(lacking) if isinstance(metadata, dict) else "an object"
+        raise DatasetError(f"{file} lacks {what}: it is damaged, or was not finished")
+    return metadata
+
+
+def environment_of(name: str) -> dict[str, Any]:
+    """The keys env and env_kwargs for the environment that a data set is of; {}: it does not say.
+
+    Raises:
+        DatasetError: there is no such data set, or it is damaged.
+    """
+    data = find_dataset(name)
+    told = read_metadata(data).get("env_spec")
+    try:
+        spec = {} if told is None else json.loads(told)
+        env, kwargs = spec.get("id", ""), spec.get("kwargs") or {}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DatasetError(f"{data / METADATA} is damaged: env_spec: {error}") from error
+    return {"env": env, "env_kwargs": kwargs} if env else {}
+
+
+def _minari_directory() -> Path:
+    """Where Minari keeps data sets on this host."""
+    given = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(given) if given else Path.home() / ".minari" / "datasets"
+
+
+def _names_in(directory: Path) -> Iterator[str]:
+    for found in directory.glob(f"**/{DATA}/{METADATA}"):
+        yield found.parent.parent.relative_to(directory).as_posix()

@@ -1,0 +1,118 @@
+"""Environments that play the episodes of a data set again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.datasets.dataset import Dataset, RecordedEpisode
+from juggler.envrunner.datasets.finding import DatasetError
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.wire.structures import from_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+class RecordedEnvs(VectorEnv[Any, Any, Any]):
+    """N environments that play a data set's episodes again, whatever actions they get.
+
+    `actions` are those that were recorded for the observations of the last `reset` or `step`. Each
+    pass over the episodes is in a random order, and whichever environment ends one takes the next.
+
+    Args:
+        dataset: the episodes.
+        num_envs: N.
+
+    Attributes:
+        actions: a tree of arrays [N, ...], as the environment got them; new at each step.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+
+    def __init__(self, dataset: Dataset, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = dataset.observation_space
+        self.single_action_space = dataset.action_space
+        self.observation_space = batch_space(dataset.observation_space, num_envs)
+        self.action_space = batch_space(dataset.action_space, num_envs)
+        self.dataset = dataset
+        self.actions: Tree = zeros(dataset.action_space, (num_envs,))
+        self._order: list[int] = []
+        self._playing: list[RecordedEpisode] = []
+        self._at = np.zeros(num_envs, np.int64)  # [N] steps played of each episode
+        self._generator = np.random.default_rng(0)
+
+    @classmethod
+    def of(cls, config: EnvRunnerConfig) -> RecordedEnvs:
+        """Those of an EnvRunner.
+
+        Raises:
+            DatasetError: as `Dataset`.
+        """
+        return cls(Dataset(config.dataset), config.envs_per_runner)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episodes: where options["reset_mask"] [N] says so, or everywhere.
+
+        Raises:
+            EnvironmentFailed: an episode is damaged.
+        """
+        if isinstance(seed, int):
+            self._generator, self._order = np.random.default_rng(seed), []
+        if options and "reset_mask" in options:
+            for row in np.flatnonzero(options["reset_mask"]).tolist():
+                self._playing[row] = self._next()
+                self._at[row] = 0
+        else:
+            self._playing = [self._next() for _ in range(self.num_envs)]
+            self._at[:] = 0
+        return self._seen(), {}
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """The next step of each episode; `actions` change nothing."""
+        rewards = np.array(
+            [each.rewards[at] for each, at in zip(self._playing, self._at, strict=True)]
+        )  # [N]
+        self._at += 1
+        over = np.array([len(each) for each in self._playing]) == self._at  # [N]
+        terminated = over & [each.terminated for each in self._playing]  # [N]
+        return self._seen(), rewards, terminated, over & ~terminated, {}
+
+    def _seen(self) -> Any:
+        """The observations, as Gymnasium gives those of a vector. Sets `actions` beside them."""
+        at = self._at.tolist()
+        observations = zeros(self.single_observation_space, (self.num_envs,))  # [N, ...]
+        actions = zeros(self.single_action_space, (self.num_envs,))  # [N, ...]
+        for row, (episode, step) in enumerate(zip(self._playing, at, strict=True)):
+            _put(observations, row, episode.observations, step)
+            if step < len(episode):  # else it is over
+                _put(actions, row, episode.actions, step)
+        self.actions = actions
+        return from_tree(self.single_observation_space, observations)
+
+    def _next(self) -> RecordedEpisode:
+        if not self._order:
+            self._order = self._generator.permutation(len(self.dataset)).tolist()
+        try:
+            return self.dataset.episode(self._order.pop())
+        except DatasetError as error:
+            # It would be as damaged for whoever comes in this EnvRunner's place.
+            where = f"data set {self.dataset.name!r}"
+            raise EnvironmentFailed(where, "reading", str(error), lasting=True) from error
+
+
+def _put(tree: Any, row: int, episode: Any, step: int) -> None:
+    """Copy a step of an episode into a row of a batch."""
+
+    def put(target: NDArray[Any], source: NDArray[Any]) -> None:
+        target[row] = source[step]
+
+    tree_map(put, tree, episode)

@@ -1,0 +1,144 @@
+"""Writes a Minari data set, as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from juggler.envrunner.datasets.dataset import RecordedEpisode
+from juggler.envrunner.datasets.finding import DATA, DatasetError
+from juggler.runtime.installing import installing
+from juggler.runtime.wire.structures import from_tree
+
+#: What writing to a full disk has been seen to raise.
+_REFUSED = (OSError, RuntimeError)
+
+
+class DatasetWriter:
+    """Adds episodes to a data set; made by `writing`.
+
+    Attributes:
+        steps: of all episodes so far.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        storage: Any,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+    ) -> None:
+        self.steps = 0
+        self._place, self._storage = place, storage
+        self._spaces = observation_space, action_space
+
+    def add(self, episode: RecordedEpisode) -> None:
+        """Write an episode to the disk.
+
+        Raises:
+            DatasetError: the disk refuses it.
+        """
+        from minari.data_collector import EpisodeBuffer
+
+        observed, acted = self._spaces
+        last = [False] * (len(episode) - 1)
+        buffer = EpisodeBuffer(
+            observations=from_tree(observed, episode.observations),
+            actions=from_tree(acted, episode.actions),
+            rewards=episode.rewards.tolist(),
+            terminations=[*last, episode.terminated],
+            truncations=[*last, not episode.terminated],
+        )
+        with _refusals(self._place):
+            self._storage.update_episodes([buffer])
+        self.steps += len(episode)
+
+
+@contextmanager
+def writing(
+    place: Path,
+    dataset_id: str,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    env_spec: EnvSpec | None,
+    about: dict[str, str],
+) -> Iterator[DatasetWriter]:
+    """Write a data set, which is there once the context ends well. If it does not, or the process
+    is killed, there is none.
+
+    Args:
+        place: its directory, which must not exist.
+        dataset_id: its name in Minari, such as "juggler/cartpole-v0".
+        observation_space: of the environment.
+        action_space: of the environment.
+        env_spec: of the environment, if Gymnasium can make it again.
+        about: more of Minari's metadata, such as "algorithm_name".
+
+    Raises:
+        DatasetError: the place is taken, the disk refuses writes, or the package minari is missing.
+    """
+    try:
+        from minari.dataset.minari_storage import MinariStorage
+    except ModuleNotFoundError as error:
+        raise DatasetError(
+            f"writing a data set needs the package {error.name}: {installing('datasets')}"
+        ) from error
+    if place.exists():
+        raise DatasetError(f"{place} is there already: choose another place, or remove it")
+    partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
+    try:
+        with _refusals(place):
+            _remove_of_dead(place)
+            (partial / DATA).mkdir(parents=True)
+            storage = MinariStorage.new(
+                partial / DATA,
+                observation_space,
+                action_space,
+                env_spec,
+                jpeg_encoding=False,  # images as they were seen
+            )
+        yield DatasetWriter(place, storage, observation_space, action_space)
+        with _refusals(place):
+            # Readers take none without a name.
+            named = {"dataset_id": dataset_id, "minari_version": version("minari"), **about}
+            storage.update_metadata(named)
+            for file in (partial / DATA).iterdir():
+                _to_disk(file)
+            partial.rename(place)
+            _to_disk(place.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _refusals(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except _REFUSED as error:
+        raise DatasetError(
+            f"cannot write the data set {place}, of which nothing is kept: {error}"
+        ) from error
+
+
+def _remove_of_dead(place: Path) -> None:
+    """Remove what killed processes have left of this data set."""
+    for left in place.parent.glob(f".{place.name}.partial-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or a directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""BC, behavioural cloning: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for
+Autonomous Navigation".
+
+A policy π learns to act as somebody else did, by supervised learning. The loss on a sample is a
+mean over its live steps t:
+
+    - log π(a_t|x_t) - entropy_coefficient H(π(·|x_t))
+
+The value function, if the module has one, learns nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
+from juggler.learner.algorithms.bc.config import BcConfig
+from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, ParameterGroupState
+from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.live_mean import LiveMean
+from juggler.runtime.modules import columns as c
+
+
+class Bc(GradientCore):
+    """The core of BC, for modules that return "action_dist_inputs" and "values" in training."""
+
+    name = "bc"
+    learns_from_episodes = True
+    config: BcConfig
+
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+        seen = actor_critic_pass(forward, columns)
+        policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
+        mean = LiveMean(seen.live)
+        logp = policy.log_prob(columns[c.ACTIONS])  # [N, T]
+        # The log-probability of a step that is not live may be anything.
+        policy_loss = -mean(torch.where(seen.live, logp, 0.0))  # []
+        entropy = mean(policy.entropy())  # []
+        total = policy_loss - self.config.entropy_coefficient * entropy  # []
+        metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
+        return Loss(total, mean.live_steps, metrics, means={})
