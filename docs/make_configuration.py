@@ -24,6 +24,7 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.appo.config import AppoConfig
+from juggler.learner.algorithms.bc.config import BcConfig
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
@@ -83,6 +84,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with APPO", AppoConfig),
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
+    ("Learning with BC", BcConfig),
     ("Learning with DQN, SAC and TD3", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
     ("Learning with SAC", SacConfig),

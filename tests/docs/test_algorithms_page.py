@@ -149,7 +149,7 @@ def _assert_policies_agree(
     episodes: dict[str, list[EpisodeBatch]],
 ) -> None:
     """The learner finds the probabilities that the runner acted with: their KL is 0."""
-    if algorithm == "pqn" or keeps_steps(algorithm):
+    if algorithm in ("pqn", "bc") or keeps_steps(algorithm):
         return  # they correct for no policy, and their module returns values in training
     keys: dict[str, Any] = {"epochs": 1, "minibatches": 1} if algorithm == "ppo" else {}
     other = _learner(algorithm, dict.fromkeys(episodes, make), **keys)

@@ -30,6 +30,7 @@ FROM_ELSEWHERE = [
 ABOUT_RUNS = [
     "README.md",
     "docs/architecture.md",
+    "docs/datasets.md",
     "docs/dm-env-rpc.md",
     "docs/docker.md",
     "docs/environments.md",

@@ -24,6 +24,7 @@ def commands() -> list[str]:
     pages = (
         *SNIPPETS,
         "docs/configuration.md",
+        "docs/datasets.md",
         "docs/leagues.md",
         "docs/operations.md",
         "docs/security.md",

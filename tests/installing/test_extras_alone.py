@@ -21,8 +21,8 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 LEFT_OUT = {"envpool", "dev", "mlflow", "wandb"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
-Box2D ale_py cryptography envpool grpc_reflection imageio imageio_ffmpeg mlflow mujoco onnx
-onnxruntime onnxscript open_spiel pettingzoo pygame wandb
+Box2D ale_py cryptography envpool grpc_reflection h5py imageio imageio_ffmpeg minari mlflow mujoco
+onnx onnxruntime onnxscript open_spiel pettingzoo pygame wandb
 """
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
 #: Environments with two agents, by extra.
@@ -52,6 +52,7 @@ def test_every_extra_is_tried() -> None:
     assert {
         *ENVIRONMENTS,
         "certs",
+        "datasets",
         "onnx",
         *GAMES,
         "reflection",
@@ -95,6 +96,14 @@ def test_certificates_are_made(alone: Alone) -> None:
     alone.run(*certs)
     names = {path.name for path in (alone.path / "tls").iterdir()}
     assert names == {"ca.pem", "cert.pem", "key.pem", "token"}
+
+
+def test_demonstrations_are_recorded_and_learned_from(alone: Alone, trained: Path) -> None:
+    record = ("-m", "juggler", "record", trained, "--episodes", 1, "--to", "shown")
+    install(alone, "datasets", told=alone.try_to_run(*record))
+    alone.run(*record)
+    learn = ("--algorithm", "bc", "--dataset", "shown", "--run-dir", "learned")
+    alone.run("-m", "juggler", "train", *learn, *SHORT)
 
 
 EXPORT = """

@@ -123,8 +123,10 @@ def _refusals(place: Path) -> Iterator[None]:
     try:
         yield
     except _REFUSED as error:
+        code = getattr(error, "errno", None)  # HDF5 says much more, over several lines
+        why = os.strerror(code) if code else str(error).partition("\n")[0]
         raise DatasetError(
-            f"cannot write the data set {place}, of which nothing is kept: {error}"
+            f"cannot write the data set {place}, of which nothing is kept: {why}"
         ) from error
 
 

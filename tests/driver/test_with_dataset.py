@@ -1,0 +1,93 @@
+"""What a run with a data set is told before it begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.with_dataset import with_dataset
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A data set, as far as the driver reads it."""
+    data = tmp_path / "mine" / "data"
+    data.mkdir(parents=True)
+    metadata = {
+        "observation_space": "",
+        "action_space": "",
+        "dataset_id": "mine-v0",
+        "total_episodes": 1,
+        "env_spec": json.dumps({"id": "Pendulum-v1", "kwargs": {"g": 9.0}}),
+    }
+    (data / "metadata.json").write_text(json.dumps(metadata))
+    return tmp_path / "mine"
+
+
+def begin(**given: Any) -> RunConfig:
+    return with_dataset(RunConfig.from_flat(given), given.keys(), is_here=True)
+
+
+def test_evaluations_play_what_the_data_set_is_of_unless_somebody_says_otherwise(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.parent)
+    runner = begin(algorithm="bc", dataset="mine").env_runner
+    assert (runner.env, runner.env_kwargs) == ("Pendulum-v1", {"g": 9.0})
+    assert runner.dataset == str(place)
+    runner = begin(algorithm="bc", dataset="mine", env="Acrobot-v1").env_runner
+    assert (runner.env, runner.env_kwargs) == ("Acrobot-v1", {})
+
+
+def test_a_run_without_a_data_set_stays_as_it_is() -> None:
+    config = RunConfig.from_flat({})
+    assert with_dataset(config, (), is_here=True) is config
+
+
+def test_a_data_set_on_another_host_is_not_looked_for() -> None:
+    given = {"algorithm": "bc", "dataset": "/somewhere/else"}
+    config = RunConfig.from_flat(given)
+    assert with_dataset(config, given, is_here=False) is config
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"algorithm": "bc"}, "'bc' learns from a data set: name one with dataset"),
+        ({"dataset": "mine"}, "algorithm = 'impala', which learns from steps .* choose bc, or"),
+        ({"algorithm": "bc", "dataset": "yours"}, "dataset: there is no data set 'yours'"),
+        ({"algorithm": "bc", "dataset": "mine", "stop_return": 1.0}, "stop_return = 1.0 with data"),
+        ({"algorithm": "bc", "dataset": "mine", "gateway": "localhost:0"}, "leave out the other"),
+        (
+            {"algorithm": "bc", "dataset": "mine", "agents": {"a": "default"}},
+            "a data set has the steps of one agent; leave out agents",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_data_set_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(place.parent)
+    with pytest.raises(ConfigError, match=said):
+        begin(**given)
+
+
+def test_an_evaluation_needs_an_environment(place: Path) -> None:
+    file = place / "data" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    del metadata["env_spec"]
+    file.write_text(json.dumps(metadata))
+    given = {"algorithm": "bc", "dataset": str(place), "evaluation_seconds": 1.0}
+    with pytest.raises(ConfigError, match=r"does not say which environment it is of; name it with"):
+        begin(**given)
+    assert begin(**given, env="CartPole-v1").env_runner.env == "CartPole-v1"
+    assert not begin(algorithm="bc", dataset=str(place)).plays
+
+
+def test_who_acts_with_the_policy_later_needs_no_data_set() -> None:
+    config = RunConfig.to_act({"algorithm": "bc", "dataset": "gone", "env": "CartPole-v1"})
+    assert config.env_runner.dataset == ""

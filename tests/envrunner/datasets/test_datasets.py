@@ -1,0 +1,176 @@
+"""Data sets are written as a whole or not at all, and read as they were written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.datasets import CHOICES, VECTOR, random_episodes, write
+
+from juggler.envrunner.datasets.dataset import Dataset
+from juggler.envrunner.datasets.finding import DatasetError
+from juggler.envrunner.datasets.writing import writing
+from juggler.runtime.wire.structures import tree_map
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+import h5py
+import minari
+
+TESTS = Path(__file__).parents[2]
+IMAGE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+SPACES: dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = {
+    "choices": (VECTOR, CHOICES),
+    "numbers": (spaces.Discrete(5), spaces.Box(-2, 2, (2,), np.float64)),
+    "an image": (IMAGE, spaces.MultiBinary(3)),
+    "parts": (
+        spaces.Dict({"observation": VECTOR, "action_mask": spaces.MultiBinary(3)}),
+        spaces.Tuple([CHOICES, spaces.Box(0, 1, (), np.float32)]),
+    ),
+    "several choices": (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 2], start=[1, 0])),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_episodes_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
+    written = random_episodes([3, 1, 5], *SPACES[name])
+    dataset = Dataset(str(write(tmp_path / "mine", written, *SPACES[name])))
+    assert (dataset.observation_space, dataset.action_space) == SPACES[name]
+    assert len(dataset) == 3
+    for index, expected in enumerate(written):
+        found = dataset.episode(index)
+        tree_map(np.testing.assert_array_equal, found.observations, expected.observations)
+        tree_map(np.testing.assert_array_equal, found.actions, expected.actions)
+        np.testing.assert_array_equal(found.rewards, expected.rewards)
+        assert found.terminated == expected.terminated
+
+
+def test_minari_itself_reads_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    written = random_episodes([3, 4])
+    write(tmp_path / "juggler" / "random-v0", written, env="CartPole-v1")
+    found = minari.load_dataset("juggler/random-v0")
+    assert found.env_spec.id == "CartPole-v1"
+    assert list(minari.list_local_datasets()) == ["juggler/random-v0"]
+    assert (found.total_episodes, found.total_steps) == (2, 7)
+    for expected, episode in zip(written, found, strict=True):
+        np.testing.assert_array_equal(episode.observations, expected.observations)
+        np.testing.assert_array_equal(
+            episode.truncations, [False] * (len(expected) - 1) + [not expected.terminated]
+        )
+    assert len(Dataset("juggler/random-v0")) == 2
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    place = write(tmp_path / "mine", random_episodes([50, 50]))
+    file = place / "data" / "main_data.hdf5"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(DatasetError, match=r"episode 1 of the data set in .*mine/data is damaged"):
+        Dataset(str(place)).episode(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("actions", [1, 2, 4, 1]), r"its actions hold a number outside of Discrete\(3, start=1\)"),
+        (("actions", [1, 2]), r"its actions have the shape \[2\] .* not \[4\]"),
+        (("observations", np.zeros((5, 2))), r"its observations have the shape \[5, 2\]"),
+        (("terminations", [False, True, False, False]), "it goes on after its end"),
+        (("rewards", [1.0]), r"have the shapes \[1\], \[4\], \[4\]"),
+        (("rewards", None), "is damaged: .*rewards"),
+    ],
+)
+def test_a_damaged_episode_is_named(change: tuple[str, Any], said: str, tmp_path: Path) -> None:
+    place = write(tmp_path / "mine", random_episodes([4]))
+    column, values = change
+    with h5py.File(place / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_0"][column]
+        if values is not None:
+            file["episode_0"][column] = values
+    with pytest.raises(DatasetError, match=rf"episode 0 of the data set in .*{said}"):
+        Dataset(str(place)).episode(0)
+
+
+def test_a_place_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
+    place = write(tmp_path / "mine", random_episodes([2]))
+    with pytest.raises(DatasetError, match=r"mine is there already: choose another place"):
+        write(place, random_episodes([2, 2]))
+    assert len(Dataset(str(place))) == 1
+
+
+def test_what_ends_early_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        about = VECTOR, CHOICES, None, {}
+        with writing(tmp_path / "mine", "juggler/random-v0", *about) as writer:
+            writer.add(random_episodes([2])[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+
+
+#: Writes episodes until it is stopped.
+ENDLESS = """
+import sys
+from pathlib import Path
+from support.datasets import CHOICES, VECTOR, random_episodes
+from juggler.envrunner.datasets.writing import writing
+
+(episode,) = random_episodes([200])
+with writing(Path(sys.argv[1]), "juggler/random-v0", VECTOR, CHOICES, None, {}) as writer:
+    while True:
+        writer.add(episode)
+        print("wrote", flush=True)
+"""
+
+
+def endless(place: Path, **options: Any) -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", ENDLESS, str(place)]
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(program, env=environment, text=True, **pipes, **options)
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_leaves_is_never_read_and_goes_with_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    with endless(place) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            assert process.stdout.readline() == "wrote\n"
+        process.send_signal(signal.SIGKILL)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".mine.partial-")
+    with pytest.raises(DatasetError, match="there is no data set"):
+        Dataset(str(place))
+    with pytest.raises(DatasetError, match="lacks dataset_id: it is damaged, or was not finished"):
+        Dataset(str(left))
+    write(place, random_episodes([2]))
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    def little_space() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    with endless(tmp_path / "mine", preexec_fn=little_space) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("juggler.envrunner.datasets.finding.DatasetError: cannot write the data")
+    assert last.endswith("mine, of which nothing is kept: File too large")
+    assert not list(tmp_path.iterdir())

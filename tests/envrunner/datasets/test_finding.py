@@ -1,0 +1,86 @@
+"""Data sets are found by path or by name, and those that are damaged or unfinished are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from juggler.envrunner.datasets.finding import (
+    DatasetError,
+    environment_of,
+    find_dataset,
+    read_metadata,
+)
+
+WHOLE: dict[str, Any] = {
+    "observation_space": "{}",
+    "action_space": "{}",
+    "dataset_id": "poles/human-v0",
+    "total_episodes": 1,
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Minari keeps data sets."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def put(directory: Path, **metadata: Any) -> Path:
+    data = directory / "data"
+    data.mkdir(parents=True)
+    (data / "metadata.json").write_text(json.dumps(WHOLE | metadata))
+    return data
+
+
+def test_a_data_set_is_found_by_path_by_its_data_and_by_name(kept: Path, tmp_path: Path) -> None:
+    here, named = put(tmp_path / "mine"), put(kept / "poles" / "human-v0")
+    assert find_dataset(str(tmp_path / "mine")) == here
+    assert find_dataset(str(here)) == here
+    assert find_dataset("poles/human-v0") == named
+    assert read_metadata(named)["dataset_id"] == "poles/human-v0"
+
+
+def test_a_wrong_name_names_the_nearest(kept: Path) -> None:
+    put(kept / "poles" / "human-v0")
+    put(kept / "doors" / "expert-v2")
+    with pytest.raises(DatasetError, match=r"'poles/humans-v0'.*did you mean 'poles/human-v0'\?"):
+        find_dataset("poles/humans-v0")
+
+
+def test_a_directory_that_is_no_data_set_is_told(kept: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"is no Minari data set: .* data/metadata\.json"):
+        find_dataset(str(tmp_path))
+    with pytest.raises(DatasetError, match=r"no data set 'nowhere'.* give the path"):
+        find_dataset("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"total_epi', r"metadata\.json is damaged"),
+        ("[1]", r"metadata\.json lacks an object"),
+        (json.dumps({k: v for k, v in WHOLE.items() if k != "dataset_id"}), "lacks dataset_id"),
+        (json.dumps({k: v for k, v in WHOLE.items() if "space" not in k}), "lacks observation_sp"),
+    ],
+)
+def test_a_damaged_or_unfinished_data_set_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    data = put(tmp_path / "mine")
+    (data / "metadata.json").write_text(text)
+    with pytest.raises(DatasetError, match=said):
+        read_metadata(data)
+
+
+def test_a_data_set_may_say_which_environment_it_is_of(tmp_path: Path) -> None:
+    put(tmp_path / "silent")
+    assert environment_of(str(tmp_path / "silent")) == {}
+    put(tmp_path / "told", env_spec=json.dumps({"id": "Pendulum-v1", "kwargs": {"g": 9.81}}))
+    told = {"env": "Pendulum-v1", "env_kwargs": {"g": 9.81}}
+    assert environment_of(str(tmp_path / "told")) == told
+    put(tmp_path / "odd", env_spec="[")
+    with pytest.raises(DatasetError, match=r"metadata\.json is damaged: env_spec"):
+        environment_of(str(tmp_path / "odd"))

@@ -1,0 +1,134 @@
+"""Demonstrations are recorded with one run's policy, and another run learns from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.datasets import random_episodes, write
+from support.place import Place, assert_books_balance, metrics, summary
+from support.seeds import seeds
+
+import juggler
+from juggler.envrunner.datasets.dataset import Dataset
+from juggler.envrunner.environments.vector import make_vector_env
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+pytestmark = pytest.mark.slow
+
+CARTPOLE = juggler.RunConfig.from_flat({"env": "CartPole-v1"}).env_runner
+
+
+class Balanced:
+    """A rule that holds poles for as long as episodes last."""
+
+    def __call__(self, observation: np.ndarray) -> int:
+        x, speed, angle, turning = observation.tolist()
+        return int(0.1 * x + 0.3 * speed + 3 * angle + turning > 0)
+
+
+def demonstrations(place: Path, episodes: int = 10) -> Path:
+    """Episodes of CartPole in which poles are held until the end."""
+    import gymnasium
+
+    from juggler.envrunner.datasets.dataset import RecordedEpisode
+
+    env, rule, played = gymnasium.make("CartPole-v1"), Balanced(), []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        seen, actions, over = [observation], [], False
+        while not over:
+            actions.append(rule(observation))
+            observation, _, terminated, over, _ = env.step(actions[-1])
+            assert not terminated
+            seen.append(observation)
+        rewards = np.ones(len(actions), np.float32)
+        played.append(RecordedEpisode(np.stack(seen), np.array(actions), rewards, False))
+    spaces = env.observation_space, env.action_space
+    env.close()
+    return write(place, played, *spaces, env="CartPole-v1")
+
+
+@seeds
+def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -> None:
+    written = demonstrations(place.path / "shown")
+    options = ("--algorithm", "bc", "--dataset", "shown", "--seed", seed, "--stop-steps", 150_000)
+    run = place.run("train", *options, "--run-dir", "run")
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["reason_for_stop"] == "stop_steps"
+    place.assert_nothing_is_left()
+    played = juggler.evaluate(place.path / "run", episodes=50, seed=1000)
+    assert played.mean >= 475, (played.returns, metrics(place.path / "run")[-1])
+    assert written.is_dir()
+
+
+def test_what_a_policy_does_is_recorded_and_learned_from(place: Place) -> None:
+    first = place.run("train", "cartpole", "--stop-steps", 20_000, "--run-dir", "first")
+    assert first.status == 0, first.output
+    made = place.run("record", "first", "--episodes", 7)
+    assert made.status == 0, made.output
+    evaluated = juggler.evaluate(place.path / "first", episodes=7)
+    dataset = Dataset(str(place.path / "first" / "demonstrations"))
+    episodes = [dataset.episode(index) for index in range(len(dataset))]
+    assert sorted(map(len, episodes)) == sorted(evaluated.lengths)
+    envs = make_vector_env(CARTPOLE, just_one=True)
+    dataset.must_have_the_spaces_of("CartPole-v1", envs)
+    envs.close()
+    policy = juggler.load_policy(place.path / "first")
+    for episode in episodes:
+        np.testing.assert_array_equal(policy.act(episode.observations[:-1])[0], episode.actions)
+    again = place.run("record", "first", "--episodes", 7)
+    assert again.status == 1, again.output
+    assert "first/demonstrations is there already" in again.output
+    options = ("--dataset", "first/demonstrations", "--stop-steps", 20_000, "--run-dir", "second")
+    evaluations = ("--evaluation-seconds", 0.5, "--evaluation-episodes", 2)
+    second = place.run("train", "--algorithm", "bc", *options, *evaluations)
+    assert second.status == 0, second.output
+    assert_books_balance(place.path / "second")
+    lines = metrics(place.path / "second")
+    assert any(line["evaluation_return_mean"] is not None for line in lines)
+    assert all(line["episode_return_mean"] is None for line in lines)
+    config = (place.path / "second" / "config.toml").read_text()
+    assert f'dataset = "{place.path.resolve()}/first/demonstrations"' in config
+    resumed = place.run("train", "--resume", "second", "--stop-steps", 25_000)
+    assert resumed.status == 0, resumed.output
+    assert_books_balance(place.path / "second")
+    place.assert_nothing_is_left()
+
+
+def test_what_cannot_be_learned_from_is_told_before_the_run_has_a_directory(place: Place) -> None:
+    written = write(place.path / "shown", random_episodes([3, 4]))
+    options = ("train", "--algorithm", "bc", "--dataset", "shown", "--run-dir", "run")
+    with_env = ("--env", "CartPole-v1", "--evaluation-seconds", 1)
+    other = place.run(*options, *with_env)
+    assert other.status == 2, other.output
+    line = other.output.strip().splitlines()[-1]
+    assert "has observations in Box(-10.0, 10.0, (3,), float32), and the environment" in line
+    assert "CartPole-v1 has them in Box([-4.8" in other.output
+    metadata = written / "data" / "metadata.json"
+    spaces = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({**spaces, "total_episodes": 0}))
+    empty = place.run(*options)
+    assert empty.status == 2, empty.output
+    assert "has 0 episodes: nothing to learn from" in empty.output
+    (written / "data" / "main_data.hdf5").unlink()
+    damaged = place.run(*options)
+    assert damaged.status == 2, damaged.output
+    assert "shown/data is damaged: No data found" in damaged.output
+    assert not (place.path / "run").exists()
+    place.assert_nothing_is_left()
+
+
+def test_an_episode_that_is_damaged_ends_the_run_and_is_named(place: Place) -> None:
+    written = write(place.path / "shown", random_episodes([30, 40, 50]))
+    file = written / "data" / "main_data.hdf5"
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+    run = place.run("train", "--algorithm", "bc", "--dataset", "shown", "--run-dir", "run")
+    assert run.status == 1, run.output
+    assert "of the data set in" in run.output
+    assert "shown/data is damaged" in run.output
+    place.assert_nothing_is_left()
