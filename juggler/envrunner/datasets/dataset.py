@@ -59,7 +59,7 @@ class Dataset:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._data = find_dataset(name)
+        self._data = find_dataset(name).absolute()  # Minari appends a relative one to itself
         metadata = read_metadata(self._data)
         # Imported here because it is an extra.
         try:

@@ -93,6 +93,7 @@ def writing(
         ) from error
     if place.exists():
         raise DatasetError(f"{place} is there already: choose another place, or remove it")
+    place = place.absolute()  # Minari appends a relative one to itself
     partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
     try:
         with _refusals(place):

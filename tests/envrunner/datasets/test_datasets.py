@@ -53,6 +53,14 @@ def test_episodes_are_read_as_they_were_written(name: str, tmp_path: Path) -> No
         assert found.terminated == expected.terminated
 
 
+def test_a_place_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = random_episodes([3, 2])
+    write(Path("mine"), written)
+    dataset = Dataset("mine")
+    assert [len(dataset.episode(index)) for index in range(2)] == [3, 2]
+
+
 def test_minari_itself_reads_what_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
