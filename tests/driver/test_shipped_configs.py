@@ -17,7 +17,8 @@ from juggler.learner.algorithms.registry import ALGORITHMS
 
 def test_a_task_ships_with_settings_for_each_algorithm() -> None:
     assert load_config("cartpole").learner.algorithm == "impala"
-    for algorithm in ALGORITHMS:
+    # A file that ships cannot name a data set that somebody has yet to make.
+    for algorithm in (name for name, each in ALGORITHMS.items() if not each.offline):
         task, env = "cartpole", "CartPole-v1"
         if not acts_in_choices(algorithm):
             task, env = "pendulum", "Pendulum-v1"
