@@ -47,11 +47,13 @@ def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) ->
         raise ConfigError(f"dataset: {error}") from error
     if "env" in given:
         told = {}
-    elif not told and config.driver.evaluation_seconds > 0:
+    elif not told and config.plays:
         raise ConfigError(
             f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} does "
             "not say which environment it is of; name it with env = ..."
         )
+    elif not told:
+        told = {"env": Path(name).name}  # for people; nobody plays it
     # A run that is resumed from another directory has to find it, too.
     place = Path(name).expanduser()
     kept = str(place.resolve()) if place.exists() else name

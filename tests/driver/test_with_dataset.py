@@ -85,7 +85,9 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not say which environment it is of; name it with"):
         begin(**given)
     assert begin(**given, env="CartPole-v1").env_runner.env == "CartPole-v1"
-    assert not begin(algorithm="bc", dataset=str(place)).plays
+    unnamed = begin(algorithm="bc", dataset=str(place))
+    assert not unnamed.plays
+    assert unnamed.env_runner.env == "mine", "and not the default environment"
 
 
 def test_who_acts_with_the_policy_later_needs_no_data_set() -> None:
