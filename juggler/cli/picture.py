@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
 from juggler.driver.record.run_directory import METRICS_FILE
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KEYS = (
-    "env_steps_sampled",
-    "wall_time",
+    STEPS,
+    TIME,
     "episode_return_mean",
     "evaluation_return_mean",
     "steps_per_second",
@@ -71,6 +70,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
     Raises:
         PlotError: a directory has no metrics, or none of modules or agents where `by` asks for
             them; or the picture cannot be written.
+        RunDirectoryError: metrics cannot be read.
     """
     figure = draw(run_dirs, by)
     output = output or run_dirs[0] / "plot.png"
@@ -87,6 +87,7 @@ def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
 
     Raises:
         PlotError: as `plot`.
+        RunDirectoryError: likewise.
     """
     if not run_dirs:
         raise PlotError("give at least one run directory")
@@ -115,21 +116,18 @@ def read_run(path: Path, name: str, by: By = "run") -> Run:
 
     Raises:
         PlotError: there are no metrics, or none of what `by` asks for.
+        RunDirectoryError: they cannot be read.
     """
     file = path / METRICS_FILE
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError as error:
+    if not file.exists():
         what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"
-        raise PlotError(f"{path} {what}; give the directory of a run") from error
-    except OSError as error:
-        raise PlotError(f"cannot read {file}: {error}") from error
-    lines = content.splitlines()
-    found = [values for values in map(_values, lines) if values is not None]
-    rows = [[_number(values.get(key)) for key in _KEYS] for values in found]
-    if not rows:
-        what = f"none of its {len(lines)} lines is one of metrics" if lines else "it is empty"
+        raise PlotError(f"{path} {what}; give the directory of a run")
+    metrics = read_metrics(path)
+    if not (found := metrics.lines):
+        count = metrics.broken
+        what = f"none of its {count} lines is one of metrics" if count else "it is empty"
         raise PlotError(f"{file}: {what}; the first line is written a second after the start")
+    rows = [[number(values.get(key)) for key in _KEYS] for values in found]
     names, key = _names(found, by)
     if by in ("module", "agent") and not names:
         raise PlotError(
@@ -138,22 +136,12 @@ def read_run(path: Path, name: str, by: By = "run") -> Run:
     for row, values in zip(rows, found, strict=True):
         for each in names:
             told = _of(_of(values, key), each)
-            row += [_number(told.get(of_each)) for of_each in _OF_EACH]
-    table = np.array(_in_one_course(rows), dtype=np.float64)  # [lines, keys]
+            row += [number(told.get(of_each)) for of_each in _OF_EACH]
+    table = np.array(rows, dtype=np.float64)  # [lines, keys]
     columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
     of_names = iter(table[:, len(_KEYS) :].T)  # [lines] each
     named = {each: {of_each: next(of_names) for of_each in _OF_EACH} for each in names}
-    return Run(name, columns, len(lines) - len(rows), named)
-
-
-def _values(line: bytes) -> dict[str, Any] | None:
-    """What a line of metrics says; None: it is none."""
-    try:
-        values = json.loads(line)
-        place = [_number(values.get(key)) for key in _KEYS][:2]
-    except (ValueError, RecursionError, AttributeError, OverflowError):
-        return None
-    return None if np.isnan(place).any() else values
+    return Run(name, columns, metrics.broken, named)
 
 
 def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
@@ -173,35 +161,14 @@ def _of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number else math.nan
-
-
-def _in_one_course(rows: list[list[float]]) -> list[list[float]]:
-    """The rows, with steps and time that only grow.
-
-    A run that continues from a checkpoint repeats what came after it; the first pass is dropped.
-    """
-    course: list[list[float]] = []
-    offset = 0.0
-    for steps, wall_time, *rest in rows:
-        while course and course[-1][0] > steps:
-            course.pop()
-        if course and wall_time + offset < course[-1][1]:
-            offset = course[-1][1]  # its clock was reset
-        course.append([steps, wall_time + offset, *rest])
-    return course
-
-
 def _figure(runs: list[Run]) -> Figure:
     # Matplotlib takes half a second; without pyplot it needs no window system.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    longest = max(float(run.columns["wall_time"][-1]) for run in runs)
+    longest = max(float(run.columns[TIME][-1]) for run in runs)
     unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
-    abscissae = (("env_steps_sampled", 1.0, "environment steps"), ("wall_time", seconds, unit))
+    abscissae = ((STEPS, 1.0, "environment steps"), (TIME, seconds, unit))
     figure = Figure(figsize=(13, 7), dpi=140, layout="constrained")
     grid = figure.subplots(2, len(_PANELS), sharex="row", sharey="col")  # [rows, columns]
     for row, (key, scale, x_label) in enumerate(abscissae):

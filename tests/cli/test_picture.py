@@ -11,6 +11,7 @@ import pytest
 
 import juggler
 from juggler.cli.picture import PlotError, Run, _figure, _tick, plot, read_run
+from juggler.driver.record.run_directory import RunDirectoryError
 
 
 def _line(steps: int, wall_time: float, **changes: Any) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def test_a_path_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlotError, match="is not a directory"):
         plot([tmp_path / "nowhere"])
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(PlotError, match="cannot read"):
+    with pytest.raises(RunDirectoryError, match="cannot read"):
         plot([tmp_path])
     with pytest.raises(PlotError, match="at least one"):
         plot([])

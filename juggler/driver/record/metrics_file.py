@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError, flat
 
-_STEPS = "env_steps_sampled"
+STEPS: Final = "env_steps_sampled"
+TIME: Final = "wall_time"
 
 
-def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics of a run as rows of a table, oldest first. Steps that a resumed run made
-    again count once, and what is not a line of metrics is left out.
+@dataclass(frozen=True, slots=True)
+class MetricsLines:
+    """The lines of metrics of a run, oldest first. Steps that a resumed run made again count once,
+    and its clock goes on.
+
+    Attributes:
+        lines: as they were written, but for the time.
+        broken: how many lines of the file are not metrics.
+    """
+
+    lines: list[dict[str, Any]]
+    broken: int
+
+
+def read_metrics(run_dir: Path) -> MetricsLines:
+    """Read all metrics of a run.
 
     Raises:
         RunDirectoryError: the file cannot be read.
     """
     file = run_dir / METRICS_FILE
     try:
-        lines = file.read_bytes().splitlines()
+        texts = file.read_bytes().splitlines()
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            row = flat(json.loads(line))
-            steps = row[_STEPS] + 0
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue
-        while rows and rows[-1][_STEPS] > steps:
-            rows.pop()
-        rows.append(row)
-    return rows
+    found = [line for line in map(_line, texts) if line is not None]
+    course: list[dict[str, Any]] = []
+    offset = 0.0
+    for line in found:
+        while course and course[-1][STEPS] > line[STEPS]:
+            course.pop()  # made again from a checkpoint before
+        if course and line[TIME] + offset < course[-1][TIME]:
+            offset = course[-1][TIME]  # the clock began anew
+        course.append({**line, TIME: line[TIME] + offset} if offset else line)
+    return MetricsLines(course, len(texts) - len(found))
+
+
+def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
+    """The same lines as rows of a table, flat.
+
+    Raises:
+        RunDirectoryError: the file cannot be read.
+    """
+    return [flat(line) for line in read_metrics(run_dir).lines]
+
+
+def number(value: object) -> float:
+    """A number of a line; NaN where it has none."""
+    try:
+        found = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """What a line of the file says; None: it is none of metrics."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_line = isinstance(line, dict) and not any(
+        math.isnan(number(line.get(key))) for key in (STEPS, TIME)
+    )
+    return line if is_line else None

@@ -10,23 +10,24 @@ from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_directory import RunDirectoryError
 
 LINES = """
-{"env_steps_sampled": 10, "updates": 1, "modules": {"default": {"kl": 0.5}}}
-{"env_steps_sampled": 20, "updates": 2, "weights_version": [1, 2]}
-{"env_steps_sampled": 30, "updates": 3}
+{"env_steps_sampled": 10, "wall_time": 1.0, "modules": {"default": {"kl": 0.5}}}
+{"env_steps_sampled": 20, "wall_time": 2.0, "weights_version": [1, 2]}
+{"env_steps_sampled": 30, "wall_time": 3.0}
 no line of metrics
 [1]
-{"env_steps_sampled": null}
-{"env_steps_sampled": 20, "updates": 20, "episode_return_mean": null}
+{"env_steps_sampled": null, "wall_time": 4.0}
+{"env_steps_sampled": 40}
+{"env_steps_sampled": 20, "wall_time": 0.5, "episode_return_mean": null}
 {"env_steps_sampled": 40, "upd
 """
 
 
-def test_a_table_is_flat_and_has_the_steps_of_a_resumed_run_once(tmp_path: Path) -> None:
+def test_a_table_is_flat_and_a_resumed_run_has_its_steps_once_and_one_clock(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(LINES.strip())
     assert metrics_table(tmp_path) == [
-        {"env_steps_sampled": 10, "updates": 1, "modules/default/kl": 0.5},
-        {"env_steps_sampled": 20, "updates": 2, "weights_version": [1, 2]},
-        {"env_steps_sampled": 20, "updates": 20, "episode_return_mean": None},
+        {"env_steps_sampled": 10, "wall_time": 1.0, "modules/default/kl": 0.5},
+        {"env_steps_sampled": 20, "wall_time": 2.0, "weights_version": [1, 2]},
+        {"env_steps_sampled": 20, "wall_time": 2.5, "episode_return_mean": None},
     ]
 
 
