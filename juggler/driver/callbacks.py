@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,7 +158,8 @@ class Callback:
 def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """
     Raises:
-        ConfigError: one of them is no callback, or has a method that nothing calls.
+        ConfigError: one of them is no callback, or has a method that nothing calls, or one that
+            takes other arguments than it is called with.
     """
     if isinstance(callbacks, Callback):
         raise ConfigError("callbacks: give a list, such as callbacks=[MyCallback()]")
@@ -172,7 +174,26 @@ def checked(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
             if name.startswith("on_") and name not in known:
                 which = f"{type(each).__name__}.{name}"
                 raise ConfigError(f"callbacks: nothing calls {which}{nearest(name, known)}")
+        for name in known:
+            _must_take_its_arguments(each, name)
     return found
+
+
+def _must_take_its_arguments(callback: Callback, method: str) -> None:
+    """
+    Raises:
+        ConfigError: it takes others; names those that it is called with.
+    """
+    names = [*inspect.signature(getattr(Callback, method)).parameters][1:]  # without self
+    try:
+        takes = inspect.signature(getattr(callback, method))
+    except (TypeError, ValueError):  # Python cannot tell
+        return
+    try:
+        takes.bind(*names)
+    except TypeError:
+        which = f"{type(callback).__name__}.{method}{takes}"
+        raise ConfigError(f"callbacks: {which} has to take ({', '.join(names)})") from None
 
 
 @dataclass(slots=True)

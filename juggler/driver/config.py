@@ -341,6 +341,8 @@ def _value(key: str, value: Any, hint: Any, where: str) -> Any:
         text, _, place = str(error).partition(" - at `$")
         for word, in_toml in (("object", "table"), ("null", "none")):
             text = re.sub(rf"\b{word}\b", in_toml, text)
+        if hint == list[str] and isinstance(value, str):
+            text = f"this is a list: {key} = {[value]}"
         if text.startswith("Invalid enum value"):
             text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
         raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error

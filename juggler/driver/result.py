@@ -11,7 +11,7 @@ from typing import Any
 from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE
-from juggler.driver.record.wording import best_checkpoint, outcome
+from juggler.driver.record.wording import best_checkpoint, here, outcome
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
@@ -23,7 +23,7 @@ class Result:
 
     Attributes:
         summary: the content of `summary.json`.
-        run_dir: the run's directory.
+        run_dir: the run's directory, absolute.
         checkpoint: the newest checkpoint; None if the run has none.
     """
 
@@ -37,7 +37,8 @@ class Result:
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint that played best in an evaluation; None: there was no evaluation."""
+        """The checkpoint that played best in an evaluation beside training; None: there was none,
+        since a run has them only with `evaluation_seconds` above 0."""
         best = self.summary.get("best")
         return Path(best["checkpoint"]) if best else None
 
@@ -63,8 +64,8 @@ class Result:
         return f"<table>{rows}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        checkpoint = "none" if self.checkpoint is None else str(self.checkpoint)
-        where = [("run", str(self.run_dir)), ("checkpoint", checkpoint)]
+        checkpoint = "none" if self.checkpoint is None else here(self.checkpoint)
+        where = [("run", here(self.run_dir)), ("checkpoint", checkpoint)]
         best = best_checkpoint(self.summary)
         return [*outcome(self.summary), *where, *([("best", best)] if best else [])]
 
@@ -93,6 +94,6 @@ def nothing_to_do(run_dir: Path, reached: str, config: RunConfig) -> str:
     """Say that a run has reached its goal, and how to go further."""
     goal = _GOALS[reached]
     return (
-        f"the run in {run_dir} has ended ({reached}): nothing to go on with. To go further, "
+        f"the run in {here(run_dir)} has ended ({reached}): nothing to go on with. To go further, "
         f"give it another {goal} than {vars(config.driver)[goal]}"
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,7 @@ def train(
     """
     started = time.monotonic()
     told = checked(callbacks)
-    if "resume" in keys:
-        raise ConfigError(
-            "resume is no key of a configuration: to go on with a run, call "
-            f"juggler.resume({str(keys['resume'])!r})"
-        )
+    _must_be_keys(keys)
     own = own_classes(keys)
     give_names(env, module, keys)
     if isinstance(config, RunConfig):
@@ -128,9 +125,10 @@ def resume(
     """
     started = time.monotonic()
     told = checked(callbacks)
+    _must_be_keys(keys)
     own = own_classes(keys)
     give_names(env, module, keys)
-    checkpoint = read(Path(run_dir))
+    checkpoint = read(run_dir)
     where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
     module = own_module(config, module, own)
@@ -139,6 +137,20 @@ def resume(
     return resume_run(
         Path(run_dir), checkpoint, config, started=started, own_code=own_code, callbacks=told
     )
+
+
+def _must_be_keys(keys: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: one of them is an argument of these functions, and no key.
+    """
+    if "resume" in keys:
+        raise ConfigError(
+            "resume is no key of a configuration: to go on with a run, call "
+            f"juggler.resume({str(keys['resume'])!r})"
+        )
+    if "callback" in keys:
+        raise ConfigError("there is no key 'callback': did you mean callbacks=[...], a list?")
 
 
 def start_run(
@@ -220,6 +232,9 @@ def resume_run(
         ConfigError: the algorithm or the starting weights have changed.
     """
     must_be_sound(checkpoint)
+    run_dir = run_dir.absolute()
+    if checkpoint.path:
+        checkpoint = replace(checkpoint, path=checkpoint.path.absolute())
     began = checkpoint.config.get("from_checkpoint")
     if config.driver.from_checkpoint != began:
         raise ConfigError(

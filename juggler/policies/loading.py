@@ -71,7 +71,8 @@ def load_policy(
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it has no such module, or several
             where none is named.
-        ValueError: a part of the run cannot be built here; says which one and what to do.
+        ValueError: a part of the run cannot be built here; says which one and what to do. Or the
+            checkpoint is None.
     """
     saved = read_or_warn(checkpoint)
     if isinstance(module, str) and ":" not in module:

@@ -150,3 +150,24 @@ def test_what_is_no_callback_is_refused_with_what_to_do() -> None:
         juggler.train("cartpole", callbacks=Heard())  # type: ignore[arg-type]
     with pytest.raises(juggler.ConfigError, match=r"is not a juggler\.Callback"):
         juggler.resume("nowhere", callbacks=[print])  # type: ignore[list-item]
+    with pytest.raises(juggler.ConfigError, match=r"did you mean callbacks=\[\.\.\.\]"):
+        juggler.train("cartpole", callback=Heard())
+
+
+def test_a_callback_has_to_take_what_it_is_called_with() -> None:
+    class Forgets(juggler.Callback):
+        def on_metrics(self, run: juggler.Run) -> None:  # type: ignore[override]
+            pass
+
+    class TakesMore(juggler.Callback):
+        def on_metrics(self, *all_of_it: Any) -> None:
+            pass
+
+        def on_end(self, run: juggler.Run, summary: Any, how: str = "in order") -> None:
+            pass
+
+    expected = r"Forgets\.on_metrics\(run.*\) -> .* has to take \(run, metrics\)"
+    with pytest.raises(juggler.ConfigError, match=expected):
+        checked([Forgets()])
+    taken = TakesMore()
+    assert checked([taken]) == (taken,)

@@ -105,6 +105,7 @@ def test_a_value_within_a_list_is_named_by_its_place() -> None:
     said = _error({"adam_betas": [0.9, "x"]})
     assert said == "run.toml: adam_betas[1]: Expected `float`, got `str`"
     assert "adam_betas: Expected `array` of length 2" in _error({"adam_betas": [0.9]})
+    assert "track: this is a list: track = ['wandb']" in _error({"track": "wandb"})
 
 
 # -- wrong keys -----------------------------------------------------------------------------------

@@ -42,6 +42,20 @@ def test_a_result_prints_as_five_lines() -> None:
     assert "runs/&lt;one&gt;" in shown
 
 
+def test_directories_are_shown_from_where_the_reader_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    result = juggler.Result(SUMMARY, run, run / "checkpoints" / "000001300")
+    monkeypatch.chdir(tmp_path)
+    assert "run        runs/one\n" in str(result)
+    monkeypatch.chdir(run)
+    assert str(result).endswith("checkpoint checkpoints/000001300")
+    monkeypatch.chdir("/usr")
+    assert f"run        {run}\n" in str(result)
+
+
 def test_a_run_without_a_checkpoint_has_five_lines_too() -> None:
     summary = {**SUMMARY, "solved": False, "reason_for_stop": "interrupted"}
     lines = str(juggler.Result(summary, Path("run"), None)).splitlines()

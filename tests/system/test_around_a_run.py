@@ -51,11 +51,14 @@ class Follows(juggler.Callback):
         self.summary = dict(summary)
 
 
-def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(tmp_path: Path) -> None:
+def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     follows = Follows()
+    monkeypatch.chdir(tmp_path)
     run = juggler.start(
         "cartpole",
-        run_dir=str(tmp_path / "run"),
+        run_dir="run",
         callbacks=[follows],
         num_env_runners=1,
         checkpoint_seconds=1.0,
@@ -66,6 +69,7 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(tmp_path: Path
         progress="off",
     )
     assert run.run_dir == tmp_path / "run"
+    monkeypatch.chdir("/")  # the run stays where it is
     lines = list(run.metrics())
     with pytest.raises(KeyError, match="heard all") as raised:
         run.result(60)

@@ -63,11 +63,14 @@ class RunDirectory:
     - `summary.json`: how the run ended;
     - `checkpoints/`: see `juggler.runtime.checkpoints`;
     - `events.out.tfevents.*`: the scalars of the metrics lines, if `track` names TensorBoard.
+
+    Attributes:
+        path: absolute, since a script may change its working directory while a run goes on.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO, config: bytes, tracks: bool) -> None:
-        self.path = path
-        self.checkpoints = path / DIRECTORY
+        self.path = path.absolute()
+        self.checkpoints = self.path / DIRECTORY
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line

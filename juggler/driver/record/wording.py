@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from juggler.driver.record.candidates import Played
@@ -112,7 +113,7 @@ def conclude(summary: Mapping[str, Any]) -> str:
     ]
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
-            lines.append(f"{name}: {summary[key]}")
+            lines.append(f"{name}: {here(summary[key])}")
     if best := best_checkpoint(summary):
         lines.append(f"best: {best}")
     return "\n".join(lines)
@@ -123,7 +124,15 @@ def best_checkpoint(summary: Mapping[str, Any]) -> str:
     if not (best := summary.get("best")):
         return ""
     played = spread(best["return_mean"], best["return_deviation"])
-    return f"{best['checkpoint']}, which had {played} in {best['episodes']} episodes"
+    return f"{here(best['checkpoint'])}, which had {played} in {best['episodes']} episodes"
+
+
+def here(path: str | Path) -> str:
+    """A path as people type it: from the working directory, if it is below that."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working directory was deleted
+        return str(path)
 
 
 def _parts(summary: Mapping[str, Any]) -> str:

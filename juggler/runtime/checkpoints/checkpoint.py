@@ -127,7 +127,7 @@ class Checkpoint:
         return str(self.modules.get(module_id, {}).get("settings_of", module_id))
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: str | Path) -> Checkpoint:
     """The checkpoint at `path`, verified.
 
     Args:
@@ -135,8 +135,16 @@ def read(path: Path) -> Checkpoint:
             checkpoint is read. Its `problems` say what is wrong with newer ones.
 
     Raises:
+        ValueError: this is no path.
         CheckpointError: there is none, or it is damaged; the message says how.
     """
+    if not isinstance(path, str | Path):
+        raise ValueError(
+            f"the checkpoint is {path!r}: give the path of a checkpoint or of a run. A result's "
+            "`checkpoint` is None where the run has written none, and its `best` where it had no "
+            "evaluation, as evaluation_seconds asks for"
+        )
+    path = Path(path)
     try:
         if not path.exists():
             why = ": the run has had no evaluation, as evaluation_seconds asks for"
@@ -157,9 +165,10 @@ def read_or_warn(path: str | Path) -> Checkpoint:
     """As `read`, with a warning for each newer checkpoint that is damaged, at the caller's caller.
 
     Raises:
-        CheckpointError: as `read`.
+        ValueError: as `read`.
+        CheckpointError: likewise.
     """
-    found = read(Path(path))
+    found = read(path)
     for problem in found.problems:
         warnings.warn(f"passed over, for the one before: {problem}", stacklevel=3)
     return found

@@ -37,7 +37,7 @@ def read_weights(checkpoint: str | Path, parameters: Sequence[str] = ()) -> Weig
         CheckpointError: there is no checkpoint, it is damaged, or it has no weights by name.
         NoSuchWeights: a pattern matches nothing in it.
     """
-    return weights_of(read(Path(checkpoint)), parameters)
+    return weights_of(read(checkpoint), parameters)
 
 
 def weights_of(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.made_checkpoints import checkpoint, names, same
 
+import juggler
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, digest, newest_good, read
 
@@ -227,3 +228,9 @@ def test_a_path_without_a_checkpoint_says_so(tmp_path: Path, what: str, reason: 
         read(tmp_path / what)
     assert reason in raised.value.reason
     assert what in str(raised.value)
+
+
+def test_what_is_no_path_says_where_it_may_come_from() -> None:
+    for reads in (juggler.load_policy, juggler.evaluate, juggler.resume, juggler.read_weights):
+        with pytest.raises(ValueError, match=r"checkpoint is None.* evaluation_seconds"):
+            reads(None)  # type: ignore[operator]
