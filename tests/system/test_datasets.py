@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.datasets import random_episodes, write
-from support.place import Place, assert_books_balance, metrics, summary
+from support.place import Place, assert_books_balance, eventually, metrics, summary
 from support.seeds import seeds
 
 import juggler
@@ -16,7 +16,7 @@ from juggler.envrunner.datasets.dataset import Dataset
 from juggler.envrunner.environments.vector import make_vector_env
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # of several commands each
 
 CARTPOLE = juggler.RunConfig.from_flat({"env": "CartPole-v1"}).env_runner
 
@@ -65,7 +65,7 @@ def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -
     assert written.is_dir()
 
 
-def test_what_a_policy_does_is_recorded_and_learned_from(place: Place) -> None:
+def test_what_a_policy_does_is_recorded_as_it_is_evaluated(place: Place) -> None:
     first = place.run("train", "cartpole", "--stop-steps", 20_000, "--run-dir", "first")
     assert first.status == 0, first.output
     made = place.run("record", "first", "--episodes", 7)
@@ -83,19 +83,28 @@ def test_what_a_policy_does_is_recorded_and_learned_from(place: Place) -> None:
     again = place.run("record", "first", "--episodes", 7)
     assert again.status == 1, again.output
     assert "first/demonstrations is there already" in again.output
-    options = ("--dataset", "first/demonstrations", "--stop-steps", 20_000, "--run-dir", "second")
+    place.assert_nothing_is_left()
+
+
+def test_a_run_with_a_data_set_is_evaluated_and_resumed(place: Place) -> None:
+    demonstrations(place.path / "shown", episodes=2)
     evaluations = ("--evaluation-seconds", 0.5, "--evaluation-episodes", 2)
-    second = place.run("train", "--algorithm", "bc", *options, *evaluations)
-    assert second.status == 0, second.output
-    assert_books_balance(place.path / "second")
-    lines = metrics(place.path / "second")
-    assert any(line["evaluation_return_mean"] is not None for line in lines)
+    options = ("--algorithm", "bc", "--dataset", "shown", "--run-dir", "run")
+    run = place.start("train", *options, *evaluations)
+    best = place.path / "run" / "best"
+    eventually(lambda: list(best.glob("*/evaluation.json")), 200, lambda: run.output)
+    run.interrupt()
+    assert run.wait(60) == 130, run.output
+    assert_books_balance(place.path / "run")
+    lines = metrics(place.path / "run")
     assert all(line["episode_return_mean"] is None for line in lines)
-    config = (place.path / "second" / "config.toml").read_text()
-    assert f'dataset = "{place.path.resolve()}/first/demonstrations"' in config
-    resumed = place.run("train", "--resume", "second", "--stop-steps", 25_000)
+    config = (place.path / "run" / "config.toml").read_text()
+    assert f'dataset = "{place.path.resolve()}/shown"' in config
+    before = summary(place.path / "run")["env_steps_trained"]
+    resumed = place.run("train", "--resume", "run", "--stop-steps", before + 1000)
     assert resumed.status == 0, resumed.output
-    assert_books_balance(place.path / "second")
+    assert summary(place.path / "run")["env_steps_trained"] >= before + 1000
+    assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
 
 
