@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
+from juggler.cli.playing import Progress, in_words, warnings_told
 from juggler.driver.config import ConfigError
 from juggler.driver.record.candidates import Played
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
-
-PROGRESS_SECONDS = 5.0
 
 
 @dataclass(kw_only=True)
@@ -62,8 +57,7 @@ def _evaluate(given: Arguments) -> int:
         return _play(given)
     if given.explore:
         raise ConfigError("--explore: only matches are played so; name players with --play")
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+    with warnings_told("evaluate"):
         played = evaluate(
             given.checkpoint,
             given.episodes,
@@ -73,11 +67,7 @@ def _evaluate(given: Arguments) -> int:
             watch=Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
-    print(
-        f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
-        f"(least {min(played.returns):.1f}, most {max(played.returns):.1f}), "
-        f"mean length {sum(played.lengths) / len(played.lengths):.1f}"
-    )
+    print(f"{in_words(played)}, mean length {sum(played.lengths) / len(played.lengths):.1f}")
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
@@ -94,8 +84,7 @@ def _play(given: Arguments) -> int:
         if not (agent and equals and player):
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+    with warnings_told("evaluate"):
         played = play_matches(
             given.checkpoint,
             players,
@@ -121,29 +110,3 @@ def _play(given: Arguments) -> int:
 def _tell_videos(given: Arguments, videos: Sequence[Path]) -> None:
     if videos:
         print(f"videos: {given.video}, {len(videos)} of them")
-
-
-class Progress:
-    """Prints a line every few seconds on stderr, because stdout is for programs, too."""
-
-    def __init__(self, episodes: int) -> None:
-        self._episodes = episodes
-        self._said = time.monotonic()
-
-    def __call__(self, ended: int, steps: int) -> None:
-        if ended == self._episodes or time.monotonic() - self._said < PROGRESS_SECONDS:
-            return
-        self._said = time.monotonic()
-        print(f"{ended} of {self._episodes} episodes, step {steps}", file=sys.stderr)
-
-
-def show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning on one line, without the code that it comes from."""
-    print(f"juggler evaluate: {message}", file=sys.stderr)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tyro
 
 from juggler.cli.arguments import parse, report_errors
-from juggler.cli.evaluate import Progress, show_warning
+from juggler.cli.playing import Progress, in_words, warnings_told
 
 
 @dataclass(kw_only=True)
@@ -44,8 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 def _record(given: Arguments) -> int:
     from juggler.driver.recording import record
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+    with warnings_told("record"):
         made = record(
             given.checkpoint,
             given.episodes,
@@ -55,11 +53,7 @@ def _record(given: Arguments) -> int:
             watch=Progress(given.episodes),
         )
     print(f"checkpoint: {made.checkpoint}")
-    print(
-        f"{len(made.returns)} episodes: return {made.mean:.1f} ± {made.deviation:.1f} "
-        f"(least {min(made.returns):.1f}, most {max(made.returns):.1f}), "
-        f"{sum(made.lengths)} steps"
-    )
+    print(f"{in_words(made)}, {sum(made.lengths)} steps")
     print(f"data set: {made.dataset}")
     learn = ["juggler", "train", "--algorithm", "bc", "--dataset", str(made.dataset)]
     print(f"to learn from it: {shlex.join(learn)} --stop-steps 200000")

@@ -63,6 +63,7 @@ def evaluate(
     mapping: Callable[..., Any] | None = None,
     video: str | Path | None = None,
     watch: Callable[[int, int], None] | None = None,
+    recording: Recording | None = None,
 ) -> Evaluated:
     """Play whole episodes with the policy in a checkpoint, without exploration. Where there are
     several agents, each is played by its module.
@@ -80,43 +81,14 @@ def evaluate(
             the other.
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
+        recording: makes what hears of every step, as `juggler.record` does; None: nobody does.
 
     Raises:
-        ConfigError: `episodes` is below 1, or the run needs something of a script again.
+        ConfigError: `episodes` is below 1, the run needs something of a script again, or a run with
+            several agents is to be recorded.
         CheckpointError: there is no checkpoint, it is damaged, or it is another module's.
         EnvironmentFailed: an environment failed.
         ValueError: the environment cannot be recorded, or a package for videos is missing.
-    """
-    return play_checkpoint(
-        checkpoint,
-        episodes,
-        seed,
-        env=env,
-        module=module,
-        connectors=connectors,
-        mapping=mapping,
-        video=video,
-        watch=watch,
-    )
-
-
-def play_checkpoint(
-    checkpoint: str | Path,
-    episodes: int,
-    seed: int,
-    *,
-    env: str | Callable[..., Any] | None = None,
-    module: str | Callable[..., Any] | None = None,
-    connectors: Mapping[str, Any] | None = None,
-    mapping: Callable[..., Any] | None = None,
-    video: str | Path | None = None,
-    watch: Callable[[int, int], None] | None = None,
-    recording: Recording | None = None,
-) -> Evaluated:
-    """As `evaluate`, whose arguments these are.
-
-    Args:
-        recording: of every step; None: nobody wants to know of them.
     """
     # Imported here because they import torch, which the driver does without.
     from juggler.envrunner.behaviour_policy import BehaviourPolicy

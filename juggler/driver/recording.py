@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.config import RunConfig
-from juggler.driver.evaluating import Evaluated, play_checkpoint
+from juggler.driver.evaluating import Evaluated, evaluate
 from juggler.runtime.checkpoints.frozen import run_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def record(
             yield EpisodeRecorder(envs, writer.add)
         places.append(place)
 
-    played = play_checkpoint(
+    played = evaluate(
         checkpoint,
         episodes,
         seed,

@@ -63,7 +63,7 @@ class LeagueCopies:
         keep, failed = partial(self._keep, player_id, copy_id), partial(self._failed, copy_id)
         self._weights.ask(player_id, copy_id, keep, failed)
 
-    def has(self, worker: Worker, module_id: str) -> None:
+    def received(self, worker: Worker, module_id: str) -> None:
         """A worker has a copy that it was sent."""
         if module_id in self._awaited:
             self._awaited[module_id].discard(worker)
@@ -72,7 +72,7 @@ class LeagueCopies:
     def left(self, worker: Worker) -> None:
         """A worker is gone: nobody waits for it."""
         for copy_id in list(self._awaited):
-            self.has(worker, copy_id)
+            self.received(worker, copy_id)
 
     def retire(self, copy_id: str) -> None:
         """Let workers forget a copy. Its weights stay on the disk."""

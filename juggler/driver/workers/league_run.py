@@ -128,10 +128,10 @@ class LeagueRun:
                 self._book(events.PlayerLost(player.player_id))
         self.weights.look()
 
-    def has(self, worker: Worker, module_id: str) -> None:
+    def received(self, worker: Worker, module_id: str) -> None:
         """A worker that plays has a player that it was sent."""
-        self.copies.has(worker, module_id)
-        self._trained.has(worker, module_id)
+        self.copies.received(worker, module_id)
+        self._trained.received(worker, module_id)
         self.look()
 
     def line_ups(self, worker: Worker, round: int) -> Sequence[training_pb2.LineUp]:

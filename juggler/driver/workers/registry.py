@@ -92,7 +92,7 @@ class WorkerRegistry:
         if module_id not in self.config.module_ids:  # others may come with its settings
             self.spaces.pop(module_id, None)
 
-    def plays(self, module_id: str) -> int:
+    def begin_playing(self, module_id: str) -> int:
         """EnvRunners have a module that was added -> the most steps of its batches, as of those of
         any other player of a league."""
         self._most_steps[module_id] = max(self._most_steps.values())

@@ -107,14 +107,17 @@ class TrainedModules:
         self.learners[module_id].beginning = beginning
         self.connectors[module_id] = connectors_of(None, beginning, module_id)
 
-    def has(self, worker: Worker, module_id: str) -> None:
+    def received(self, worker: Worker, module_id: str) -> None:
         """A worker that plays has a module that was added."""
         if module_id not in self._awaited:
             return
         self._awaited[module_id].discard(worker)
         module = self._core.modules[module_id]
         if worker.role == ENVRUNNER:
-            key, steps = (worker.worker_id, worker.incarnation), self._registry.plays(module_id)
+            key, steps = (
+                (worker.worker_id, worker.incarnation),
+                self._registry.begin_playing(module_id),
+            )
             self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.tell_learners(worker, module_id, module.generation)

@@ -121,7 +121,7 @@ class WorkerEvents:
                 self._send_next_part(worker)
             case training_pb2.AddPlayer():
                 if parts.league:
-                    parts.league.has(worker, request.module_id)
+                    parts.league.received(worker, request.module_id)
                 self._send_next_part(worker)
             case training_pb2.AddModule():
                 self._learners.ready(worker, replies.read_module_ready(request, body))

@@ -7,13 +7,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.finding import DatasetError, find_dataset, read_metadata
 from juggler.runtime.installing import installing
-from juggler.runtime.wire.structures import space_leaves, to_tree
+from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import Tree, path_name, unflatten
 
@@ -154,7 +153,7 @@ def _checked(
                 f"{where} is damaged: its {name} have the shape {list(array.shape)} and the dtype "
                 f"{array.dtype}, not {list(shape)} and {space.dtype}"
             )
-        first, last = _bounds(space)
+        first, last = bounds_of_choices(space)
         if first is not None and ((array < first).any() or (array > last).any()):
             raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
         kept.append((path, array.astype(space.dtype, copy=False)))
@@ -167,14 +166,3 @@ def _at(where: str, what: str, tree: Any, path: TreePath) -> Any:
             raise DatasetError(f"{where} is damaged: its {what} lack {path_name(path)}")
         tree = tree[key]
     return tree
-
-
-def _bounds(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of a space of choices; (None, None) for a Box."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start + space.n - 1)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    return None, None

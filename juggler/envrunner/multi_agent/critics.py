@@ -11,7 +11,6 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.environments_in_turn import misfit
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit, stacked
 from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
 from juggler.envrunner.paced.places import put
@@ -51,13 +50,7 @@ class States:
         Raises:
             Misfit: a state does not fit the space.
         """
-        try:
-            return stacked(self.space, self._leaves, states)
-        except Exception:
-            for row, state in enumerate(states):
-                if why := misfit(self.space, state, "state"):
-                    raise Misfit(row, why) from None
-            raise
+        return stacked(self.space, self._leaves, states, "state")
 
 
 class AllObservations:

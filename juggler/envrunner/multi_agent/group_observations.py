@@ -94,13 +94,7 @@ class GroupObservations:
         """
         if not observations:
             return self._none
-        try:
-            plain = stacked(self._plain, self._leaves, observations)
-        except Exception:
-            for row, observation in enumerate(observations):
-                if why := misfit(self._plain, observation):
-                    raise Misfit(row, why) from None
-            raise
+        plain = stacked(self._plain, self._leaves, observations)
         if self._ignores:
             return plain
         if self._mask is not None:
@@ -137,6 +131,7 @@ def stacked(
     space: spaces.Space[Any],
     leaves: Sequence[tuple[Path, spaces.Space[Any]]],
     values: Sequence[Any],
+    what: str = "observation",
 ) -> Tree:
     """B values of a space as a new tree [B, ...].
 
@@ -144,11 +139,21 @@ def stacked(
         space: of the values.
         leaves: as from `space_leaves`.
         values: as an environment gave them.
+        what: each of them is, for people.
+
+    Raises:
+        Misfit: a value does not fit the space.
     """
-    trees = [to_tree(space, each) for each in values]
-    return unflatten(
-        (path, _stacked([at(tree, path) for tree in trees], leaf)) for path, leaf in leaves
-    )
+    try:
+        trees = [to_tree(space, each) for each in values]
+        return unflatten(
+            (path, _stacked([at(tree, path) for tree in trees], leaf)) for path, leaf in leaves
+        )
+    except Exception:  # which one it is takes too long to find out each time
+        for row, value in enumerate(values):
+            if why := misfit(space, value, what):
+                raise Misfit(row, why) from None
+        raise
 
 
 def _everything(space: spaces.Space[Any]) -> Any:

@@ -7,14 +7,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 
 Space = gymnasium.Space[Any]
@@ -112,7 +111,7 @@ class BatchValidator:
                 f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
                 f"{array.dtype} do not fit the space {space}"
             )
-        first, last = _bounds(space)
+        first, last = bounds_of_choices(space)
         # These are indices, and one out of range would break the update.
         if first is not None and ((array < first).any() or (array > last).any()):
             raise WireError(
@@ -122,17 +121,6 @@ class BatchValidator:
 
     def _name(self, column: str, path: Path) -> str:
         return f"{self._module}: {'/'.join((column, *path))}"
-
-
-def _bounds(space: Space) -> tuple[Any, Any]:
-    """The least and the greatest value of a discrete space; (None, None) for a Box."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start + space.n - 1)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    return None, None
 
 
 def _kind(of: NDArray[Any] | Space) -> str:

@@ -6,7 +6,7 @@ mean over its live steps t:
 
     - log π(a_t|x_t) - entropy_coefficient H(π(·|x_t))
 
-The value function, if the module has one, learns nothing.
+The value function learns nothing.
 """
 
 from __future__ import annotations

@@ -16,6 +16,16 @@ class DqnConfig(OffPolicyConfig):
     algorithm: str = "dqn"
     """This algorithm's name."""
 
+    grad_clip: float | None = 10.0
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+
+    batch_size: int = 256
+    """Live environment steps that arrive for one update, over all learners of the group."""
+
+    replay_ratio: float = 32.0
+    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
+    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
+
     n_step: int = 3
     """Steps whose rewards are summed before a value estimates the rest."""
 

@@ -11,10 +11,11 @@ from juggler.learner.config import LearnerConfig
 class OffPolicyConfig(LearnerConfig):
     """The keys of every algorithm that keeps steps and draws them again and again."""
 
-    grad_clip: float | None = 10.0
-    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit."""
+    grad_clip: float | None = None
+    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit.
+    One norm limits the gradients of the policy and the values together."""
 
-    batch_size: int = 256
+    batch_size: int = 32
     """Live environment steps that arrive for one update, over all learners of the group."""
 
     replay_capacity: int = 100_000
@@ -30,7 +31,7 @@ class OffPolicyConfig(LearnerConfig):
     replay_batch_size: int = 256
     """Kept steps that are drawn for one optimizer step, by each learner of a group."""
 
-    replay_ratio: float = 32.0
+    replay_ratio: float = 256.0
     """How often a kept step is drawn on average, while new ones replace old ones. So there is one
     optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
 

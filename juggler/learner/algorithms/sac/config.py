@@ -20,17 +20,6 @@ class SacConfig(OffPolicyConfig):
     """Learning rate of the policy, the values and the temperature: a number, or a schedule,
     [step, value] pairs by rising step, of environment steps trained on."""
 
-    grad_clip: float | None = None
-    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit.
-    One norm limits the gradients of the policy, the values and the temperature together."""
-
-    batch_size: int = 32
-    """Live environment steps that arrive for one update, over all learners of the group."""
-
-    replay_ratio: float = 256.0
-    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
-    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
-
     temperature: float | None = None
     """Weight of the policy's entropy beside rewards (α); none: it is learned, from 1 on, so that
     the entropy becomes target_entropy."""

@@ -20,17 +20,6 @@ class Td3Config(OffPolicyConfig):
     """Learning rate of the policy and the values: a number, or a schedule, [step, value] pairs by
     rising step, of environment steps trained on."""
 
-    grad_clip: float | None = None
-    """Largest norm of a module's gradient, or of its numbers (see grad_clip_by); none: no limit.
-    One norm limits the gradients of the policy and the values together."""
-
-    batch_size: int = 32
-    """Live environment steps that arrive for one update, over all learners of the group."""
-
-    replay_ratio: float = 256.0
-    """How often a kept step is drawn on average, while new ones replace old ones. So there is one
-    optimizer step for every replay_batch_size / replay_ratio steps that are sampled."""
-
     policy_period: int = 2
     """Optimizer steps from one move of the policy to the next; values move with each."""
 

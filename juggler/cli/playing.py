@@ -1,0 +1,55 @@
+"""What the commands that play whole episodes tell people."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from juggler.driver.record.candidates import WithReturns
+
+PROGRESS_SECONDS = 5.0
+
+
+class Progress:
+    """Prints a line every few seconds on stderr, because stdout is for programs, too."""
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+        self._said = time.monotonic()
+
+    def __call__(self, ended: int, steps: int) -> None:
+        if ended == self._episodes or time.monotonic() - self._said < PROGRESS_SECONDS:
+            return
+        self._said = time.monotonic()
+        print(f"{ended} of {self._episodes} episodes, step {steps}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_told(command: str) -> Iterator[None]:
+    """Print each warning on one line of stderr, without the code that it comes from."""
+
+    def tell(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(f"juggler {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        yield
+
+
+def in_words(played: WithReturns) -> str:
+    """How many episodes were played, and their returns."""
+    return (
+        f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
+        f"(least {min(played.returns):.1f}, most {max(played.returns):.1f})"
+    )
