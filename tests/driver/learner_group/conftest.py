@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.group_specs import MODEL, spec
+from support.groups_of_learners import LEARNERS
+
+import juggler
+
+
+@pytest.fixture(scope="module", name="group")
+def _group() -> Iterator[juggler.LearnerGroup]:
+    modules = {name: spec(**learner) for name, learner in LEARNERS.items()}
+    with juggler.LearnerGroup(modules, devices="fake:3", snapshot_updates=2) as group:
+        yield group
+
+
+@pytest.fixture(name="gate")
+def _gate(group: juggler.LearnerGroup, tmp_path: Path) -> Iterator[Path]:
+    """The file that the module "gated", which is on the shard of "target", waits for."""
+    gate = tmp_path / "gate"
+    model = {**MODEL, "gate": str(gate)}
+    group.add_module("gated", {**spec(), "model": model, "module": "support.gated_module:Gated"})
+    assert group.placement["gated"].shard == group.placement["target"].shard == 2
+    yield gate
+    gate.touch()
+    group.remove_module("gated")

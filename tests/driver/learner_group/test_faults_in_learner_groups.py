@@ -1,0 +1,152 @@
+"""Learner groups in which something fails, or is asked for that cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from support.group_specs import SPACES, spec
+from support.groups_of_learners import LEARNERS, PATIENCE, alone, same, wait_for
+
+import juggler
+from juggler.runtime.episodes.batch import EpisodeBatch
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+def test_what_a_module_cannot_begin_with_is_said_and_it_is_not_there(
+    group: juggler.LearnerGroup,
+) -> None:
+    state = group.save(["main"])["main"]
+    with pytest.raises(juggler.LearnerGroupError, match=r"module 'x': .* algorithm 'impala'"):
+        group.add_module("x", spec(algorithm="ppo"), state=state)
+    with pytest.raises(juggler.LearnerGroupError, match=r"no weights 'polcy_head\.weight': did"):
+        group.add_module("x", spec(), weights={"polcy_head.weight": np.zeros(1, np.float32)})
+    with pytest.raises(juggler.LearnerGroupError, match="cannot be imported: there is no Python"):
+        group.add_module("x", {**spec(), "module": "nowhere_at_all:Module"})
+    with pytest.raises(juggler.LearnerGroupError, match="restore of 'target'"):
+        group.restore({"target": state})
+    assert set(group.placement) == set(LEARNERS)
+
+
+def test_a_module_that_cannot_update_tells_its_handle_alone(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    before = group.get_weights()
+    other_shape = make_batch(observation_size=5)
+    not_finite = make_batch(rewards=np.full((3, 6), np.nan, np.float32))
+    handles = [
+        group.update_from_episodes({"main": [make_batch(), other_shape]}, async_update=True),
+        group.update_from_episodes(
+            {"short": [not_finite], "epochs": [make_batch()]}, async_update=True
+        ),
+    ]
+    with pytest.raises(juggler.UpdateFailed, match=r"'main': .*do not fit the space"):
+        handles[0].result(PATIENCE)
+    with pytest.raises(juggler.UpdateFailed, match=r"'short': .* not finite") as failed:
+        handles[1].result(PATIENCE)
+    assert set(failed.value.failures) == {"short"}
+    assert failed.value.results["epochs"].live_steps == make_batch().live_steps
+    after = group.get_weights()
+    for name in ("main", "short"):
+        same(after[name], before[name])
+    assert group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
+
+
+def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
+    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
+) -> None:
+    learner = alone("target", seed=3)
+    group.remove_module("target")
+    group.add_module("target", spec(seed=3, **LEARNERS["target"]))
+    for update in range(3):  # a snapshot is taken of the second
+        group.update_from_episodes({"target": [make_batch(seed=update)]})
+        if update < 2:
+            learner.update_from_episodes([make_batch(seed=update)])
+    victim = group._shards.links[2].worker
+    others = [group._shards.links[shard].worker for shard in (0, 1)]
+    assert victim is not None
+    handle = group.update_from_episodes(
+        {"gated": [make_batch()], "target": [make_batch()], "main": [make_batch()]},
+        async_update=True,
+    )
+    wait_for(gate.with_suffix(".waiting"))
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(juggler.UpdateFailed, match=r"by SIGKILL\. .*update 2 of 3") as failed:
+        handle.result(PATIENCE)
+    assert set(failed.value.failures) == {"gated", "target"}
+    assert isinstance(failed.value.failures["target"], juggler.ShardLost)
+    assert set(failed.value.results) == {"main"}
+    assert [group._shards.links[shard].worker for shard in (0, 1)] == others
+
+    gate.touch()
+    learner.update_from_episodes([make_batch(seed=9)])
+    done = group.update_from_episodes({"target": [make_batch(seed=9)], "gated": [make_batch()]})
+    assert (done["target"].updates, done["gated"].updates) == (3, 1)
+    same(group.get_weights(["target"])["target"], learner.get_weights()["default"])
+
+
+def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
+    group: juggler.LearnerGroup,
+) -> None:
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    with pytest.raises(juggler.LearnerGroupError, match=r"'bad': .* no 'Gatd': did you mean"):
+        juggler.LearnerGroup(
+            {"bad": {**spec(), "module": "support.gated_module:Gatd"}}, devices="fake:1"
+        )
+    assert {each.pid for each in psutil.Process().children(recursive=True)} == before
+    assert all(link.set_up for link in group._shards.links.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learner": {"algorithm": "impla"}}, "'new': algorithm = 'impla' is not known: did you"),
+        ({"learner": {"lrr": 1.0}}, "'new': learner has no key 'lrr': did you mean 'lr'"),
+        ({"learner": {"epochs": 3}}, "'epochs' is a key of ppo and pqn, and algorithm = 'impala'"),
+        ({"learner": {"lr": "fast"}}, "'new': lr: "),
+        ({"lerner": {}}, "'new': unknown key 'lerner': did you mean 'learner'"),
+        ({"model": 3}, "'new': model = 3: expected a table"),
+        ({"model": {"hidden_sizes": {8}}}, "'new': model.hidden_sizes must be a list"),
+        ({"observation_space": None}, "'new': a space of class builtins.NoneType"),
+        ({"seed": -1}, "'new': "),
+        ({"connectors": {"lerner": []}}, "connectors has no key 'lerner': did you mean 'learner'"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_before_anything_begins(
+    group: juggler.LearnerGroup, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(juggler.ConfigError, match=message):
+        group.add_module("new", {**spec(), **given})
+    with pytest.raises(juggler.ConfigError, match=message):
+        juggler.LearnerGroup({"new": {**spec(), **given}})
+
+
+def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch: MakeBatch) -> None:
+    with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
+        group.update_from_episodes({"mian": [make_batch()]})
+    with pytest.raises(ValueError, match="no module 'mian'"):
+        group.get_weights(["mian"])
+    with pytest.raises(ValueError, match="no module 'mian'"):
+        group.remove_module("mian")
+    with pytest.raises(juggler.ConfigError, match="'main' is there already"):
+        group.add_module("main", spec())
+    with pytest.raises(juggler.ConfigError, match="weights or state, not both"):
+        group.add_module("x", spec(), weights={}, state=group.save(["main"])["main"])
+    with pytest.raises(juggler.ConfigError, match="action_space is missing"):
+        group.add_module("x", {"observation_space": SPACES["observation_space"]})
+    for episodes, message in [
+        ({}, "no episodes: give"),
+        ([make_batch()], "no episodes: give"),
+        ({"main": []}, "'main' needs a list of EpisodeBatch"),
+        ({"main": [{}]}, "'main' needs a list of EpisodeBatch"),
+        ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            group.update_from_episodes(episodes)  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""What a command finds on a machine is wrong or missing, and it says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import status_of
+from support.place import Place, checkpoints, eventually
+
+from juggler.runtime.checkpoints.checkpoint import digest
+from juggler.runtime.installing import installing
+
+
+def test_a_run_directory_in_use_is_not_written_over(place: Place) -> None:
+    (place.path / "run").mkdir()
+    (place.path / "run" / "thesis.txt").write_text("mine")
+    run = place.run("train", "cartpole", "--run-dir", "run")
+    assert run.status == 1
+    assert "not empty" in run.output
+    assert (place.path / "run" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("package", "env", "extra"),
+    [("Box2D", "LunarLander-v3", "box2d"), ("mujoco", "Hopper-v5", "mujoco")],
+)
+def test_a_missing_extra_is_told_before_anything_starts(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    env: str,
+    extra: str,
+) -> None:
+    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
+    monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that it is not there
+    assert status_of("train", "--env", env) == 2
+    said = capsys.readouterr().err
+    assert f"env {env!r} needs the package {package}: {installing(extra)}" in said
+    assert list(in_a_directory.iterdir()) == []
+
+
+def test_an_extra_that_is_not_installed_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the way of the package, if that is here.
+    place.write("mujoco.py", "raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
+    run = place.run("train", "hopper")
+    assert run.status == 2
+    assert not (place.path / "runs").exists()
+    last = run.output.splitlines()[-1]
+    monkeypatch.chdir(place.path)  # where the command was given
+    assert f"'Hopper-v5' needs the package mujoco: {installing('mujoco')}" in last
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
+def test_a_port_in_use_is_named(place: Place) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = place.run("driver", "cartpole", "--bind", f"127.0.0.1:{port}")
+    assert run.status == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["envrunner", "learner"])
+def test_a_driver_that_does_not_answer_is_named(place: Place, role: str) -> None:
+    run = place.run(role, "--driver", "127.0.0.1:9", "--timeout", 1)
+    assert run.status == 1
+    assert "no driver answers at 127.0.0.1:9" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_limit_of_open_files_is_named_before_anything_starts(place: Place) -> None:
+    limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", sys.executable, "-m", "juggler"]
+    run = place.start_program([*limited, "train", "cartpole", "--run-dir", "run"])
+    assert run.wait(60) == 1, run.output
+    assert "a process may have 24 files open at once here" in run.output
+    assert len(run.output.splitlines()) == 1, run.output
+    assert not (place.path / "run").exists()
+
+
+def test_nobody_is_sent_to_a_checkpoint_that_is_gone(place: Place) -> None:
+    run = place.start("train", "cartpole", "--run-dir", "run", "--checkpoint-seconds", 1)
+    eventually(lambda: checkpoints(place.path / "run"), 60, lambda: run.output)
+    (place.path / "run").rename(place.path / "elsewhere")
+    place.write("run", "a file")
+    run.process.terminate()
+    assert run.wait(60) == 1, run.output
+    assert "was not written" in run.output
+    assert run.output.splitlines()[-1] == "There is no checkpoint to go on from"
+    assert "Traceback" not in run.output
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
+    run = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000)
+    assert run.status == 0, run.output
+    (good,) = (place.path / "run" / "checkpoints").iterdir()
+
+    other = place.run("train", "--resume", "run", "--algorithm", "appo")
+    assert other.status != 0
+    assert "a run that is resumed keeps its algorithm" in other.output
+
+    truncated = place.path / "truncated" / good.name
+    shutil.copytree(good, truncated)
+    state = truncated / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    played = place.run("evaluate", truncated)
+    assert played.status == 1
+    assert "state.safetensors" in played.output
+    assert "Traceback" not in played.output
+
+    played = place.run("evaluate", good, "--env", "Acrobot-v1")
+    assert played.status == 1
+    assert "another module's" in played.output
+    assert "Traceback" not in played.output
+
+    record = json.loads((good / "checkpoint.json").read_text())
+    del record["sha256"]
+    record["counters"]["trained"] += 1
+    (good / "checkpoint.json").write_text(json.dumps({**record, "sha256": digest(record)}))
+    resumed = place.run("train", "--resume", "run")
+    assert resumed.status == 1
+    assert len(resumed.output.splitlines()) == 1, resumed.output
+    assert "its counters cannot be those of a run" in resumed.output
+
+    state = good / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    resumed = place.run("train", "--resume", "run")
+    assert resumed.status == 1
+    assert "none of the checkpoints here is good" in resumed.output
+    place.assert_nothing_is_left()
