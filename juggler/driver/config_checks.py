@@ -9,6 +9,7 @@ from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.config import LearnerConfig
 
 
@@ -88,9 +89,16 @@ def _check_gateway(config: Checked) -> None:
 def _check_dataset(config: Checked) -> None:
     """
     Raises:
-        ConfigError: a key is for steps that a policy takes in training.
+        ConfigError: the algorithm, or another key, is for steps that a policy takes in training.
     """
     dataset, goal = config.env_runner.dataset, config.driver.stop_return
+    algorithm = config.learner.algorithm
+    if not find_algorithm(algorithm).offline:
+        able = " or ".join(key for key, each in ALGORITHMS.items() if each.offline)
+        raise ConfigError(
+            f"dataset = {dataset!r} with algorithm = {algorithm!r}, which learns from steps that "
+            f"its own policy takes: choose {able}, or leave out dataset"
+        )
     if gateway := config.env_runner.gateway:
         raise ConfigError(
             f"dataset = {dataset!r} with gateway = {gateway!r}: EnvRunners take steps from one of "

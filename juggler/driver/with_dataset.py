@@ -8,7 +8,7 @@ from pathlib import Path
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.datasets.finding import DatasetError, environment_of
-from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
+from juggler.learner.algorithms.registry import find_algorithm
 
 
 def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) -> RunConfig:
@@ -21,25 +21,16 @@ def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) ->
         is_here: EnvRunners are on this host, and the data set with them.
 
     Raises:
-        ConfigError: the algorithm does not learn from data sets, or from nothing else; or there is
-            no such data set, or nothing says what evaluations are to play.
+        ConfigError: the algorithm learns from nothing else, there is no such data set, or nothing
+            says what evaluations are to play.
     """
     name, algorithm = config.env_runner.dataset, config.learner.algorithm
-    offline = find_algorithm(algorithm).offline
-    if offline and not name:
+    if not name and find_algorithm(algorithm).offline:
         raise ConfigError(
             f"algorithm = {algorithm!r} learns from a data set: name one with dataset = ...; "
             "juggler record makes one from a trained policy"
         )
-    if not name:
-        return config
-    if not offline:
-        able = " or ".join(key for key, each in ALGORITHMS.items() if each.offline)
-        raise ConfigError(
-            f"dataset = {name!r} with algorithm = {algorithm!r}, which learns from steps that its "
-            f"own policy takes: choose {able}, or leave out dataset"
-        )
-    if not is_here:
+    if not name or not is_here:
         return config
     try:
         told = environment_of(name)
