@@ -81,11 +81,10 @@ def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
     )
     assert_only_main_is_trained(run_dir)
     by_module = result.summary["by_module"]
-    # Both agents act at the same time, so as much is played as is sampled, but for what the run has
-    # not heard of when it ends: two requests and what the rows hold, before and after, each 8 steps
-    # in 4 environments.
+    # Both agents act at the same time, so as much is played as is sampled, but for the two requests
+    # of which only the learner may have told when the run ends: 8 steps in 4 environments each.
     against = by_module["old"]["env_steps_played"] + by_module["random"]["env_steps_played"]
-    assert abs(against - by_module["main"]["env_steps_sampled"]) <= 4 * 4 * 8
+    assert 0 <= by_module["main"]["env_steps_sampled"] - against <= 2 * 4 * 8
     assert by_module["main"]["episodes"] == pytest.approx(
         by_module["old"]["episodes"] + by_module["random"]["episodes"], abs=4
     )

@@ -72,12 +72,9 @@ class Metrics:
         """Episodes of the agents that this module plays: as many of one as of the other."""
         self.of(module_id).agents_ended(returns, lengths)
 
-    def played(
-        self, module_id: str, steps: int, returns: Sequence[float], lengths: Sequence[int]
-    ) -> None:
-        """What a module did that is not trained."""
+    def played(self, module_id: str, steps: int) -> None:
+        """Steps of a module that is not trained."""
         self.of(module_id).played += steps
-        self.agents_ended(module_id, returns, lengths)
 
     def agent_ended(self, agent: str, returns: Sequence[float]) -> None:
         """Episodes in which this agent acted."""

@@ -69,11 +69,13 @@ class RunnerEvents:
         elif receipt.matches:
             raise ValueError("the outcome of a match, and this run has no league")
         parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
+        for played in receipt.played:
+            parts.metrics.played(played.module_id, played.steps)
         parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
-            self._count_played(receipt)
+            self._count_episodes_of_others(receipt)
             # A learner that is lost is told of elsewhere, and once.
             if receipt.dropped != "learner_lost":
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
@@ -107,16 +109,16 @@ class RunnerEvents:
         metrics.info_numbers(from_messages(receipt.infos))
         if not self._parts.config.played_by:
             return metrics.episodes_ended(*ended)
-        self._count_played(receipt)
+        self._count_episodes_of_others(receipt)
         metrics.agents_ended(receipt.module_id, *ended)
         metrics.episodes_ended(receipt.env_returns, receipt.env_lengths)
         for of_agent in receipt.agent_returns:
             metrics.agent_ended(of_agent.agent, of_agent.returns)
 
-    def _count_played(self, receipt: training_pb2.Receipt) -> None:
+    def _count_episodes_of_others(self, receipt: training_pb2.Receipt) -> None:
         for played in receipt.played:
-            self._parts.metrics.played(
-                played.module_id, played.steps, played.episode_returns, played.episode_lengths
+            self._parts.metrics.agents_ended(
+                played.module_id, played.episode_returns, played.episode_lengths
             )
 
     def left(self, event: Left, not_begun: frozenset[int]) -> None:
