@@ -38,7 +38,7 @@ def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
 def test_the_command_tells_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("juggler.cli.evaluate.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("juggler.cli.playing.PROGRESS_SECONDS", 0.0)
     path = worlds.written(tmp_path, **CARTPOLE)
     assert main(["evaluate", str(path), "--episodes", "3"]) == 0
     said = capsys.readouterr()
