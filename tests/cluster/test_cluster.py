@@ -68,7 +68,7 @@ def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
     port = free_address().rpartition(":")[2]
     cluster.configure(
         "jh",
-        "--stop-steps 50000",
+        "--stop-return 501 --stop-steps 500000",  # EnvRunners dial every 2 s: both must come
         JUGGLER_PORT=port,
         JUGGLER_DRIVER=f"localhost:{port}",
         JUGGLER_HOST="localhost",

@@ -98,7 +98,7 @@ def test_what_was_confirmed_is_what_is_kept_played_and_gone_on_with(place: Place
     said = f", confirmed by 100 episodes: {number(confirmation['return_mean'])} ± "
     assert said in run.output
     played = place.run("evaluate", "run", "--episodes", 1)
-    assert str(end["checkpoint"]) in played.output
+    assert f"run/checkpoints/{kept.name}" in played.output
     lines = len(metrics(place.path / "run"))
     more = ("--stop-return", 501, "--stop-steps", end["env_steps_trained"] + 50_000)
     again = place.run("train", "--resume", "run", *more)

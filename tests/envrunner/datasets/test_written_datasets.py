@@ -163,7 +163,7 @@ def test_what_a_killed_process_leaves_is_never_read_and_goes_with_the_next(tmp_p
     assert left.name.startswith(".mine.partial-")
     with pytest.raises(DatasetError, match="there is no data set"):
         Dataset(str(place))
-    with pytest.raises(DatasetError, match="lacks dataset_id: it is damaged, or was not finished"):
+    with pytest.raises(DatasetError, match="is damaged"):  # or cut off in the midst of a line
         Dataset(str(left))
     write(place, random_episodes([2]))
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
