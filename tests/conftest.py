@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
@@ -20,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that starts tests in the background makes them ignore Ctrl-C, and so what they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 
@@ -79,6 +85,8 @@ def every_thread_ends() -> Iterator[None]:
     """Whatever threads a test starts are over soon after it."""
     before = set(threading.enumerate())
     yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(_PATIENCE)
-        assert not thread.is_alive(), f"{thread.name} goes on"
+    # Asked for again and again: a thread that is just being started cannot be joined.
+    deadline = time.monotonic() + _PATIENCE
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, f"{', '.join(t.name for t in left)}: still running"
+        time.sleep(0.01)

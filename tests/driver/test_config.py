@@ -258,7 +258,7 @@ _changes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_changes)
 def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
     changes: dict[str, Any],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,8 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import training_pb2
+
+pytestmark = pytest.mark.usefixtures("every_thread_ends")
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
 TRAINED = {"default": "default"}
@@ -74,15 +74,6 @@ class World:
         assert isinstance(written, SnapshotWritten)
         self.writer.done(written)
         return written
-
-
-@pytest.fixture(autouse=True)
-def _every_thread_ends() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), f"{thread.name} goes on"
 
 
 @pytest.fixture

@@ -281,7 +281,7 @@ class SynchronousMachine(CoreMachine):
 TestAsynchronousCore = CoreMachine.TestCase
 TestSynchronousCore = SynchronousMachine.TestCase
 TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
-    max_examples=250, stateful_step_count=40, deadline=None
+    max_examples=250, stateful_step_count=40
 )
 
 

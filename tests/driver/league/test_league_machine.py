@@ -231,4 +231,4 @@ class LeagueMachine(RuleBasedStateMachine):
 
 
 TestLeagueMachine = LeagueMachine.TestCase
-TestLeagueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeagueMachine.settings = settings(max_examples=60, stateful_step_count=40)

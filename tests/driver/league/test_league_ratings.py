@@ -41,7 +41,7 @@ def vertices(matrix: np.ndarray) -> list[np.ndarray]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(matrix=games())
 def test_the_equilibrium_is_the_one_with_the_highest_entropy(matrix) -> None:
     point = nash_equilibrium(matrix)

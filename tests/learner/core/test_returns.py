@@ -115,7 +115,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     case=cases,
     gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
@@ -137,7 +137,7 @@ def test_vtrace_agrees_with_the_equations(
     assert_agree(fast, slow_vtrace(case, gamma, lambda_, *bars), case["live"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     case=cases,
     gamma=st.sampled_from([0.0, 0.99, 1.0]),

@@ -240,7 +240,7 @@ def test_a_stream_of_damaged_batches_ends_or_goes_on_and_the_honest_one_stays(
 
     damage = st.lists(st.tuples(st.integers(0), st.binary(max_size=8)), max_size=3)
 
-    @settings(deadline=None, max_examples=examples, phases=[Phase.generate])
+    @settings(max_examples=examples, phases=[Phase.generate])
     @given(st.lists(damage, min_size=1, max_size=8))
     def stream(damages: list[list[tuple[int, bytes]]]) -> None:
         damaged = []

@@ -37,7 +37,7 @@ def rows_of(batches: list[EpisodeBatch]) -> list[tuple[bytes, ...]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=1, max_size=4),
     dead=st.lists(st.integers(0, 20), max_size=12),

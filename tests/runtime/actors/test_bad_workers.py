@@ -212,7 +212,7 @@ def _hellos() -> st.SearchStrategy[bytes]:
     )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(_hellos(), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=3))
 def test_any_hello_is_refused_or_has_all_that_it_must(
     raw: bytes, changes: list[tuple[int, int]]
@@ -246,7 +246,7 @@ _messages = st.one_of(
 def test_a_stream_of_anything_ends_and_leaves_the_others_alone(world: World, examples: int) -> None:
     world.start(token="secret")
 
-    @settings(deadline=None, max_examples=examples, phases=[Phase.generate])
+    @settings(max_examples=examples, phases=[Phase.generate])
     @given(st.lists(_messages, min_size=1, max_size=5), st.booleans())
     def stream(messages: list[bytes], greets: bool) -> None:
         outgoing = iter([*([hello()] if greets else []), *messages])

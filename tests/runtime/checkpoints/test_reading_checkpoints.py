@@ -192,7 +192,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "checkpoint.json"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
     whole: Path, name: str, data: st.DataObject

@@ -81,7 +81,7 @@ def arrays(tree: Any) -> Any:
     return tree_map(lambda tensor: tensor.numpy(), tree)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pipeline=st.sampled_from(sorted(PIPELINES)),
     observed=st.sampled_from(sorted(OBSERVED)),

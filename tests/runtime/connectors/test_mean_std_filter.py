@@ -117,7 +117,7 @@ def test_leaves_that_are_no_numbers_are_left_alone() -> None:
         assert (array.shape, array.dtype) == (like[path].shape, like[path].dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4),
     steps=st.lists(st.integers(1, 5), min_size=1, max_size=4),

@@ -27,7 +27,7 @@ def exact(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array(means), np.array(m2s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
     mean=st.sampled_from([0.0, 1.0, -1e3, 1e8]),

@@ -31,7 +31,7 @@ def test_rewards_are_clipped_and_scaled_in_columns_of_their_own() -> None:
     assert columns["rewards"].tolist() == [[3, -0.5, -2]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     mode=st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
     rows=st.integers(1, 3),

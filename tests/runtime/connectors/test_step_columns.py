@@ -28,7 +28,7 @@ played = given(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @played
 def test_a_step_leads_to_its_next_observation(mode, rows, steps, ends, seed) -> None:
     story = fragments(OBSERVED, ACTED, rows=rows, steps=steps, mode=mode, ends=ends, seed=seed)
@@ -49,7 +49,7 @@ def test_a_step_leads_to_its_next_observation(mode, rows, steps, ends, seed) -> 
             assert result["b"][row, t] == expected["b"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @played
 def test_returns_to_go_are_sums_to_the_end_of_episode_or_row(mode, rows, steps, ends, seed) -> None:
     story = fragments(OBSERVED, ACTED, rows=rows, steps=steps, mode=mode, ends=ends, seed=seed)

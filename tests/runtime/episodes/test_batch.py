@@ -246,7 +246,7 @@ def _damaged(draw: st.DrawFn) -> dict[str, Any]:
     return tree
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000, derandomize=True)
 @given(_damaged())
 def test_a_damaged_tree_is_refused_or_all_of_its_episodes_can_be_read(tree: dict[str, Any]) -> None:
     try:

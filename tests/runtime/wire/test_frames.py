@@ -25,7 +25,7 @@ chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
 LARGE: Tree = {"a": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(trees, chunk_sizes, st.booleans())
 def test_every_tree_survives_the_round_trip(tree: Any, chunk_bytes: int, digest: bool) -> None:
     messages = list(encode_frame(HEADER, tree, digest=digest, chunk_bytes=chunk_bytes))
@@ -42,7 +42,6 @@ def assert_fit_for_use(tree: Tree) -> None:
         assert array is None or (array.flags.aligned and not array.flags.writeable)
 
 
-@settings(deadline=None)
 @given(trees, chunk_sizes)
 def test_our_frames_are_read_by_the_generated_classes(tree: Any, chunk_bytes: int) -> None:
     chunks = [
@@ -81,7 +80,6 @@ def pack(tree: Any, gap: int) -> tuple[TreeInfo, bytes]:
     return info, payload
 
 
-@settings(deadline=None)
 @given(trees, st.integers(0, 3), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_frames_of_the_generated_classes_are_read_in_any_field_order(
     tree: Any, gap: int, chunk_bytes: int, rng: random.Random
@@ -107,7 +105,6 @@ def test_frames_of_the_generated_classes_are_read_in_any_field_order(
     assert_fit_for_use(frame.tree)
 
 
-@settings(deadline=None)
 @given(trees, chunk_sizes)
 def test_a_digest_can_be_added_to_a_chunk_that_has_none(tree: Any, chunk_bytes: int) -> None:
     without = list(encode_frame(HEADER, tree, chunk_bytes=chunk_bytes))
@@ -116,7 +113,6 @@ def test_a_digest_can_be_added_to_a_chunk_that_has_none(tree: Any, chunk_bytes: 
     )
 
 
-@settings(deadline=None)
 @given(trees, st.booleans(), st.integers(0, 130))
 def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
     tree: Any, digest: bool, name: int

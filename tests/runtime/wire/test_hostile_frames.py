@@ -50,7 +50,7 @@ def read_safely(messages: list[bytes]) -> None:
         assert len(complaint) < 400
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     st.sampled_from([ONE_CHUNK, MANY_CHUNKS]),
     st.lists(st.tuples(st.integers(0), st.integers(0), st.integers(0, 7)), max_size=4),
@@ -90,7 +90,7 @@ def test_any_bit_flipped_in_the_fields_before_the_payload_raises_nothing_but_a_w
             read_safely([message[:at] + bytes([message[at] ^ 1 << bit]) + message[at + 1 :]])
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     st.booleans(),
     st.sampled_from([0, 1, 100, 200]),
@@ -154,7 +154,7 @@ def chunks_with_odd_trees(draw: st.DrawFn) -> list[bytes]:
     return [first.SerializeToString(), second.SerializeToString()]
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(chunks_with_odd_trees())
 def test_any_tree_information_is_refused_or_read_within_the_limits(chunks: list[bytes]) -> None:
     read_safely(chunks)
@@ -177,7 +177,7 @@ fields = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(fields, max_size=8).map(b"".join))
 def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> None:
     try:
@@ -195,7 +195,6 @@ def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> No
     assert message[chunk.start : chunk.start + chunk.size] == expected.payload
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_noise_is_refused(noise: bytes) -> None:
     with pytest.raises(WireError):

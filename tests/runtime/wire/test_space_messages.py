@@ -208,7 +208,7 @@ def test_spaces_up_to_the_limit_of_depth_arrive() -> None:
 
 
 @patch.object(wire_spaces, "MAX_ELEMENTS", 1 << 16)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.sampled_from([space_to_message(space).SerializeToString() for space in [*BOXES, *SPACES]]),
     st.lists(st.tuples(st.integers(0), st.integers(0, 7)), min_size=1, max_size=4),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from support.wire_cases import trees
 
 from juggler.runtime.wire.errors import WireError
@@ -22,7 +22,6 @@ from juggler.runtime.wire.trees import (
 ONE = np.ones(1)
 
 
-@settings(deadline=None)
 @given(trees)
 def test_every_tree_is_put_together_again_from_its_leaves(tree: Any) -> None:
     taken_apart = list(leaves(tree))
