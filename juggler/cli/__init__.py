@@ -18,6 +18,7 @@ COMMANDS = {
     "status": ("juggler.cli.status", "show the state of a run"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),
+    "launch": ("juggler.cli.launch", "start a run on several hosts, by SSH or Slurm"),
     "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
