@@ -23,7 +23,7 @@ run() {{
 }}
 """
 
-#: Fields: options, work, every (seconds), fill, drop, status, command.
+#: Fields: options, work, every (seconds), keep, drop, status, counts, command.
 DRIVER_SCRIPT = (
     """\
 #!/bin/bash
@@ -33,30 +33,37 @@ export OMP_NUM_THREADS=1
 """
     + _RUN
     + """\
-# Submits what is missing of the workers: after an interruption the driver has sent them home.
-fill() {{
-  wanted=$(cat "$2")
-  there=$(squeue --me --noheader --array --name="$1" | wc -l)
-  [ "$there" -ge "$wanted" ] || sbatch --parsable --array="0-$((wanted - there - 1))" "$3"
+# As many workers in the queue as are wanted: after an interruption, the driver has sent them home.
+keep() {{
+  wanted=$(cat "$2") || return
+  there=$(squeue --me --noheader --array --name="$1" --sort=-i --format=%i) || return
+  number=$(echo "$there" | grep -c .)
+  if [ "$number" -lt "$wanted" ]; then
+    sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
+  elif [ "$number" -gt "$wanted" ]; then
+    echo "$there" | head -n "$((number - wanted))" | xargs scancel
+  fi
 }}
-keep_filled() {{
+keep_all() {{
   while sleep {every}; do
-{fill}
+{keep}
   done
 }}
-keep_filled > /dev/null 2>&1 &
-filling=$!
+keep_all > /dev/null 2>&1 &
+keeping=$!
 while :; do
   run {command}
   # Killed, and not by us: it goes on from its newest checkpoint.
   [ "$status" -gt 128 ] && [ -z "$stopped$again" ] || break
   sleep 5
 done
-kill "$filling"
+kill "$keeping"
 if [ "$again" ] && [ "$status" = 143 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+  # Slurm ends this script: the end of a script that went first may be taken for that of the next.
+  scontrol requeue "$SLURM_JOB_ID" && sleep 60
 else
   echo "$status" > {status}
+  rm -f {counts}
 {drop}
 fi
 exit "$status"
@@ -81,7 +88,7 @@ while :; do
   [ "$status" != 0 ] && [ -z "$stopped$again" ] || break
   sleep 5
 done
-[ "$again" ] && scontrol requeue "$SLURM_JOB_ID"
+[ "$again" ] && scontrol requeue "$SLURM_JOB_ID" && sleep 60
 exit "$status"
 """
 )

@@ -15,16 +15,16 @@ from types import FrameType
 
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
 from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
+from juggler.launch.scaling import ROLES, Wanted
 
 Say = Callable[[str], None]
 
-_ROLES = ("learner", "envrunner")
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between questions to Slurm
 _END_SECONDS = 90.0  # for a driver to end in order
 _ANSWER_SECONDS = 60.0
 _GONE_SECONDS = 20.0
-_FILL_SECONDS = 10  # between looks whether workers are missing in the queue
+_KEEP_SECONDS = 10  # between looks at how many workers are in the queue
 _JUGGLER = [sys.executable, "-m", "juggler"]
 
 
@@ -79,6 +79,7 @@ class SlurmRun:
             )
         self._launch, self._jobs, self._say = launch, jobs, say
         self._plain = plain_gradients or launch.insecure
+        self._wanted = Wanted(launch.directory)
         self._signals: list[int] = []
 
     def scripts(self) -> dict[Path, str]:
@@ -93,15 +94,24 @@ class SlurmRun:
             self._path("driver"): DRIVER_SCRIPT.format(
                 options=self._options("driver", ()),
                 work=shlex.quote(str(Path.cwd())),
-                every=_FILL_SECONDS,
-                fill="\n".join(
-                    "    " + shlex.join(["fill", self._name(role), *map(str, self._files(role))])
-                    for role in _ROLES
+                every=_KEEP_SECONDS,
+                keep="\n".join(
+                    "    "
+                    + shlex.join(
+                        [
+                            "keep",
+                            self._name(role),
+                            str(self._wanted.path(role)),
+                            str(self._path(role)),
+                        ]
+                    )
+                    for role in ROLES
                 ),
                 drop="\n".join(
-                    f"  scancel --me --name={shlex.quote(self._name(role))}" for role in _ROLES
+                    f"  scancel --me --name={shlex.quote(self._name(role))}" for role in ROLES
                 ),
                 status=shlex.quote(str(directory / "status")),
+                counts=shlex.join(str(self._wanted.path(role)) for role in ROLES),
                 command=shlex.join(driver),
             )
         }
@@ -144,9 +154,9 @@ class SlurmRun:
             for path, script in self.scripts().items():
                 path.write_text(script)
             for role, count in zip(
-                _ROLES, (self._jobs.learners, self._jobs.env_runners), strict=True
+                ROLES, (self._jobs.learners, self._jobs.env_runners), strict=True
             ):
-                self._files(role)[0].write_text(f"{count}\n")
+                self._wanted.begin(role, count, one=role == "learner" and not self._plain)
         except OSError as error:
             raise LaunchError(f"cannot write {self._launch.directory}: {error}") from error
         counts = {"driver": 0, "learner": self._jobs.learners, "envrunner": self._jobs.env_runners}
@@ -205,10 +215,6 @@ class SlurmRun:
     def _path(self, role: str) -> Path:
         return self._launch.directory / f"{role}.sbatch"
 
-    def _files(self, role: str) -> tuple[Path, Path]:
-        """The file that says how many, and the script."""
-        return self._launch.directory / f"{role}.count", self._path(role)
-
     def _options(self, role: str, own: Sequence[str]) -> str:
         jobs, logs = self._jobs, self._launch.directory / "logs"
         log = logs / ("driver.log" if role == "driver" else f"{role}-%a.log")
@@ -224,7 +230,7 @@ class SlurmRun:
         self._signals.append(number)
 
     def _queued(self) -> list[str]:
-        names = ",".join(self._name(role) for role in ("driver", *_ROLES))
+        names = ",".join(self._name(role) for role in ("driver", *ROLES))
         return _asked("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()
 
     def _state(self) -> str:
@@ -262,7 +268,8 @@ class SlurmRun:
         return None
 
     def _cancel(self) -> None:
-        for role in ("driver", *_ROLES):
+        self._wanted.forget()
+        for role in ("driver", *ROLES):
             _asked("scancel", "--me", f"--name={self._name(role)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import shlex
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from types import FrameType
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner, shell
 from juggler.launch.hosts import Host, Hosts
 from juggler.launch.kept_running import KeptRunning, Say
+from juggler.launch.scaling import ROLES, Wanted, shared_out
 
 #: A host that does not answer within 15 s counts as cut off, and nobody is asked for a password.
 _SSH = [
@@ -63,25 +65,20 @@ class SshRun:
         whole = str(launch.run_dir.absolute()).encode()
         tag = f"{launch.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
         self._there = f'"$HOME"/.juggler/{shlex.quote(tag)}'  # the directory on the other hosts
+        self._logs = launch.directory / "logs"
+        self._wanted = Wanted(launch.directory)
+        # By role and host, then by number; and by role and number those that are too many.
+        self._kept: dict[tuple[str, str], dict[int, KeptRunning]] = {}
+        self._leaving: dict[tuple[str, int], KeptRunning] = {}
         self._signals: list[int] = []
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """Everything that is started -> for each what it is, and its words; the driver first."""
-        learners = ["--num-learners", str(self._learners)]
-        given = any(option.startswith("--num-learners") for option in self._launch.options)
-        driver = self._launch.driver(self._hosts.driver, _JUGGLER_HERE)
-        found = [("the driver", [*driver, *([] if given else learners)])]
-        next_learner = next_runner = 0
-        for host in self._hosts.hosts:
-            juggler = shlex.split(host.juggler)
-            for _ in range(host.learners):
-                words = learner(self._hosts.driver, juggler, next_learner, host.dialed, self._plain)
-                found.append((f"learner {next_learner} on {host.name}", self._at(host, words)))
-                next_learner += 1
-            for _ in range(host.env_runners):
-                words = environment_runner(self._hosts.driver, juggler, next_runner)
-                found.append((f"EnvRunner {next_runner} on {host.name}", self._at(host, words)))
-                next_runner += 1
+        found = [("the driver", self._driver())]
+        for role in ROLES:
+            index = itertools.count()
+            for host in self._hosts.hosts:
+                found += [self._worker(role, host, next(index)) for _ in range(_number(role, host))]
         return found
 
     def run(self) -> int:
@@ -92,36 +89,34 @@ class SshRun:
         """
         self._launch.make_certificates(self._hosts.dialed)
         self._for_each_host(self._prepare)
-        (_, driver), *workers = self.commands()
-        logs = self._launch.directory / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        kept = [
-            KeptRunning(name, words, logs / f"{name.replace(' ', '-')}.log", self._say)
-            for name, words in workers
-        ]
-        self._say(f"what the workers print is in {logs}")
+        self._logs.mkdir(parents=True, exist_ok=True)
+        for role in ROLES:
+            number = sum(_number(role, host) for host in self._hosts.hosts)
+            self._wanted.begin(role, number, one=role == "learner" and not self._plain)
+        self._say(f"what the workers print is in {self._logs}")
         with ExitStack() as last:
             last.callback(self._forget)
-            last.callback(self._end, kept)
+            last.callback(self._end)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 before = signal.signal(number, self._note)
                 last.callback(signal.signal, number, before)
-            return self._drive(driver, kept)
+            return self._drive()
 
     # -- the driver and its workers -------------------------------------------------------------
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _drive(self, command: Sequence[str], kept: Sequence[KeptRunning]) -> int:
+    def _drive(self) -> int:
         while True:
             began, asked = time.monotonic(), False
-            driver = subprocess.Popen(command, start_new_session=True)
+            driver = subprocess.Popen(self._driver(), start_new_session=True)
             while (status := driver.poll()) is None:
                 while self._signals:
                     asked = True
                     driver.send_signal(self._signals.pop(0))
-                for each in kept:
+                self._have_as_many_as_are_wanted()
+                for each in self._all():
                     each.look()
                 time.sleep(_LOOK_SECONDS)
             died = status < 0 and not asked
@@ -129,21 +124,66 @@ class SshRun:
                 return status if status >= 0 else 128 - status
             self._say(f"the driver died ({signal.Signals(-status).name}); starting it again")
 
-    def _end(self, kept: Sequence[KeptRunning]) -> None:
+    def _have_as_many_as_are_wanted(self) -> None:
+        """Start workers, or end those that came last, where somebody wants another number."""
+        self._leaving = {at: each for at, each in self._leaving.items() if each.running}
+        for role in ROLES:
+            try:
+                wanted = self._wanted.read(role)
+            except LaunchError:
+                continue  # somebody has removed the file, or changes it now
+            weights = [_number(role, host) for host in self._hosts.hosts]
+            for host, number in zip(self._hosts.hosts, shared_out(wanted, weights), strict=True):
+                here = self._kept.setdefault((role, host.name), {})
+                for index in sorted(here)[number:]:
+                    here[index].end(signal.SIGTERM)
+                    self._leaving[role, index] = here.pop(index)
+                for index in self._free(role, number - len(here)):
+                    name, words = self._worker(role, host, index)
+                    log = self._logs / f"{name.replace(' ', '-')}.log"
+                    here[index] = KeptRunning(name, words, log, self._say)
+
+    def _free(self, role: str, count: int) -> list[int]:
+        """So many numbers that no worker of a role has."""
+        taken = {index for of, index in self._leaving if of == role}
+        taken |= {index for (of, _), here in self._kept.items() if of == role for index in here}
+        free = (index for index in itertools.count() if index not in taken)
+        return list(itertools.islice(free, max(0, count)))
+
+    def _all(self) -> list[KeptRunning]:
+        kept = [each for here in self._kept.values() for each in here.values()]
+        return [*kept, *self._leaving.values()]
+
+    def _end(self) -> None:
         """Give workers time to leave, and end those that stay."""
-        for each in kept:
+        self._wanted.forget()
+        for each in self._all():
             each.start_no_more()
         for number, seconds in ((0, _LEAVE_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            for each in kept:
+            for each in self._all():
                 if number:
                     each.end(number)
             end = time.monotonic() + seconds
-            while any(each.running for each in kept) and time.monotonic() < end:
-                for each in kept:
+            while any(each.running for each in self._all()) and time.monotonic() < end:
+                for each in self._all():
                     each.look()
                 time.sleep(_LOOK_SECONDS)
 
-    # -- the hosts ------------------------------------------------------------------------------
+    # -- the commands ---------------------------------------------------------------------------
+
+    def _driver(self) -> list[str]:
+        given = any(option.startswith("--num-learners") for option in self._launch.options)
+        learners = [] if given else ["--num-learners", str(self._learners)]
+        return [*self._launch.driver(self._hosts.driver, _JUGGLER_HERE), *learners]
+
+    def _worker(self, role: str, host: Host, index: int) -> tuple[str, list[str]]:
+        """What a worker is, and its words."""
+        juggler, driver = shlex.split(host.juggler), self._hosts.driver
+        if role == "learner":
+            words = learner(driver, juggler, index, host.dialed, self._plain)
+        else:
+            words = environment_runner(driver, juggler, index)
+        return f"{role} {index} on {host.name}", self._at(host, words)
 
     def _at(self, host: Host, words: Sequence[str]) -> list[str]:
         """A worker's command on a host."""
@@ -151,6 +191,8 @@ class SshRun:
         command = shell([*words, "--reattach-seconds", "0"], tls)
         where = f"cd {shlex.quote(host.directory)} && " if host.directory else ""
         return [*_SSH, "-tt", host.name, f"{where}{command}"]
+
+    # -- the hosts ------------------------------------------------------------------------------
 
     def _prepare(self, host: Host) -> str:
         """Check that Juggler is there, and copy certificates -> "" or what is wrong."""
@@ -189,6 +231,11 @@ where it is with `juggler = ` in the file of hosts ({said})"
                 list(
                     pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._hosts.hosts)
                 )
+
+
+def _number(role: str, host: Host) -> int:
+    """How many workers of a role the file gives to a host."""
+    return host.learners if role == "learner" else host.env_runners
 
 
 def _asked(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:

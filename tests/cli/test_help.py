@@ -8,7 +8,6 @@ import pytest
 
 from juggler.cli import COMMANDS, main
 
-
 #: `juggler launch` alone lists its engines.
 WITH_OPTIONS = [*(set(COMMANDS) - {"launch"}), "launch ssh", "launch slurm"]
 

@@ -37,8 +37,8 @@ def test_a_dry_run_prints_every_command_and_makes_nothing(
     assert names == [
         "# the driver",
         "# learner 0 on me@gpu1",
-        "# EnvRunner 0 on cpu1",
-        "# EnvRunner 1 on cpu1",
+        "# envrunner 0 on cpu1",
+        "# envrunner 1 on cpu1",
     ]
     assert "juggler driver cartpole --run-dir " in printed
     assert "--lr 1e-3 --num-learners 1" in printed

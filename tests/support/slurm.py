@@ -95,6 +95,11 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscri
         lines = self.ask("squeue", "--noheader", "--array", "--format=%j %T").splitlines()
         return [line for line in lines if name in line]
 
+    def runs(self, job: str) -> bool:
+        """Whether a process of Slurm looks after this job on the node."""
+        pattern = f"slurmstepd: \\[{job}\\."
+        return subprocess.run(["pgrep", "-f", pattern], stdout=subprocess.DEVNULL).returncode == 0
+
     def wait_until(self, what: Callable[[], object], why: str, seconds: float = _PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not what():

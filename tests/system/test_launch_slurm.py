@@ -60,6 +60,13 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
     eventually(lambda: env_runners(run_dir) == 1, 30, lambda: launch.output)
     eventually(lambda: env_runners(run_dir) == 2, 60, lambda: launch.output)
 
+    assert place.run("scale", "run", "--env-runners", "3").status == 0
+    eventually(lambda: env_runners(run_dir) == 3, 60, lambda: launch.output)
+    assert place.run("scale", "run", "--env-runners", "1").status == 0
+    eventually(lambda: env_runners(run_dir) == 1, 60, lambda: launch.output)
+    refused = place.run("scale", "run", "--learners", "2")
+    assert "several learners add up gradients without encryption" in refused.output
+
     # What Slurm does two minutes before the time limit, at which it would end the job.
     before = len(checkpoints(run_dir))
     name = "juggler-run-driver"
@@ -67,9 +74,9 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
     slurm.wait_until(lambda: any("PENDING" in each for each in slurm.jobs(name)), "it queues again")
     assert len(checkpoints(run_dir)) >= min(before, 1)
     trained = summary(run_dir)["env_steps_trained"]
-    # Slurm lets it wait for two minutes, of which it needs those until the former one is gone.
-    launch.wait_for("DUE TO JOB REQUEUE", 60)
     job = slurm.ask("squeue", "--noheader", f"--name={name}", "--format=%A").strip()
+    # Slurm lets it wait for two minutes, of which it needs those until the former one is gone.
+    slurm.wait_until(lambda: not slurm.runs(job), "the former job is gone")
     slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now")
     eventually(lambda: trained_steps(run_dir) > trained, 90, lambda: launch.output)
 

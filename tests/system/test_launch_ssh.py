@@ -84,9 +84,15 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
 
     eventually(all_there, 90, lambda: launch.output)
     workers_in(place.path, "envrunner 1")[0].kill()
-    launch.wait_for("EnvRunner 1 on 10.77.0.2 ended with", 30)
+    launch.wait_for("envrunner 1 on 10.77.0.2 ended with", 30)
     eventually(lambda: env_runners(run_dir) < 2, 30, lambda: launch.output)
     eventually(all_there, 60, lambda: launch.output)
+
+    scaled = place.run("scale", "run", "--env-runners", "3")
+    assert scaled.output == "envrunner: 3 are wanted now, in place of 2\n"
+    eventually(lambda: env_runners(run_dir) == 3, 60, lambda: launch.output)
+    assert place.run("scale", "run", "--env-runners", "2").status == 0
+    eventually(lambda: env_runners(run_dir) == 2, 60, lambda: launch.output)
 
     ends = subprocess.run([*second, "ip", "-o", "link"], capture_output=True, text=True).stdout
     cable = next(name for name in ends.split() if name.startswith("ve")).partition("@")[0]
