@@ -78,23 +78,22 @@ def _show(found: list[Overview]) -> None:
         console = Console(highlight=False, width=_PIPE_COLUMNS)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("name", "environment", "algorithm", "state"):
-        table.add_column(name, overflow="fold", min_width=9)
+        table.add_column(name, overflow="fold", min_width=7)
     for name in ("return", "best", "steps", "time", "checkpoints"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last written", no_wrap=True)
+    table.add_column("written", no_wrap=True)
     for each in found:
-        state = each.state if each.state != "stopped" else f"stopped ({each.reason})"
         table.add_row(
             Text(each.name),
             Text(each.env.rpartition(":")[2]),
             Text(each.algorithm),
-            Text(state, style=_STYLES[each.state]),
+            Text(each.state, style=_STYLES[each.state]),
             number(each.return_last),
             number(each.return_best),
             quantity(each.env_steps),
             duration(each.wall_time),
             str(len(each.checkpoints)),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.written)),
+            f"{duration(max(0.0, time.time() - each.written))} ago",
         )
     console.print(table)
     for each in found:
@@ -103,10 +102,11 @@ def _show(found: list[Overview]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: 8.3 s, 12 min 5 s, 3 h 20 min."""
+    """A time as people say it: 8.3 s, 12 min 5 s, 3 h 20 min, 4 days."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
