@@ -5,40 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_runs import line, made
 
 from juggler.cli import main
-
-CONFIG = 'env = "CartPole-v1"\nalgorithm = "impala"\n'
-
-
-def line(steps: int, mean: float | None, wall_time: float | None = None) -> dict[str, Any]:
-    wall = steps / 100 if wall_time is None else wall_time
-    return {"env_steps_sampled": steps, "wall_time": wall, "episode_return_mean": mean}
-
-
-def made(
-    run_dir: Path,
-    lines: list[dict[str, Any]],
-    summary: dict[str, Any] | None = None,
-    *,
-    old: float = 100.0,
-) -> Path:
-    """The directory of a run that wrote so many seconds ago."""
-    (run_dir / "checkpoints" / "000000007").mkdir(parents=True)
-    (run_dir / "config.toml").write_text(CONFIG)
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    if summary is not None:
-        (run_dir / "summary.json").write_text(json.dumps(summary))
-    for number, name in enumerate(("config.toml", "metrics.jsonl", "summary.json")):
-        if (run_dir / name).exists():
-            then = time.time() - old + number
-            os.utime(run_dir / name, (then, then))
-    return run_dir
 
 
 def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

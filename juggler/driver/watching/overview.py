@@ -39,6 +39,7 @@ class Overview:
         directory: of the run.
         env: as the configuration names it.
         algorithm: of the run, and those that modules have of their own.
+        goal: the mean return at which it is solved; None: it has none, or one for each of several.
         state: whether it goes on, and else how it ended.
         reason: for its end, as the summary has it; "": none.
         return_last: the mean over the last 100 episodes; None: none has ended.
@@ -54,6 +55,7 @@ class Overview:
     directory: str
     env: str
     algorithm: str
+    goal: float | None
     state: RunState
     reason: str
     return_last: float | None
@@ -94,6 +96,7 @@ class Overseer:
             directory=str(self._run_dir),
             env=str(config.get("env", "")),
             algorithm=algorithms(config) if config else "",
+            goal=_number(config.get("stop_return")),
             state=state_of(self._run_dir, summary),
             reason=str(summary.get("reason_for_stop") or ""),
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
