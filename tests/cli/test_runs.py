@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_runs import line, made
+from support.made_runs import append, line, made
 
 from juggler.cli import main
+from juggler.driver.watching.overview import Overseer
 
 
 def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -114,3 +115,12 @@ def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(
     (tmp_path / "file").touch()
     assert main(["runs", "file"]) == 1
     assert "file is a file" in capsys.readouterr().err
+
+
+def test_a_run_that_is_over_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)], {"solved": True})
+    overseer = Overseer(run_dir, "run")
+    first = overseer.look()
+    assert overseer.look() is first
+    append(run_dir, line(200, 2.0))  # it goes on
+    assert (overseer.look().state, overseer.look().env_steps) == ("running", 200)

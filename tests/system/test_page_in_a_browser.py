@@ -68,7 +68,7 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     assert tab.value("document.querySelector('.panel-workers').innerText").endswith(
         "no workers now."
     )
-    tab.problems[:] = [each for each in tab.problems if "ERR_CONNECTION_REFUSED" not in each]
+    tab.problems[:] = [each for each in tab.problems if "net::ERR_CONNECTION" not in each]
     watch.interrupt()
     assert watch.wait(10) == 0
 

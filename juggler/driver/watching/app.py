@@ -44,6 +44,7 @@ _HEADERS: Final = [
     ("Cache-Control", "no-store"),
 ]
 _OVERVIEW_SECONDS: Final = 1.0  # between two looks at all runs, whoever asks
+_SHARE: Final = 0.1  # of the time, that these may take
 _MOST_WATCHED: Final = 24  # runs whose curves are kept
 _MOST_QUERY: Final = 2000  # characters
 _PIECE: Final = 1 << 18  # bytes of a video at once
@@ -78,7 +79,7 @@ class PageApplication:
         self._overseers: dict[str, Overseer] = {}
         self._watched: dict[str, WatchedRun] = {}  # the one that was asked for last is last
         self._overview: dict[str, Any] = {}
-        self._looked = float("-inf")
+        self._next_look = float("-inf")
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         is_head = environ.get("REQUEST_METHOD") == "HEAD"
@@ -134,9 +135,10 @@ class PageApplication:
 
     def _runs(self) -> dict[str, Any]:
         with self._lock:
-            if time.monotonic() - self._looked >= _OVERVIEW_SECONDS:
+            if (before := time.monotonic()) >= self._next_look:
                 self._overview = self._look()
-                self._looked = time.monotonic()
+                after = time.monotonic()
+                self._next_look = after + max(_OVERVIEW_SECONDS, (after - before) / _SHARE)
             return self._overview
 
     def _look(self) -> dict[str, Any]:

@@ -85,8 +85,18 @@ class Overseer:
         self._decode = msgspec.json.Decoder(_Line).decode
         self._last: _Line | None = None
         self._best: float | None = None
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._overview: Overview | None = None
 
     def look(self) -> Overview:
+        seen = tuple(_stamps(self._run_dir))
+        known = self._overview
+        if known is None or known.state == "running" or seen != self._seen:
+            self._overview = known = self._read_all()
+            self._seen = seen
+        return known
+
+    def _read_all(self) -> Overview:
         config, problem = read_config(self._run_dir)
         problem = "; ".join(each for each in (problem, self._read()) if each)
         summary = last_summary(self._run_dir)
@@ -202,11 +212,18 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
 
 def _written(run_dir: Path) -> float:
     """When the run wrote last, in seconds since 1970; 0.0 if nobody knows."""
-    times = [0.0]
-    for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE):
-        with suppress(OSError):
-            times.append((run_dir / name).stat().st_mtime)
-    return max(times)
+    return max(time for time, _ in _stamps(run_dir)) / 1e9
+
+
+def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
+    """When each of its parts was changed, in nanoseconds since 1970, and how large it is."""
+    for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, DIRECTORY):
+        try:
+            found = (run_dir / name).stat()
+        except OSError:
+            yield 0, 0
+        else:
+            yield found.st_mtime_ns, found.st_size
 
 
 def _number(*values: Any) -> float | None:

@@ -114,6 +114,7 @@ def test_runs_are_told_of_and_their_lines_come_as_they_are_written(runs: Path) -
 def test_a_run_that_begins_later_comes_in_and_one_that_is_deleted_goes(runs: Path) -> None:
     with served(runs) as url, pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "_OVERVIEW_SECONDS", 0.0)
+        patch.setattr(app, "_SHARE", 1e9)
         assert ids(url).keys() == {"one", "two"}
         gone = ids(url)["one"]
         made(runs / "three", [])

@@ -136,14 +136,16 @@ export class Chart {
     }
     const place = Math.min(Math.max(this.x(x), LEFT), this.width - RIGHT);
     this.cross.append(el("svg:line", { class: "cross", x1: place, x2: place, y1: TOP, y2: this.height - BOTTOM }));
-    const said = this.series.map((each) => {
+    // Not of a run that had not begun there, or was over.
+    const here = this.series.filter(({ points }) => points[0][0] <= x && x <= points.at(-1)[0]);
+    const said = here.map((each) => {
       const [px, py] = each.points[nearest(each.points.map(([found]) => found), x)];
       const dot = el("svg:circle", { class: "dot", cx: this.x(px), cy: this.y(py), r: 4 });
       dot.style.color = each.colour;
       this.cross.append(dot);
       return `${each.name} ${number(py)}`;
     });
-    this.readout.textContent = `at ${short(x)} ${this.xName}: ${said.join(", ")}`;
+    this.readout.textContent = `at ${short(x)} ${this.xName}: ${said.join(", ") || "nothing"}`;
   }
 
   inWords() {

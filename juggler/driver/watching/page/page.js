@@ -22,6 +22,7 @@ let detailed = null; // the id of the run in the details
 let told = null; // about it
 let heard = 0; // when the server answered last
 let shownTable = "";
+let shownCharts = "";
 
 async function look() {
   const found = await ask("/api/runs");
@@ -116,6 +117,9 @@ function showCharts() {
   const axis = document.querySelector("input[name=axis]:checked").value;
   const shown = chosen.map((id) => ({ run: runs.find((run) => run.id === id), curves: curves.get(id), place: places.get(id) }))
     .filter((each) => each.run && each.curves);
+  const mark = JSON.stringify([axis, shown.map(({ run, curves: of, place }) => [run.id, run.name, run.goal, of.seen, place])]);
+  if (mark === shownCharts) return;
+  shownCharts = mark;
   const alone = shown.length === 1;
   const over = axis === TIME ? timeUnit(shown) : { name: "steps", scale: 1 };
   const scaled = (points) => (over.scale === 1 ? points : points.map(([x, y]) => [x / over.scale, y]));
