@@ -176,11 +176,17 @@ function groupOf(name) {
   return at(id);
 }
 
-// A curve for each module, agent or player.
+// A curve for each module, agent or player, which has the same colour in every chart.
 function parts(of, axis, kind, key, alone = key) {
-  const names = Object.entries(of.tables(kind)).filter(([, keys]) => keys.includes(key)).map(([name]) => name);
-  return names.map((name, part) => ({ name: names.length > 1 ? name : alone, part, points: of.points(axis, `${kind}/${name}/${key}`) }));
+  const told = of.tables(kind);
+  const names = Object.keys(told).filter((name) => told[name].includes(key)).sort(inOrder);
+  const all = kind === "by_agent" ? names : ["by_module", "modules", "league"].flatMap((each) => Object.keys(of.tables(each)));
+  const places = [...new Set(all)].sort(inOrder);
+  return names.map((name) => ({
+    name: names.length > 1 ? name : alone, part: places.indexOf(name), points: of.points(axis, `${kind}/${name}/${key}`) }));
 }
+
+const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 function keysOf(shown, kind) {
   const found = new Set(shown.flatMap((each) => Object.values(each.curves.tables(kind)).flat()));
