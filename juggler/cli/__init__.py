@@ -17,6 +17,8 @@ COMMANDS = {
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),
     "scale": ("juggler.cli.scale", "have more or fewer workers in a run"),
+    "watch": ("juggler.cli.watch", "serve a page about runs, for a browser"),
+    "runs": ("juggler.cli.runs", "list runs, and how each is doing"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),
     "launch": ("juggler.cli.launch", "start a run on several hosts, by SSH or Slurm"),

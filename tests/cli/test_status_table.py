@@ -7,8 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from juggler.cli.status import to_plain
 from juggler.cli.status_table import table
+from juggler.driver.asking import to_plain
 from juggler.runtime.wire.v1 import status_pb2
 
 STATUS = status_pb2.RunStatus(

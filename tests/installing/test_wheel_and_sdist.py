@@ -17,7 +17,8 @@ TEMPLATES = ["balance.toml", "nim.toml", "cpp/CMakeLists.txt", "cpp/simulator.cc
 TEMPLATES += ["node/package.json", "node/simulator.js", "node/nim.js"]
 FOR_OTHERS = {f"examples/simulators/{name}" for name in TEMPLATES}
 FOR_OTHERS |= {str(path.relative_to(ROOT)) for path in ROOT.glob("proto/**/*.proto")}
-CONFIGURATION = "juggler/driver/configs/cartpole.toml"
+OF_ITS_OWN = {"juggler/driver/configs/cartpole.toml"}
+OF_ITS_OWN |= {str(path.relative_to(ROOT)) for path in ROOT.glob("juggler/driver/watching/page/*")}
 
 
 def test_the_wheel_has_the_messages_and_the_templates_where_they_find_one_another(
@@ -26,7 +27,7 @@ def test_the_wheel_has_the_messages_and_the_templates_where_they_find_one_anothe
     files = set(zipfile.ZipFile(wheel).namelist())
     share = "juggler-0.1.0.data/data/share/juggler"
     assert len(FOR_OTHERS) > 10
-    assert {f"{share}/{name}" for name in FOR_OTHERS} | {CONFIGURATION} <= files
+    assert {f"{share}/{name}" for name in FOR_OTHERS} | OF_ITS_OWN <= files
     assert {name.partition("/")[0] for name in files if name.endswith(".py")} == {"juggler"}
 
 
@@ -38,7 +39,7 @@ def test_the_source_distribution_has_them_and_builds_the_client_as_well(tmp_path
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
     unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
-    assert [name for name in {*FOR_OTHERS, CONFIGURATION} if not (unpacked / name).exists()] == []
+    assert [name for name in {*FOR_OTHERS, *OF_ITS_OWN} if not (unpacked / name).exists()] == []
     run(
         sys.executable,
         *["-m", "pip", "wheel", "-q", "--no-deps", "-w", ".."],

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from juggler.cli.status import Arguments, _statuses, to_plain
+from juggler.cli.status import Arguments, _statuses
+from juggler.driver.asking import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -28,6 +28,29 @@ class MetricsLines:
     broken: int
 
 
+class MetricsCourse:
+    """Puts the lines of a run in order, as they come: those of steps that are made again go, and
+    the clock goes on.
+
+    Attributes:
+        lines: oldest first.
+        taken_back: how many lines have gone.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.taken_back = 0
+        self._offset = 0.0
+
+    def add(self, line: dict[str, Any]) -> None:
+        while self.lines and self.lines[-1][STEPS] > line[STEPS]:
+            self.lines.pop()  # made again from a checkpoint before
+            self.taken_back += 1
+        if self.lines and line[TIME] + self._offset < self.lines[-1][TIME]:
+            self._offset = self.lines[-1][TIME]  # the clock began anew
+        self.lines.append({**line, TIME: line[TIME] + self._offset} if self._offset else line)
+
+
 def read_metrics(run_dir: Path) -> MetricsLines:
     """Read all metrics of a run.
 
@@ -39,16 +62,11 @@ def read_metrics(run_dir: Path) -> MetricsLines:
         texts = file.read_bytes().splitlines()
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
-    found = [line for line in map(_line, texts) if line is not None]
-    course: list[dict[str, Any]] = []
-    offset = 0.0
+    found = [line for line in map(metrics_line, texts) if line is not None]
+    course = MetricsCourse()
     for line in found:
-        while course and course[-1][STEPS] > line[STEPS]:
-            course.pop()  # made again from a checkpoint before
-        if course and line[TIME] + offset < course[-1][TIME]:
-            offset = course[-1][TIME]  # the clock began anew
-        course.append({**line, TIME: line[TIME] + offset} if offset else line)
-    return MetricsLines(course, len(texts) - len(found))
+        course.add(line)
+    return MetricsLines(course.lines, len(texts) - len(found))
 
 
 def metrics_table(run_dir: Path) -> list[dict[str, Any]]:
@@ -69,7 +87,7 @@ def number(value: object) -> float:
     return found if math.isfinite(found) else math.nan
 
 
-def _line(text: bytes) -> dict[str, Any] | None:
+def metrics_line(text: bytes) -> dict[str, Any] | None:
     """What a line of the file says; None: it is none of metrics."""
     try:
         line = json.loads(text)

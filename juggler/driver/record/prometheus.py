@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from juggler.driver.record.metrics_server import MetricsServer
+from juggler.driver.record.http_server import HttpServer
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import status_pb2
@@ -61,7 +61,7 @@ def serve_metrics(
     registry.register(_RunCollector(read))
     ProcessCollector(registry=registry)  # the driver's CPU time, memory and descriptors
     try:
-        server = MetricsServer(host, port, make_wsgi_app(registry), token, tls)
+        server = HttpServer(host, port, make_wsgi_app(registry), token, tls)
     except OSError as error:
         raise EndpointError(f"cannot serve metrics on {address}: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
