@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
     from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
+    from juggler.experiments.sweep import SweepFailed as SweepFailed
+    from juggler.experiments.sweeping import SweepResult as SweepResult
+    from juggler.experiments.sweeping import resume_sweep as resume_sweep
+    from juggler.experiments.sweeping import sweep as sweep
     from juggler.learner.algorithms.actor_critic.config import (
         ActorCriticConfig as ActorCriticConfig,
     )
@@ -256,6 +260,8 @@ _PUBLIC = {
     "StepOutput": "juggler.learner.core.learner_core",
     "Td3": "juggler.learner.algorithms.td3.core",
     "Td3Config": "juggler.learner.algorithms.td3.config",
+    "SweepFailed": "juggler.experiments.sweep",
+    "SweepResult": "juggler.experiments.sweeping",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
@@ -279,10 +285,12 @@ _PUBLIC = {
     "read_weights": "juggler.runtime.checkpoints.weights",
     "record": "juggler.driver.recording",
     "resume": "juggler.driver.training",
+    "resume_sweep": "juggler.experiments.sweeping",
     "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",
     "stacked": "juggler.learner.core.population",
     "start": "juggler.driver.started",
+    "sweep": "juggler.experiments.sweeping",
     "strip_to_acting": "juggler.runtime.modules.acting",
     "tensors_like": "juggler.learner.core.state",
     "train": "juggler.driver.training",

@@ -13,6 +13,7 @@ from juggler.runtime.nearest import closest
 #: For each command its module, and what `juggler --help` says about it.
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
+    "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),

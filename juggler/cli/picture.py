@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
 from juggler.driver.record.run_directory import METRICS_FILE
+from juggler.experiments.style import COLOURS, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +32,6 @@ _KEYS = (
 _OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
 _MOST_NAMES = 32
 _STYLES = ("-", "--", ":", "-.")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
-_GREY = "#555555"
 _TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
 
 Column: TypeAlias = NDArray[np.float64]  # [lines]
@@ -177,7 +176,7 @@ def _figure(runs: list[Run]) -> Figure:
                 draw(axes, curve.run.columns[key] / scale, curve.columns, curve.colour, curve.style)
             if draw is not _draw_return:
                 axes.set_ylim(bottom=0)
-            _dress(axes, x_label, y_label)
+            dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
     curves = _curves(runs)
@@ -203,13 +202,13 @@ class _Curve:
 
 def _whole(runs: list[Run]) -> list[_Curve]:
     """A curve for each run."""
-    colours = itertools.cycle(_COLOURS)
+    colours = itertools.cycle(COLOURS)
     return [_Curve(run, run.name, run.columns, next(colours), "-") for run in runs]
 
 
 def _curves(runs: list[Run]) -> list[_Curve]:
     """A curve for each module or agent of each run that has them, else for the run."""
-    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in _COLOURS)
+    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
     found = []
     for run in runs:
         if not run.named:
@@ -238,31 +237,6 @@ def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style
 def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
     axes.plot(x, columns["staleness_mean"], style, color=colour, linewidth=1.8, label="mean")
     axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
-
-
-def _dress(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.set_xlabel(x_label, color=_GREY)
-    axes.set_ylabel(y_label, color=_GREY)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.margins(x=0.01)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_GREY, labelsize=9)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_tick)
-    # One legend entry for each kind of line, however many runs there are.
-    kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if len(kinds) > 1:
-        legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
-        for handle in legend.get_lines():
-            handle.set_color(_GREY)
-
-
-def _tick(value: float, _: float) -> str:
-    """Short labels such as 10k and 1.25M, without making two ticks alike."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 #: What each column of the picture shows.
