@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
 from juggler.driver.record.run_directory import METRICS_FILE
+from juggler.experiments.seeds import members
+from juggler.experiments.statistics import mean_curve
 from juggler.experiments.style import COLOURS, dress
 
 if TYPE_CHECKING:
@@ -51,17 +53,26 @@ class Run:
     columns: Columns
     broken: int  # lines that could not be read
     named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
+    group: str = ""  # of runs whose returns are drawn as one curve; "": it is drawn by itself
 
 
-def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") -> Path:
+def plot(
+    run_dirs: Sequence[Path],
+    output: Path | None = None,
+    by: By = "auto",
+    *,
+    together: bool = False,
+) -> Path:
     """Draw runs into one picture, and say on stderr how many lines had to be left out.
 
     Args:
-        run_dirs: directories of runs.
+        run_dirs: directories of runs. Runs with several seeds, of the directory that has them, are
+            drawn as the interquartile mean of their returns and its 95 % interval.
         output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
             in the first directory.
         by: whose returns are drawn. "auto": of one run, those of each module if there are several,
             else those of each agent if there are several; else those of the run.
+        together: draw all runs so.
 
     Returns:
         The path of the picture.
@@ -71,7 +82,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
             them; or the picture cannot be written.
         RunDirectoryError: metrics cannot be read.
     """
-    figure = draw(run_dirs, by)
+    figure = draw(run_dirs, by, together=together)
     output = output or run_dirs[0] / "plot.png"
     output = output if output.suffix else output.with_suffix(".png")
     try:
@@ -81,7 +92,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
     return output
 
 
-def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
+def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -> Figure:
     """Draw runs into one figure, as `plot` does.
 
     Raises:
@@ -92,13 +103,19 @@ def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
         raise PlotError("give at least one run directory")
     names = [path.resolve().name for path in run_dirs]
     unique = len(set(names)) == len(names)
-    if by == "auto" and len(run_dirs) > 1:
+    found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
+    for path, own in zip(run_dirs, names, strict=True):
+        name = own if unique else str(path)
+        seeds = members(path)
+        found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
+    if by == "auto" and len(found) > 1:
         by = "run"
-    runs = [
-        read_run(path, name if unique else str(path), by)
-        for path, name in zip(run_dirs, names, strict=True)
-    ]
-    for run, path in zip(runs, run_dirs, strict=True):
+    if together:
+        found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
+    if by != "run" and any(group for *_, group in found):
+        raise PlotError(f"the mean of several runs is of their own returns: leave out --by {by}")
+    runs = [replace(read_run(path, name, by), group=group) for path, name, group in found]
+    for run, (path, *_) in zip(runs, found, strict=True):
         if run.broken:
             count = "1 line" if run.broken == 1 else f"{run.broken} lines"
             print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
@@ -173,7 +190,11 @@ def _figure(runs: list[Run]) -> Figure:
     for row, (key, scale, x_label) in enumerate(abscissae):
         for axes, (y_label, draw) in zip(grid[row], _PANELS.items(), strict=True):
             for curve in _curves(runs) if draw is _draw_return else _whole(runs):
-                draw(axes, curve.run.columns[key] / scale, curve.columns, curve.colour, curve.style)
+                x = curve.run.columns[key] / scale
+                if draw is _draw_return and curve.together:
+                    _draw_mean(axes, curve.together, key, scale, curve.colour, curve.style)
+                else:
+                    draw(axes, x, curve.columns, curve.colour, curve.style)
             if draw is not _draw_return:
                 axes.set_ylim(bottom=0)
             dress(axes, x_label, y_label)
@@ -198,19 +219,28 @@ class _Curve:
     columns: Columns
     colour: str
     style: str
+    together: Sequence[Run] = ()  # the runs whose mean it is; (): it is of one
 
 
 def _whole(runs: list[Run]) -> list[_Curve]:
     """A curve for each run."""
-    colours = itertools.cycle(COLOURS)
-    return [_Curve(run, run.name, run.columns, next(colours), "-") for run in runs]
+    names = dict.fromkeys(run.group or run.name for run in runs)
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    return [_Curve(run, run.name, run.columns, colours[run.group or run.name], "-") for run in runs]
 
 
 def _curves(runs: list[Run]) -> list[_Curve]:
-    """A curve for each module or agent of each run that has them, else for the run."""
+    """A curve for each module or agent of each run that has them, else for the run or its group."""
     looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
     found = []
+    drawn = set()
     for run in runs:
+        if run.group:
+            if run.group not in drawn:
+                drawn.add(run.group)
+                group = [each for each in runs if each.group == run.group]
+                found.append(_Curve(run, run.group, run.columns, *next(looks), together=group))
+            continue
         if not run.named:
             found.append(_Curve(run, run.name, run.columns, *next(looks)))
         for name, columns in run.named.items():
@@ -228,6 +258,17 @@ def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str, style: st
     is_new[0] = np.isfinite(evaluation[0])
     if is_new.any():
         axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
+
+
+def _draw_mean(
+    axes: Axes, runs: Sequence[Run], key: str, scale: float, colour: str, style: str
+) -> None:
+    curves = [(run.columns[key] / scale, run.columns["episode_return_mean"]) for run in runs]
+    for x, y in curves:
+        axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
+    if (mean := mean_curve(curves)) is not None:
+        axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
+        axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 
 def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
