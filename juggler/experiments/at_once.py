@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Protocol
 from juggler.driver.config import RunConfig
 from juggler.driver.signals import as_exception, signals_become
 from juggler.experiments.run_process import RunEnd, RunProcess
+from juggler.runtime.actors.cores import usable_cores
 
 _LOOK_SECONDS = 0.25
 
@@ -34,7 +34,7 @@ class Plan(Protocol):
 def jobs_for(config: RunConfig) -> int:
     """How many runs of a configuration this host has cores for; 1 at least."""
     workers = config.driver.num_env_runners + config.driver.learners
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, int(usable_cores() // workers))
 
 
 def run_all(plan: Plan, jobs: int) -> None:
