@@ -52,6 +52,14 @@ if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
     from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
+    from juggler.experiments.seeds import SeedsResult as SeedsResult
+    from juggler.experiments.seeds import train_seeds as train_seeds
+    from juggler.experiments.statistics import Interval as Interval
+    from juggler.experiments.statistics import interquartile_mean as interquartile_mean
+    from juggler.experiments.sweep import SweepFailed as SweepFailed
+    from juggler.experiments.sweeping import SweepResult as SweepResult
+    from juggler.experiments.sweeping import resume_sweep as resume_sweep
+    from juggler.experiments.sweeping import sweep as sweep
     from juggler.learner.algorithms.actor_critic.config import (
         ActorCriticConfig as ActorCriticConfig,
     )
@@ -203,6 +211,8 @@ _PUBLIC = {
     "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
     "LearnerCore": "juggler.learner.core.learner_core",
+    "Interval": "juggler.experiments.statistics",
+    "interquartile_mean": "juggler.experiments.statistics",
     "LearnerGroup": "juggler.driver.learner_group.group",
     "LearnerGroupError": "juggler.driver.learner_group.results",
     "LearnerSpec": "juggler.driver.learner_group.spec",
@@ -256,6 +266,9 @@ _PUBLIC = {
     "StepOutput": "juggler.learner.core.learner_core",
     "Td3": "juggler.learner.algorithms.td3.core",
     "Td3Config": "juggler.learner.algorithms.td3.config",
+    "SeedsResult": "juggler.experiments.seeds",
+    "SweepFailed": "juggler.experiments.sweep",
+    "SweepResult": "juggler.experiments.sweeping",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
@@ -279,10 +292,13 @@ _PUBLIC = {
     "read_weights": "juggler.runtime.checkpoints.weights",
     "record": "juggler.driver.recording",
     "resume": "juggler.driver.training",
+    "resume_sweep": "juggler.experiments.sweeping",
     "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",
     "stacked": "juggler.learner.core.population",
     "start": "juggler.driver.started",
+    "train_seeds": "juggler.experiments.seeds",
+    "sweep": "juggler.experiments.sweeping",
     "strip_to_acting": "juggler.runtime.modules.acting",
     "tensors_like": "juggler.learner.core.state",
     "train": "juggler.driver.training",

@@ -13,6 +13,7 @@ from juggler.runtime.nearest import closest
 #: For each command its module, and what `juggler --help` says about it.
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
+    "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),
@@ -27,6 +28,8 @@ COMMANDS = {
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
     "serve-gym": ("juggler.cli.serve_gym", "serve a Gymnasium environment over dm_env_rpc"),
     "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
+    "new": ("juggler.cli.new", "write a small project that trains"),
+    "doctor": ("juggler.cli.doctor", "say what works on this machine, and what to do"),
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 

@@ -215,9 +215,11 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     from juggler.cli.picture import PlotError
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.experiments.sweep import SweepFailed
     from juggler.launch.commands import LaunchError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError
 
+    expected = CheckpointError, RunDirectoryError, RunFailed
     try:
         return work()
     except ConfigError as error:
@@ -226,14 +228,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
             print(traceback, file=sys.stderr)
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 2
-    except (
-        CheckpointError,
-        RunDirectoryError,
-        EndpointError,
-        PlotError,
-        RunFailed,
-        LaunchError,
-    ) as error:
+    except (*expected, EndpointError, PlotError, SweepFailed, LaunchError) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
     except Exception as error:
