@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
@@ -33,6 +34,7 @@ from juggler.learner.algorithms.pqn.config import PqnConfig
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig
@@ -65,9 +67,9 @@ some of the keys that nobody gave, and print them:
 An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
 range is an error too.
 
-The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `agents`,
-`modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of a
-schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this
+The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`,
+`agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of
+a schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this
 page is `none` on the command line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
@@ -89,6 +91,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with DQN", DqnConfig),
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
+    ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Connectors", ConnectorsTable),
@@ -188,7 +191,9 @@ def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if value is None:
         return "none"
-    text = tomli_w.dumps({"x": value}) if not isinstance(value, dict) else "x = {}"
+    if isinstance(value, dict):
+        return f"`{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}`"
+    text = tomli_w.dumps({"x": value})
     return f"`{' '.join(text.partition('=')[2].split()).replace('[ ', '[').replace(', ]', ']')}`"
 
 

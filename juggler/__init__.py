@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
+    from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
@@ -84,6 +85,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
     from juggler.learner.config import LearnerConfig as LearnerConfig
+    from juggler.learner.core.around_core import AroundCore as AroundCore
+    from juggler.learner.core.around_core import AroundState as AroundState
     from juggler.learner.core.forward import Forward as Forward
     from juggler.learner.core.forward import Loss as Loss
     from juggler.learner.core.gradient_core import GradientCore as GradientCore
@@ -116,6 +119,7 @@ if TYPE_CHECKING:
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
+    from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.optimizers import Schedule as Schedule
@@ -177,6 +181,8 @@ _PUBLIC = {
     "AnyOf": "juggler.runtime.modules.specs",
     "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.algorithms.appo.config",
+    "AroundCore": "juggler.learner.core.around_core",
+    "AroundState": "juggler.learner.core.around_core",
     "Aux": "juggler.learner.core.learner_core",
     "Bc": "juggler.learner.algorithms.bc.core",
     "BcConfig": "juggler.learner.algorithms.bc.config",
@@ -205,6 +211,7 @@ _PUBLIC = {
     "Grads": "juggler.learner.core.learner_core",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
+    "IntrinsicConfig": "juggler.learner.intrinsic_config",
     "LeagueBuilder": "juggler.driver.league.builder",
     "LeagueResults": "juggler.driver.league.results",
     "Learner": "juggler.learner.learner",
@@ -249,6 +256,7 @@ _PUBLIC = {
     "ResetPlayer": "juggler.driver.league.events",
     "Result": "juggler.driver.result",
     "RetirePlayer": "juggler.driver.league.events",
+    "Rnd": "juggler.learner.algorithms.intrinsic.rnd",
     "Run": "juggler.driver.callbacks",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",

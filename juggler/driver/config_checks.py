@@ -37,6 +37,8 @@ def must_go_together(config: Checked) -> None:
             "round acts with the weights that the last one made; set weights_interval = 1, or "
             "synchronous = false"
         )
+    if config.learner.intrinsic:
+        _check_intrinsic(config)
     if config.agents.league:
         _check_league(config)
     if config.env_runner.gateway:
@@ -53,6 +55,24 @@ def must_go_together(config: Checked) -> None:
     if is_elsewhere and (key := config.agents.first_given):
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
+        )
+
+
+def _check_intrinsic(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: nothing is explored, or the module shares parts.
+    """
+    algorithm, table = config.learner.algorithm, config.learner.intrinsic
+    if find_algorithm(algorithm).offline:
+        raise ConfigError(
+            f"intrinsic = {table!r} with algorithm = {algorithm!r}: it learns from a data set, so "
+            "that nothing new is ever seen; leave out intrinsic"
+        )
+    if config.agents.shared:
+        raise ConfigError(
+            f"intrinsic = {table!r} with shared: modules that share parts cannot have intrinsic "
+            "rewards yet; leave one of them out"
         )
 
 

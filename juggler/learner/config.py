@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.optim.config import (
     OWN_KEYS,
     OptimizerConfig,
@@ -38,6 +39,10 @@ class LearnerConfig(OptimizerConfig):
     """Optimizers for parts of a module: tables with names of your choice. In each, the key
     parameters lists patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay,
     optimizer_epsilon, grad_clip and grad_clip_by may differ from the run's."""
+
+    intrinsic: dict[str, Any] = field(default_factory=dict)
+    """A reward for what is new, beside that of the environment: a table, whose keys are listed in
+    docs/configuration.md. Without it there is none."""
 
     micro_batches: int = 1
     """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
@@ -73,6 +78,8 @@ class LearnerConfig(OptimizerConfig):
         """
         self.validate_optimizer()
         self.optimizer_specs()
+        if self.intrinsic:
+            IntrinsicConfig.parse(self.intrinsic)
         self.check_above("reward_scale", 0)
         self.check_above("batch_size", 0)
         self.check_at_least("max_staleness", 1)

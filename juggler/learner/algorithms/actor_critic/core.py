@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,18 +11,25 @@ from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.returns import next_values
+from juggler.learner.core.returns import Estimates, next_values
 from juggler.learner.core.sequences import Sequences, all_seen
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
 from juggler.runtime.wire.structures import tree_map
 
+#: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
+EXTRA_ADVANTAGES: Final = "extra_advantages"
+
 
 class ActorCriticCore(GradientCore):
     """A core for modules that return "action_dist_inputs" and "values" in training."""
 
     config: ActorCriticConfig
+
+    takes_advantages: bool = False
+    """Whether it adds the column `EXTRA_ADVANTAGES` of a sample to those that it estimates, and has
+    `estimates` for others to estimate as it does."""
 
     def __init__(self, factories: Factories, config: ActorCriticConfig) -> None:
         super().__init__(factories, config)
@@ -44,6 +51,26 @@ class ActorCriticCore(GradientCore):
             - coefficient.to(entropy.dtype) * entropy
         )
 
+    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+        """Targets of the value function, and advantages.
+
+        Args:
+            columns: of the sample.
+            seen: what the policy that is estimated for, and its value function, say about them.
+            log_ratios: log of that policy's probabilities over those of the behaviour policy,
+                [N, T]; 0 where steps are not live.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `estimates`")
+
+    def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Log of the policy's probabilities over those of the behaviour policy [N, T], for
+        `estimates`, and which steps are learned from [N, T]."""
+        seen = actor_critic_pass(forward, columns, self.config.burn_in)
+        policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
+        logp = policy.log_prob(columns[c.ACTIONS])  # [N, T]
+        # The log-probabilities of steps that are not live may be anything.
+        return torch.where(seen.live, logp - columns[c.ACTION_LOGP], 0.0), seen.live
+
 
 class ActorCritic(NamedTuple):
     """The outputs of the policy and the value function for the steps of a sample."""
@@ -52,6 +79,13 @@ class ActorCritic(NamedTuple):
     values: Tensor  # [N, T]
     next_values: Tensor  # [N, T] as from `returns.next_values`; without a gradient
     live: Tensor  # [N, T] bool: the steps to learn from
+
+
+def with_extra(estimates: Estimates, columns: Columns) -> Estimates:
+    """Estimates with the sample's `EXTRA_ADVANTAGES`, if it has any."""
+    if EXTRA_ADVANTAGES not in columns:
+        return estimates
+    return estimates._replace(advantages=estimates.advantages + columns[EXTRA_ADVANTAGES])
 
 
 def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> ActorCritic:
