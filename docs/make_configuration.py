@@ -30,6 +30,7 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
@@ -85,8 +86,9 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
     ("Learning with BC", BcConfig),
-    ("Learning with DQN, SAC and TD3", OffPolicyConfig),
+    ("Learning with DQN, R2D2, SAC and TD3", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
+    ("Learning with R2D2", R2d2Config),
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
     ("The module", ModuleConfig),
