@@ -36,7 +36,7 @@ from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.model_config import ModelConfig, QNetworkConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -93,6 +93,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with TD3", Td3Config),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
+    ("Values of actions: keys of `model`", QNetworkConfig),
     ("Connectors", ConnectorsTable),
     ("Connectors: keys of `connectors`", ConnectorsConfig),
     ("Several agents", AgentsConfig),
@@ -130,12 +131,13 @@ def _section(title: str, kind: type[Any]) -> str:
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
-    """All fields; of an algorithm only those that no section before has, or other defaults."""
-    if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
+    """All fields; of an algorithm or its `model` only those that no section before has, or that
+    have other defaults."""
+    if kind is LearnerConfig or not issubclass(kind, LearnerConfig | QNetworkConfig):
         return list(fields(kind))
     shared = (ActorCriticConfig, OffPolicyConfig)
     base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
-    base = base or LearnerConfig
+    base = base or (LearnerConfig if issubclass(kind, LearnerConfig) else ModelConfig)
     every = {field.name: _default(field) for field in fields(base)}
     return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 

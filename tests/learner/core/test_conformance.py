@@ -122,6 +122,8 @@ CORES: dict[str, MakeCore] = {
         for name in ALGORITHMS
         if takes_memory(name)
     },
+    "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
+    "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     **{
         f"population of {name}": partial(make_population, name)
