@@ -87,7 +87,7 @@ class Replay(DataSource):
             told = torch.zeros(3, dtype=torch.float64, device=_leaf(columns).device)  # [3]
             told[0], told[1], told[2] = count, steps, 1
             arrived, live, learners = sums(told).tolist()
-            kept.arrived(arrived * self._ratio / learners, round(live), self._begin)
+            kept.arrived(arrived / learners, round(live), self._begin, self._ratio)
         while drawn := {
             module_id: self._draw(self._modules[module_id])
             for module_id in sample
@@ -108,6 +108,9 @@ class Replay(DataSource):
             usable = same & np.isfinite(values)  # [B]
             kept.prioritize(kept.drawn[usable], values[usable], self._alpha)
 
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
+
     def clear(self) -> None:
         if not self._saved:
             self._start()
@@ -115,7 +118,7 @@ class Replay(DataSource):
     def state(self) -> dict[str, Tree]:
         if not self._saved:
             return {}
-        states = {module_id: kept.state() for module_id, kept in self._modules.items()}
+        states = {key: kept.state(self._alpha) for key, kept in self._modules.items()}
         return {"generator": _words_of(self._generator), "modules": states} if states else {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -125,7 +128,7 @@ class Replay(DataSource):
         try:
             self._generator.bit_generator.state = _state_of(state["generator"])
             for module_id, own in state["modules"].items():
-                self._kept(module_id).restore(own, device)
+                self._kept(module_id).restore(own, device, self._alpha)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
 
@@ -150,7 +153,7 @@ class Replay(DataSource):
         else:
             slots = self._generator.integers(table.size, size=self._size)  # [B]
         kept.drawn, kept.drawn_generations = slots, table.generations[slots]
-        kept.due -= self._size
+        kept.took(self._size)
         rows = table.rows(slots)
         device = _leaf(rows).device
         rows[IMPORTANCE_WEIGHTS] = torch.from_numpy(weights).to(device)  # [B]
@@ -170,7 +173,10 @@ class _Kept:
         self.drawn: NDArray[np.intp] = np.zeros(0, np.intp)  # [B] slots
         self.drawn_generations = np.zeros(0, np.int64)  # [B]
         self._highest = 1.0  # of all priorities that were given
-        self._waiting = 0  # steps that arrived before the first draw
+        self._waiting = 0  # steps that arrived, also before the first draw
+        # Since draws may begin: rows that arrived, as this learner's share of those at all learners
+        # of a group; steps that arrived at all of them; rows drawn, and samples.
+        self._counts = np.zeros(4)
 
     def put(self, rows: dict[str, Any], alpha: float) -> None:
         moved = self.table.make_room(rows)
@@ -182,13 +188,27 @@ class _Kept:
         if alpha:
             self.tree[slots] = np.full(len(slots), self._highest**alpha)  # [n]
 
-    def arrived(self, due: float, steps: int, begin: int) -> None:
-        """Note how many steps arrived at all learners, and how many rows are to be drawn for
-        them."""
+    def arrived(self, rows: float, steps: int, begin: int, ratio: float) -> None:
+        """Note how many rows arrived, as this learner's share of those at all learners, and how
+        many steps at all of them."""
         self.new_steps += steps
         self._waiting += steps
         if self._waiting >= begin and self.table.size:
-            self.due += due
+            self.due += rows * ratio
+            self._counts += rows, steps, 0, 0
+
+    def took(self, rows: int) -> None:
+        """Note that a sample of so many rows was drawn."""
+        self.due -= rows
+        self._counts += 0, 0, rows, 1
+
+    def metrics(self) -> dict[str, float]:
+        rows, steps, drawn, samples = self._counts.tolist()
+        return {
+            "replay_rows": float(self.table.size),
+            "samples_per_insert": drawn / max(rows, 1),
+            "updates_per_step": samples / max(steps, 1),
+        }
 
     def prioritize(
         self, slots: NDArray[np.intp], values: NDArray[np.float64], alpha: float
@@ -198,24 +218,29 @@ class _Kept:
             self._highest = max(self._highest, float(values.max()))
             self.tree[slots] = values**alpha
 
-    def state(self) -> dict[str, Tree]:
+    def state(self, alpha: float) -> dict[str, Tree]:
         slots = np.arange(self.table.size)
-        is_prioritized = self.tree.total > 0
+        weights = self.tree[slots].copy() if alpha else np.zeros(0)
+        scalars = [self.due, self.new_steps, self._highest, self._waiting, alpha]
         return {
             "table": self.table.state(),
-            "weights": self.tree[slots].copy() if is_prioritized else np.zeros(0),
-            "counts": np.array([self.due, self.new_steps, self._highest, self._waiting]),  # [4]
+            "weights": weights,
+            "counts": np.array([*scalars, *self._counts]),  # [9]
         }
 
-    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def restore(self, state: Mapping[str, Any], device: torch.device, alpha: float) -> None:
         self.table.restore(state["table"], device)
-        slots = np.arange(len(state["weights"]))
-        if len(slots):
-            self.tree = SumTree(self.table.capacity)
-            self.tree[slots] = state["weights"]
-        due, new_steps, highest, waiting = state["counts"].tolist()
-        self.due, self._highest = due, highest
-        self.new_steps, self._waiting = int(new_steps), int(waiting)
+        self.due, new_steps, self._highest, waiting, before, *counts = state["counts"].tolist()
+        self.new_steps, self._waiting, self._counts = int(new_steps), int(waiting), np.array(counts)
+        if not alpha:
+            return
+        weights = state["weights"]  # [n], with the exponent of the run that saved them
+        if not before:
+            weights = np.full(self.table.size, self._highest**alpha)
+        elif alpha != before:
+            weights = weights ** (alpha / before)
+        self.tree = SumTree(self.table.capacity)
+        self.tree[np.arange(len(weights))] = weights
 
 
 def _leaf(tree: Any) -> Tensor:
