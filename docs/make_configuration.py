@@ -31,13 +31,14 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.model_config import ModelConfig, QNetworkConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -87,13 +88,15 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
     ("Learning with BC", BcConfig),
-    ("Learning with DQN, SAC and TD3", OffPolicyConfig),
+    ("Learning with DQN, R2D2, SAC and TD3", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
+    ("Learning with R2D2", R2d2Config),
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
     ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
+    ("Values of actions: keys of `model`", QNetworkConfig),
     ("Connectors", ConnectorsTable),
     ("Connectors: keys of `connectors`", ConnectorsConfig),
     ("Several agents", AgentsConfig),
@@ -131,12 +134,13 @@ def _section(title: str, kind: type[Any]) -> str:
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
-    """All fields; of an algorithm only those that no section before has, or other defaults."""
-    if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
+    """All fields; of an algorithm or its `model` only those that no section before has, or that
+    have other defaults."""
+    if kind is LearnerConfig or not issubclass(kind, LearnerConfig | QNetworkConfig):
         return list(fields(kind))
     shared = (ActorCriticConfig, OffPolicyConfig)
     base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
-    base = base or LearnerConfig
+    base = base or (LearnerConfig if issubclass(kind, LearnerConfig) else ModelConfig)
     every = {field.name: _default(field) for field in fields(base)}
     return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 

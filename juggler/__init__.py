@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
     from juggler.learner.algorithms.pqn.core import Pqn as Pqn
+    from juggler.learner.algorithms.r2d2.config import R2d2Config as R2d2Config
+    from juggler.learner.algorithms.r2d2.core import R2d2 as R2d2
     from juggler.learner.algorithms.registry import build_learner as build_learner
     from juggler.learner.algorithms.sac.config import SacConfig as SacConfig
     from juggler.learner.algorithms.sac.core import Sac as Sac
@@ -250,6 +252,8 @@ _PUBLIC = {
     "PqnConfig": "juggler.learner.algorithms.pqn.config",
     "QNetwork": "juggler.runtime.modules.q_network",
     "Queue": "juggler.learner.data.sources",
+    "R2d2": "juggler.learner.algorithms.r2d2.core",
+    "R2d2Config": "juggler.learner.algorithms.r2d2.config",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Replay": "juggler.learner.data.replay.replay",

@@ -25,7 +25,7 @@ from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import nearest
 
 
@@ -293,7 +293,7 @@ def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
     hidden = {"distribution", "critic_space"}
-    own_keys = [each.name for each in fields(ModelConfig) if each.name not in hidden]
+    own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
     if key == "population":
         return (
             ": a run has none; a script trains many learners of one algorithm together with "

@@ -25,8 +25,8 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, bc, dqn, impala, ppo, pqn, sac, td3, or one of your own as
-    package.module:Class."""
+    """The algorithm: appo, bc, dqn, impala, ppo, pqn, r2d2, sac, td3, or one of your own
+    as package.module:Class."""
 
     reward_scale: float = 1.0
     """Factor that rewards are multiplied by before learning. Returns of some tens are learned
@@ -100,6 +100,16 @@ class LearnerConfig(OptimizerConfig):
         """Raises:
         ValueError: the algorithm cannot learn from rows of this many steps.
         """
+
+    def check_burn_in(self, burn_in: int, steps: int) -> None:
+        """Raises:
+        ValueError: a burn-in leaves nothing to learn from in rows of this many steps.
+        """
+        if burn_in >= steps:
+            raise ValueError(
+                f"burn_in = {burn_in}: must be below fragment_steps = {steps}, or a row that "
+                "continues an episode has nothing left to learn from"
+            )
 
     def doubts(self) -> list[str]:
         """What can be meant, and hardly is; as people are told when a run starts."""

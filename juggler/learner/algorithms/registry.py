@@ -17,6 +17,7 @@ from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
+from juggler.learner.algorithms.r2d2 import R2d2Algorithm
 from juggler.learner.algorithms.sac import SacAlgorithm
 from juggler.learner.algorithms.td3 import Td3Algorithm
 from juggler.learner.config import LearnerConfig
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "impala": ImpalaAlgorithm,
     "ppo": PpoAlgorithm,
     "pqn": PqnAlgorithm,
+    "r2d2": R2d2Algorithm,
     "sac": SacAlgorithm,
     "td3": Td3Algorithm,
 }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.algorithms import action_space_of, keeps_steps
+from support.algorithms import action_space_of, keeps_steps, needs_memory, takes_memory
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
@@ -121,16 +121,22 @@ def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
 
 
 CORES: dict[str, MakeCore] = {
-    **{name: partial(make_shipped, name, {}) for name in ALGORITHMS},
+    **{name: partial(make_shipped, name, {}) for name in ALGORITHMS if not needs_memory(name)},
     **{
         f"{name} with a memory": partial(
             make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
         )
         for name in ALGORITHMS
-        if not keeps_steps(name)
+        if takes_memory(name)
     },
+    "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
+    "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
-    **{f"population of {name}": partial(make_population, name) for name in ALGORITHMS},
+    **{
+        f"population of {name}": partial(make_population, name)
+        for name in ALGORITHMS
+        if not needs_memory(name)
+    },
     "a core around another": make_curious,
     **{f"{name} with rnd": partial(make_rnd, name) for name in ALGORITHMS if name != "bc"},
     "impala with a memory and rnd": partial(

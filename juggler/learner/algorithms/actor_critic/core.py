@@ -12,11 +12,11 @@ from juggler.learner.core.forward import Forward
 from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
-from juggler.learner.core.sequences import Sequences, all_seen
+from juggler.learner.core.sequences import all_seen
+from juggler.learner.core.unrolling import unrolled
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
-from juggler.runtime.wire.structures import tree_map
 
 #: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
 EXTRA_ADVANTAGES: Final = "extra_advantages"
@@ -107,12 +107,10 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
         ValueError: the module lacks an output of actor-critics, or has a state that the episodes
             lack.
     """
-    initial = forward.initial_state()
-    observations = all_seen(columns)  # [N T + N + K, ...] each
-    if initial:
-        return _recurrent(forward, columns, observations, initial, burn_in)
+    if forward.initial_state():
+        return _recurrent(forward, columns, burn_in)
     n, t = columns[c.LIVE].shape
-    inputs, all_values = policy_and_values(forward, observations)
+    inputs, all_values = policy_and_values(forward, all_seen(columns))  # [N T + N + K, ...]
     values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
     values = values.view(n, t)  # [N, T]
     with torch.no_grad():
@@ -122,55 +120,25 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
     return ActorCritic(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
 
 
-def _recurrent(
-    forward: Forward,
-    columns: Columns,
-    observations: dict[str, Any],
-    initial: dict[str, Any],
-    burn_in: int,
-) -> ActorCritic:
-    if c.MODULE_STATE not in columns[c.STATES]:
-        raise ValueError(
-            f"{type(forward.module).__name__} has a state, and the episodes have none: they were "
-            "sampled with another module"
-        )
-    sequences = Sequences.of(columns)
-    goes_on = sequences.offsets > 0  # [S]
-    stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
-    states = _where(goes_on, stored, initial)  # [S, ...]
-    if burn_in:
-        with torch.no_grad():
-            outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
-        # Segments that begin an episode keep the initial state.
-        states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
-        sequences = sequences.without_first(goes_on * burn_in)
-    index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
-    inputs, values = policy_and_values(forward, _batch(observations, index, states))
-    places = sequences.places(columns, index.shape[1])  # [N, T]
-    live = columns[c.LIVE] & (places >= 0)  # [N, T]
-    # Steps that are not learned from need any outputs that make a valid distribution.
-    places = places.clamp(min=0)  # [N, T]
+def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> ActorCritic:
+    found = unrolled(forward, columns, burn_in)
+    inputs, values = of_actor_critic(forward, found.outputs)
     inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
-    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], live)
-
-
-def _where(condition: Tensor, one: Any, other: Any) -> Any:
-    """By condition [S], entries of one tree [S, ...] or of another, which may lack [S]."""
-    return tree_map(
-        lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
-        one,
-        other,
-    )
-
-
-def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:
-    """The batch for a module with a state: observations as sequences [S, L, ...], and states."""
-    return {**tree_map(lambda x: x[index], observations), c.STATES: states}
+    places = found.places  # [N, T]
+    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], found.live)
 
 
 def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
     """Policy outputs [B, D] and values [B]; for a module with a state, [B, T, D] and [B, T]."""
-    outputs = forward(batch)
+    return of_actor_critic(forward, forward(batch))
+
+
+def of_actor_critic(forward: Forward, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same, of the outputs of a training pass.
+
+    Raises:
+        ValueError: they are not those of an actor-critic.
+    """
     for name in (c.ACTION_DIST_INPUTS, c.VALUES):
         if name not in outputs:
             raise ValueError(
