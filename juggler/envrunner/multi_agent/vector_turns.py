@@ -83,6 +83,9 @@ class VectorTurns:
         self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
+        # The flags of the last step, if no episode began with it; else b"".
+        self._flags = b""
+        self._not_first = np.zeros(0, np.bool_)  # [B]
 
     def reset(self, seed: int) -> Turn:
         # Like other vectors, it takes one seed and derives the rest from it.
@@ -106,7 +109,9 @@ class VectorTurns:
         seen = self._seen_by_critics(observations, np.ravel(acting), "reset")
         critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), everywhere, none, *ended_with, critics)
+        self._first = Turn((group,), everywhere, none, *ended_with, critics)
+        self._flags = b""
+        return self._first
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
@@ -118,6 +123,9 @@ class VectorTurns:
         )
         # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
+        flags = terminated.tobytes() + truncated.tobytes() + acting.tobytes()
+        if flags == self._flags:
+            return self._same_act(observations, acting, rewards)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
@@ -132,7 +140,9 @@ class VectorTurns:
             observations, acting = self._begin(None, ~goes_on)
         now = self._seen_by_critics(observations, np.ravel(acting), "step")
         critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
+        self._flags = b"" if len(gone) else flags
         self._acting = acting.ravel().nonzero()[0]  # [B]
+        self._not_first = np.zeros(len(self._acting), np.bool_)
         try:
             booked = self._books.step(rewards, ended, gone, self._acting)
         except BrokenRule as error:
@@ -153,6 +163,30 @@ class VectorTurns:
         )
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         return Turn((group,), gone, gone, *ended_with, critics)
+
+    def _same_act(self, observations: Tree, acting: Bools, rewards: NDArray[np.float64]) -> Turn:
+        """The turn after a step in which no agent ended, if the same ones act again."""
+        try:
+            of_acting = self._books.go_on(rewards)  # [B]
+        except BrokenRule as error:
+            raise self._failure(error.env, "step", error.reason) from None
+        now = self._seen_by_critics(observations, np.ravel(acting), "step")
+        critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
+        first = self._first  # with which no agent ended either
+        (blank,) = first.groups
+        group = GroupTurn(
+            self._acting,
+            _rows(observations, self._acting),
+            self._not_first,
+            of_acting,
+            blank.ended,
+            blank.last_observations,
+            blank.last_rewards,
+            blank.terminated,
+        )
+        none = first.over
+        ended_with = first.env_returns, first.env_lengths, first.agent_returns
+        return Turn((group,), none, none, *ended_with, critics)
 
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
@@ -191,6 +225,9 @@ class VectorTurns:
     def _spread(self, batch: Any) -> Any:
         """Put the actions [B, ...] of the acting agents into actions of all agents [N, A, ...]."""
         space = self.groups[0].action_space
+
+        if isinstance(batch, np.ndarray) and len(batch) == self._slots:
+            return batch.reshape(*self._shape, *batch.shape[1:])
 
         def spread(acted: Any) -> NDArray[Any]:
             acted = np.asarray(acted)
