@@ -191,7 +191,7 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key 'hidden_sizes': it is"),
         ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
         ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
-        ({"agents": {"x": "b"}, "env": "envpool:Pong-v5"}, "with env = 'envpool:Pong-v5': its env"),
+        ({"agents": {"x": "b"}, "env": "dm_env_rpc://h:1"}, "with env = 'dm_env_rpc://h:1': its e"),
         (
             {"modules": {"default": {}}, "env": "dm_env_rpc://h:1"},
             "its environments have one agent",
