@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -17,7 +18,7 @@ from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.driver.league.builders import NO_BUILDER
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.setup import may_play
+from juggler.envrunner.setup import RANDOM, may_play
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.frozen import is_frozen
@@ -196,6 +197,12 @@ class RunConfig:
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        if RANDOM not in self.others:
+            doubts += [
+                f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "
+                "actions at random and needs no training?"
+                for each in get_close_matches(RANDOM, self.module_ids, cutoff=0.8)
+            ]
         return doubts + self.learner.doubts()
 
     @classmethod
@@ -215,6 +222,8 @@ class RunConfig:
             raise ConfigError(f"{where}: {error}") from error
         config = cls(learner=algorithm.config(algorithm=name))
         owners = _owners(config, where)
+        if isinstance(values.get("module"), Mapping):
+            raise ConfigError(f"{where}: module is a name: did you mean the table 'modules'?")
         for key in values:
             if key not in owners:
                 must_suit(key, name, where)

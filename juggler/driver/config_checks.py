@@ -46,13 +46,13 @@ def must_go_together(config: Checked) -> None:
     if config.env_runner.dataset:
         _check_dataset(config)
     runner = config.env_runner
-    if (runner.gateway or runner.is_elsewhere) and (seen := config.critics_see):
+    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
         raise ConfigError(
             f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
             "that a value function could see; leave it out"
         )
-    is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
-    if is_elsewhere and (key := config.agents.first_given):
+    is_served = runner.is_served and not runner.gateway  # else env is only a name
+    if is_served and (key := config.agents.first_given):
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
         )

@@ -114,13 +114,16 @@ class SlotBooks:
         over = none, none.astype(np.intp), agent_returns
         return self._booked(acting, none.astype(np.bool_), none, *over)
 
-    def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
+    def step(
+        self, rewards: Floats, ended: Slots, over: Slots, began: Slots, acting: Slots
+    ) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
 
         Args:
             rewards: [N * A] float64 of this step; 0 where a slot got none.
             ended: [E] slots whose episode ended.
-            over: [L] environments that have no agents left and have begun their next episode.
+            over: [L] environments that have no agents left.
+            began: [K] environments that have begun an episode.
             acting: [B] the slots that act next.
 
         Raises:
@@ -155,7 +158,8 @@ class SlotBooks:
             )
             self._acted[of_env] = self.ended[of_env] = False
             self._rewards[of_env] = self._agent_returns[of_env] = 0
-            self._returns[over], self._began[over] = 0, self._steps
+            self._returns[over] = 0
+        self._began[began] = self._steps
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(

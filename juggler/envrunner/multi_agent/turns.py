@@ -85,7 +85,8 @@ class CriticObservations:
 class Turn:
     """What one step of all environments led to.
 
-    An environment whose agents are all done begins its next episode within the same step.
+    An environment whose agents are all done begins its next episode within the same step, or with
+    the next one.
 
     Attributes:
         groups: in the order of `MultiAgentEnvs.groups`.
