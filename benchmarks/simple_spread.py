@@ -22,7 +22,6 @@ import argparse
 import itertools
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-from commands import HERE, environment, table
+from commands import HERE, environment, table, train
 
 GAMES = 32
 EPISODE = 25
@@ -74,14 +73,10 @@ Act = Callable[[dict[str, Any], np.random.Generator], dict[str, int]]
 
 def trained(sees: str, steps: int, seed: int, more: list[str]) -> Curve:
     """Train one seed."""
-    run = Path(tempfile.mkdtemp(prefix="simple-spread-")) / "run"
-    config = run.with_name("config.toml")
-    own = f'critic_sees = "{sees}"\nstop_steps = {steps}\nseed = {seed}\n'
-    config.write_text(KEYS + own)
-    command = [sys.executable, "-m", "juggler", "train", str(config), *more]
-    command += ["--run-dir", str(run), "--progress", "off"]
-    subprocess.run(command, check=True, env=environment())
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    with tempfile.TemporaryDirectory(prefix="simple-spread-") as directory:
+        config = Path(directory, "config.toml")
+        config.write_text(f'{KEYS}critic_sees = "{sees}"\nstop_steps = {steps}\n')
+        _, lines = train(config, "--seed", seed, *more)
     return [
         (line["env_steps_trained"], line["episode_return_mean"])
         for line in lines
