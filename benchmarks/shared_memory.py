@@ -51,7 +51,7 @@ def episodes_server(address: str, ready: Any, reads: bool) -> None:
 
 def episodes(given: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
-    found: dict[str, Any] = {way: [] for way in WAYS}
+    found: dict[str, Any] = {way: [] for way in given.ways}
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         address, ready = f"unix:{directory}/l", context.Event()
         process = context.Process(
@@ -63,8 +63,8 @@ def episodes(given: argparse.Namespace) -> dict[str, Any]:
         _stay_on_core(0)
         learner = psutil.Process(process.pid)
         for _ in range(given.turns):
-            for way, says in WAYS.items():
-                os.environ[SHARED_MEMORY_VARIABLE] = says
+            for way in given.ways:
+                os.environ[SHARED_MEMORY_VARIABLE] = WAYS[way]
                 pushing = Pushing(address, given.bytes)
                 for _ in range(IN_FLIGHT):
                     pushing.send()
@@ -110,13 +110,15 @@ def weights(given: argparse.Namespace) -> dict[str, Any]:
     """The learner's CPU for a version, with few subscribers and with many."""
     keep_freed_memory()
     tree = {"default": {"weight": np.frombuffer(np.random.bytes(given.bytes), np.float32)}}
-    found: dict[str, Any] = {f"{way}, {count}": [] for way in WAYS for count in given.subscribers}
+    found: dict[str, Any] = {
+        f"{way}, {count}": [] for way in given.ways for count in given.subscribers
+    }
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         for turn in range(given.turns):
-            for way, says in WAYS.items():
+            for way in given.ways:
                 for count in given.subscribers:
                     address = f"unix:{directory}/{turn}-{way}-{count}"
-                    cost = _cost_of_a_version(address, tree, count, says, given.seconds)
+                    cost = _cost_of_a_version(address, tree, count, WAYS[way], given.seconds)
                     found[f"{way}, {count}"].append(cost)
     return found
 
@@ -153,6 +155,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--reads", action="store_true", help="the learner sums up what comes")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=[*WAYS])
     parser.add_argument("--subscribers", type=int, nargs="+", default=[1, 64])
     given = parser.parse_args()
     print(json.dumps({"episodes": episodes, "weights": weights}[given.kind](given)))

@@ -82,7 +82,6 @@ class MemorySocket:
         path = memory_path(address)
         with suppress(FileNotFoundError):
             os.unlink(path)  # a predecessor that was killed leaves its own behind
-        self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(path)
         os.chmod(path, 0o600)  # before anybody can connect
@@ -113,9 +112,7 @@ class MemorySocket:
 
     def close(self) -> None:
         self._end.close()
-        self._thread.join()
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
+        self._thread.join()  # the path may be a successor's by now
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener, self._ending:
