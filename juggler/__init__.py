@@ -52,6 +52,14 @@ if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
     from juggler.envrunner.multi_agent.vector_env import VectorStep as VectorStep
     from juggler.envrunner.sampler import Sampler as Sampler
+    from juggler.experiments.seeds import SeedsResult as SeedsResult
+    from juggler.experiments.seeds import train_seeds as train_seeds
+    from juggler.experiments.statistics import Interval as Interval
+    from juggler.experiments.statistics import interquartile_mean as interquartile_mean
+    from juggler.experiments.sweep import SweepFailed as SweepFailed
+    from juggler.experiments.sweeping import SweepResult as SweepResult
+    from juggler.experiments.sweeping import resume_sweep as resume_sweep
+    from juggler.experiments.sweeping import sweep as sweep
     from juggler.learner.algorithms.actor_critic.config import (
         ActorCriticConfig as ActorCriticConfig,
     )
@@ -66,16 +74,21 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
+    from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
     from juggler.learner.algorithms.pqn.core import Pqn as Pqn
+    from juggler.learner.algorithms.r2d2.config import R2d2Config as R2d2Config
+    from juggler.learner.algorithms.r2d2.core import R2d2 as R2d2
     from juggler.learner.algorithms.registry import build_learner as build_learner
     from juggler.learner.algorithms.sac.config import SacConfig as SacConfig
     from juggler.learner.algorithms.sac.core import Sac as Sac
     from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
     from juggler.learner.config import LearnerConfig as LearnerConfig
+    from juggler.learner.core.around_core import AroundCore as AroundCore
+    from juggler.learner.core.around_core import AroundState as AroundState
     from juggler.learner.core.forward import Forward as Forward
     from juggler.learner.core.forward import Loss as Loss
     from juggler.learner.core.gradient_core import GradientCore as GradientCore
@@ -108,6 +121,7 @@ if TYPE_CHECKING:
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
+    from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.optimizers import Schedule as Schedule
@@ -169,6 +183,8 @@ _PUBLIC = {
     "AnyOf": "juggler.runtime.modules.specs",
     "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.algorithms.appo.config",
+    "AroundCore": "juggler.learner.core.around_core",
+    "AroundState": "juggler.learner.core.around_core",
     "Aux": "juggler.learner.core.learner_core",
     "Bc": "juggler.learner.algorithms.bc.core",
     "BcConfig": "juggler.learner.algorithms.bc.config",
@@ -197,12 +213,15 @@ _PUBLIC = {
     "Grads": "juggler.learner.core.learner_core",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
+    "IntrinsicConfig": "juggler.learner.intrinsic_config",
     "LeagueBuilder": "juggler.driver.league.builder",
     "LeagueResults": "juggler.driver.league.results",
     "Learner": "juggler.learner.learner",
     "LearnerConfig": "juggler.learner.config",
     "LearnerConnector": "juggler.runtime.connectors.connector",
     "LearnerCore": "juggler.learner.core.learner_core",
+    "Interval": "juggler.experiments.statistics",
+    "interquartile_mean": "juggler.experiments.statistics",
     "LearnerGroup": "juggler.driver.learner_group.group",
     "LearnerGroupError": "juggler.driver.learner_group.results",
     "LearnerSpec": "juggler.driver.learner_group.spec",
@@ -233,12 +252,15 @@ _PUBLIC = {
     "PqnConfig": "juggler.learner.algorithms.pqn.config",
     "QNetwork": "juggler.runtime.modules.q_network",
     "Queue": "juggler.learner.data.sources",
+    "R2d2": "juggler.learner.algorithms.r2d2.core",
+    "R2d2Config": "juggler.learner.algorithms.r2d2.config",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Replay": "juggler.learner.data.replay.replay",
     "ResetPlayer": "juggler.driver.league.events",
     "Result": "juggler.driver.result",
     "RetirePlayer": "juggler.driver.league.events",
+    "Rnd": "juggler.learner.algorithms.intrinsic.rnd",
     "Run": "juggler.driver.callbacks",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",
@@ -256,6 +278,9 @@ _PUBLIC = {
     "StepOutput": "juggler.learner.core.learner_core",
     "Td3": "juggler.learner.algorithms.td3.core",
     "Td3Config": "juggler.learner.algorithms.td3.config",
+    "SeedsResult": "juggler.experiments.seeds",
+    "SweepFailed": "juggler.experiments.sweep",
+    "SweepResult": "juggler.experiments.sweeping",
     "TensorSpec": "juggler.runtime.modules.specs",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
@@ -279,10 +304,13 @@ _PUBLIC = {
     "read_weights": "juggler.runtime.checkpoints.weights",
     "record": "juggler.driver.recording",
     "resume": "juggler.driver.training",
+    "resume_sweep": "juggler.experiments.sweeping",
     "shard": "juggler.learner.data.sharding",
     "shipped_configs": "juggler.driver.shipped",
     "stacked": "juggler.learner.core.population",
     "start": "juggler.driver.started",
+    "train_seeds": "juggler.experiments.seeds",
+    "sweep": "juggler.experiments.sweeping",
     "strip_to_acting": "juggler.runtime.modules.acting",
     "tensors_like": "juggler.learner.core.state",
     "train": "juggler.driver.training",

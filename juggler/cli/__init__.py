@@ -13,18 +13,23 @@ from juggler.runtime.nearest import closest
 #: For each command its module, and what `juggler --help` says about it.
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
+    "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),
+    "scale": ("juggler.cli.scale", "have more or fewer workers in a run"),
     "watch": ("juggler.cli.watch", "serve a page about runs, for a browser"),
     "runs": ("juggler.cli.runs", "list runs, and how each is doing"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),
+    "launch": ("juggler.cli.launch", "start a run on several hosts, by SSH or Slurm"),
     "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
     "serve-gym": ("juggler.cli.serve_gym", "serve a Gymnasium environment over dm_env_rpc"),
     "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
+    "new": ("juggler.cli.new", "write a small project that trains"),
+    "doctor": ("juggler.cli.doctor", "say what works on this machine, and what to do"),
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 

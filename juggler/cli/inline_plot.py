@@ -32,7 +32,9 @@ class Picture:
         return content.getvalue()
 
 
-def plot(*runs: Result | StartedRun | str | Path, by: By = "auto") -> Picture:
+def plot(
+    *runs: Result | StartedRun | str | Path, by: By = "auto", together: bool = False
+) -> Picture:
     """Draw runs into one picture, as `juggler plot` does; also runs that go on.
 
     Args:
@@ -40,9 +42,10 @@ def plot(*runs: Result | StartedRun | str | Path, by: By = "auto") -> Picture:
         by: whose returns are drawn: of each "run", each "module" or each "agent". "auto": of one
             run, those of each module if there are several, else those of each agent if there are
             several; else those of the run.
+        together: draw the interquartile mean of all runs, with its 95 % interval.
 
     Raises:
         PlotError: a run has no metrics, or none of modules or agents where `by` asks for them.
     """
     given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
-    return Picture(draw(given, by))
+    return Picture(draw(given, by, together=together))

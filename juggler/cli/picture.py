@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
 from juggler.driver.record.run_directory import METRICS_FILE
+from juggler.experiments.seeds import members
+from juggler.experiments.statistics import mean_curve
+from juggler.experiments.style import COLOURS, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +34,6 @@ _KEYS = (
 _OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
 _MOST_NAMES = 32
 _STYLES = ("-", "--", ":", "-.")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#404040")
-_GREY = "#555555"
 _TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
 
 Column: TypeAlias = NDArray[np.float64]  # [lines]
@@ -52,17 +53,26 @@ class Run:
     columns: Columns
     broken: int  # lines that could not be read
     named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
+    group: str = ""  # of runs whose returns are drawn as one curve; "": it is drawn by itself
 
 
-def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") -> Path:
+def plot(
+    run_dirs: Sequence[Path],
+    output: Path | None = None,
+    by: By = "auto",
+    *,
+    together: bool = False,
+) -> Path:
     """Draw runs into one picture, and say on stderr how many lines had to be left out.
 
     Args:
-        run_dirs: directories of runs.
+        run_dirs: directories of runs. Runs with several seeds, of the directory that has them, are
+            drawn as the interquartile mean of their returns and its 95 % interval.
         output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
             in the first directory.
         by: whose returns are drawn. "auto": of one run, those of each module if there are several,
             else those of each agent if there are several; else those of the run.
+        together: draw all runs so.
 
     Returns:
         The path of the picture.
@@ -72,7 +82,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
             them; or the picture cannot be written.
         RunDirectoryError: metrics cannot be read.
     """
-    figure = draw(run_dirs, by)
+    figure = draw(run_dirs, by, together=together)
     output = output or run_dirs[0] / "plot.png"
     output = output if output.suffix else output.with_suffix(".png")
     try:
@@ -82,7 +92,7 @@ def plot(run_dirs: Sequence[Path], output: Path | None = None, by: By = "auto") 
     return output
 
 
-def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
+def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -> Figure:
     """Draw runs into one figure, as `plot` does.
 
     Raises:
@@ -93,13 +103,19 @@ def draw(run_dirs: Sequence[Path], by: By = "auto") -> Figure:
         raise PlotError("give at least one run directory")
     names = [path.resolve().name for path in run_dirs]
     unique = len(set(names)) == len(names)
-    if by == "auto" and len(run_dirs) > 1:
+    found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
+    for path, own in zip(run_dirs, names, strict=True):
+        name = own if unique else str(path)
+        seeds = members(path)
+        found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
+    if by == "auto" and len(found) > 1:
         by = "run"
-    runs = [
-        read_run(path, name if unique else str(path), by)
-        for path, name in zip(run_dirs, names, strict=True)
-    ]
-    for run, path in zip(runs, run_dirs, strict=True):
+    if together:
+        found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
+    if by != "run" and any(group for *_, group in found):
+        raise PlotError(f"the mean of several runs is of their own returns: leave out --by {by}")
+    runs = [replace(read_run(path, name, by), group=group) for path, name, group in found]
+    for run, (path, *_) in zip(runs, found, strict=True):
         if run.broken:
             count = "1 line" if run.broken == 1 else f"{run.broken} lines"
             print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
@@ -174,10 +190,14 @@ def _figure(runs: list[Run]) -> Figure:
     for row, (key, scale, x_label) in enumerate(abscissae):
         for axes, (y_label, draw) in zip(grid[row], _PANELS.items(), strict=True):
             for curve in _curves(runs) if draw is _draw_return else _whole(runs):
-                draw(axes, curve.run.columns[key] / scale, curve.columns, curve.colour, curve.style)
+                x = curve.run.columns[key] / scale
+                if draw is _draw_return and curve.together:
+                    _draw_mean(axes, curve.together, key, scale, curve.colour, curve.style)
+                else:
+                    draw(axes, x, curve.columns, curve.colour, curve.style)
             if draw is not _draw_return:
                 axes.set_ylim(bottom=0)
-            _dress(axes, x_label, y_label)
+            dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
     curves = _curves(runs)
@@ -199,19 +219,28 @@ class _Curve:
     columns: Columns
     colour: str
     style: str
+    together: Sequence[Run] = ()  # the runs whose mean it is; (): it is of one
 
 
 def _whole(runs: list[Run]) -> list[_Curve]:
     """A curve for each run."""
-    colours = itertools.cycle(_COLOURS)
-    return [_Curve(run, run.name, run.columns, next(colours), "-") for run in runs]
+    names = dict.fromkeys(run.group or run.name for run in runs)
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
+    return [_Curve(run, run.name, run.columns, colours[run.group or run.name], "-") for run in runs]
 
 
 def _curves(runs: list[Run]) -> list[_Curve]:
-    """A curve for each module or agent of each run that has them, else for the run."""
-    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in _COLOURS)
+    """A curve for each module or agent of each run that has them, else for the run or its group."""
+    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
     found = []
+    drawn = set()
     for run in runs:
+        if run.group:
+            if run.group not in drawn:
+                drawn.add(run.group)
+                group = [each for each in runs if each.group == run.group]
+                found.append(_Curve(run, run.group, run.columns, *next(looks), together=group))
+            continue
         if not run.named:
             found.append(_Curve(run, run.name, run.columns, *next(looks)))
         for name, columns in run.named.items():
@@ -231,6 +260,17 @@ def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str, style: st
         axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
 
 
+def _draw_mean(
+    axes: Axes, runs: Sequence[Run], key: str, scale: float, colour: str, style: str
+) -> None:
+    curves = [(run.columns[key] / scale, run.columns["episode_return_mean"]) for run in runs]
+    for x, y in curves:
+        axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
+    if (mean := mean_curve(curves)) is not None:
+        axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
+        axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
+
+
 def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
     axes.plot(x, columns["steps_per_second"], style, color=colour, linewidth=1.2)
 
@@ -238,31 +278,6 @@ def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style
 def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
     axes.plot(x, columns["staleness_mean"], style, color=colour, linewidth=1.8, label="mean")
     axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
-
-
-def _dress(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.set_xlabel(x_label, color=_GREY)
-    axes.set_ylabel(y_label, color=_GREY)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.margins(x=0.01)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_GREY, labelsize=9)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_tick)
-    # One legend entry for each kind of line, however many runs there are.
-    kinds = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if len(kinds) > 1:
-        legend = axes.legend(kinds.values(), kinds.keys(), frameon=False, fontsize=9)
-        for handle in legend.get_lines():
-            handle.set_color(_GREY)
-
-
-def _tick(value: float, _: float) -> str:
-    """Short labels such as 10k and 1.25M, without making two ticks alike."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 #: What each column of the picture shows.

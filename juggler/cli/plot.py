@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
+from juggler.cli.arguments import Flag, parse, report_errors
 
 
 @dataclass(kw_only=True)
@@ -17,10 +17,14 @@ class Arguments:
     """Draw return, throughput and staleness of runs, over steps and over time."""
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]
-    """Run directories; their curves are drawn in one picture."""
+    """Run directories; their curves are drawn in one picture. Of a directory that `juggler train
+    --seeds` has made, the interquartile mean with its 95 % interval is drawn."""
 
     output: str | None = None
     """File of the picture; by default plot.png in the first run directory."""
+
+    together: Flag = False
+    """Draw the interquartile mean of all runs, with its 95 % interval."""
 
     by: Literal["auto", "run", "module", "agent"] = "auto"
     """Whose returns are drawn: of each run, the sum over agents; of each module, the mean of one of
@@ -37,5 +41,6 @@ def _plot(given: Arguments) -> int:
     from juggler.cli.picture import plot
 
     output = Path(given.output) if given.output else None
-    print(f"plot: {plot([Path(name) for name in given.run_dirs], output, given.by)}")
+    run_dirs = [Path(name) for name in given.run_dirs]
+    print(f"plot: {plot(run_dirs, output, given.by, together=given.together)}")
     return 0

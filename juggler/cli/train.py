@@ -19,7 +19,7 @@ from juggler.cli.arguments import (
     report_errors,
 )
 from juggler.cli.monitoring_arguments import MonitoringArguments
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.script_classes import must_be_given_again
 from juggler.driver.training import resume_run, start_run
@@ -44,6 +44,13 @@ class Arguments(MonitoringArguments):
     list: Flag = False
     """List the configurations that ship with Juggler, with what they reached, and stop."""
 
+    seeds: int | None = None
+    """Train with so many seeds, from --seed on, each a run of its own, and tell what they reach
+    together: the interquartile mean with a 95 % interval."""
+
+    jobs: int | None = None
+    """With --seeds: how many runs at once; none: as many as there are cores for."""
+
     insecure: Flag = False
     """Serve --metrics-bind beyond loopback without encryption: only on a network that you trust."""
 
@@ -66,14 +73,49 @@ def _train(arguments: Sequence[str], started: float) -> int:
         print(listing())
         return 0
     base, keys = load_given(first.config, algorithm)
+    _must_go_together(first)
+    if first.resume is not None and first.seeds is not None:
+        return _seeds(Path(first.resume), first.seeds, first.jobs)
     if first.resume is not None:
         return _resume(first, arguments, started)
-    warm_up()
+    if first.seeds is None:
+        warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
     keys |= keys_given(arguments)
+    if given.seeds is not None:
+        from juggler.experiments.seeds import create
+
+        wanted = given.run.driver.run_dir
+        directory = create(given.run, keys, given.seeds, Path(wanted) if wanted else None)
+        return _seeds(directory, given.seeds, given.jobs)
     start_run(given.run, keys, started=started, monitoring=given.monitoring(given.insecure))
     return 0
+
+
+def _must_go_together(first: Arguments) -> None:
+    """
+    Raises:
+        ConfigError: an option is for one run, or for several.
+    """
+    from juggler.experiments.seeds import CONFIG_FILE as SEEDS_FILE
+
+    if first.seeds is None and first.jobs is not None:
+        raise ConfigError("--jobs is how many runs there are at once: give --seeds, too")
+    if first.resume and first.seeds is None and (Path(first.resume) / SEEDS_FILE).is_file():
+        raise ConfigError(f"{first.resume} has runs with several seeds: add --seeds and how many")
+    if first.seeds is not None and first.metrics_bind:
+        raise ConfigError("--metrics-bind is of one run, and --seeds makes several: leave one out")
+
+
+def _seeds(directory: Path, seeds: int, jobs: int | None) -> int:
+    from juggler.cli.picture import plot
+    from juggler.driver.record.wording import here
+    from juggler.experiments.seeds import run_seeds
+
+    result = run_seeds(directory, seeds, jobs)
+    print(f"plot: {here(plot([directory]))}")
+    return 1 if result.failed else 0
 
 
 def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:

@@ -37,6 +37,8 @@ def must_go_together(config: Checked) -> None:
             "round acts with the weights that the last one made; set weights_interval = 1, or "
             "synchronous = false"
         )
+    if config.learner.intrinsic:
+        _check_intrinsic(config)
     if config.agents.league:
         _check_league(config)
     if config.env_runner.gateway:
@@ -44,15 +46,33 @@ def must_go_together(config: Checked) -> None:
     if config.env_runner.dataset:
         _check_dataset(config)
     runner = config.env_runner
-    if (runner.gateway or runner.is_elsewhere) and (seen := config.critics_see):
+    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
         raise ConfigError(
             f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
             "that a value function could see; leave it out"
         )
-    is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
-    if is_elsewhere and (key := config.agents.first_given):
+    is_served = runner.is_served and not runner.gateway  # else env is only a name
+    if is_served and (key := config.agents.first_given):
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
+        )
+
+
+def _check_intrinsic(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: nothing is explored, or the module shares parts.
+    """
+    algorithm, table = config.learner.algorithm, config.learner.intrinsic
+    if find_algorithm(algorithm).offline:
+        raise ConfigError(
+            f"intrinsic = {table!r} with algorithm = {algorithm!r}: it learns from a data set, so "
+            "that nothing new is ever seen; leave out intrinsic"
+        )
+    if config.agents.shared:
+        raise ConfigError(
+            f"intrinsic = {table!r} with shared: modules that share parts cannot have intrinsic "
+            "rewards yet; leave one of them out"
         )
 
 

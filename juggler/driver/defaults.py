@@ -22,6 +22,7 @@ from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
 _WIDE = {"hidden_sizes": [256, 256], "activation": "relu"}
+_REMEMBERING = {"recurrent": "lstm"}
 #: By algorithm, whatever the environment.
 CHOSEN: dict[str, dict[str, Any]] = {
     "impala": {
@@ -51,6 +52,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "bc": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "lr": 1e-3},
     "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
+    "r2d2": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 5e-4, "model": _REMEMBERING},
     "sac": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
     "td3": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
     "ppo": {
@@ -92,6 +94,7 @@ _BATCH = {
     "ppo": 2048,
     "pqn": 256,
     "dqn": 128,
+    "r2d2": 256,
     "sac": 32,
     "td3": 32,
 }

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import juggler
-from juggler.cli.picture import PlotError, Run, _figure, _tick, plot, read_run
+from juggler.cli.picture import PlotError, Run, _figure, plot, read_run
 from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.experiments.style import tick
 
 
 def _line(steps: int, wall_time: float, **changes: Any) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path, name: str)
     ],
 )
 def test_ticks_are_short(value: float, text: str) -> None:
-    assert _tick(value, 0) == text
+    assert tick(value, 0) == text
 
 
 def test_plots_need_neither_torch_nor_pyplot(tmp_path: Path) -> None:
@@ -184,6 +185,7 @@ def test_plots_need_neither_torch_nor_pyplot(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from juggler.cli.picture import plot
+from juggler.experiments.style import tick
 assert "matplotlib" not in sys.modules
 plot([Path({str(run)!r})])
 assert not {{"torch", "matplotlib.pyplot"}} & sys.modules.keys()

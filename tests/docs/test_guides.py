@@ -45,6 +45,7 @@ ABOUT_RUNS = [
     "docs/run-directory.md",
     "docs/scaling.md",
     "docs/security.md",
+    "docs/sweeps.md",
 ]
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 #: Their scripts train for minutes.
@@ -64,7 +65,7 @@ TAKES_LONG = [
     "page",
     [
         pytest.param(page, marks=pytest.mark.long) if page in TAKES_LONG else page
-        for page in ["README.md", "docs/getting-started.md", *GUIDES]
+        for page in ["README.md", "docs/getting-started.md", "docs/sweeps.md", *GUIDES]
     ],
 )
 def test_the_python_of_a_page_runs_as_one_script_and_reaches_what_it_says(

@@ -28,6 +28,7 @@ def commands() -> list[str]:
         "docs/leagues.md",
         "docs/operations.md",
         "docs/security.md",
+        "docs/sweeps.md",
     )
     lines = [line for page in pages for block in blocks("sh", page) for line in block.splitlines()]
     return [line for line in lines if line.startswith("juggler ")]

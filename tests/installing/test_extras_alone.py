@@ -22,7 +22,7 @@ LEFT_OUT = {"envpool", "dev", "mlflow", "wandb"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
 Box2D ale_py cryptography envpool grpc_reflection h5py imageio imageio_ffmpeg minari mlflow mujoco
-onnx onnxruntime onnxscript open_spiel pettingzoo pygame wandb
+onnx onnxruntime onnxscript optuna open_spiel pettingzoo pygame wandb
 """
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
 #: Environments with two agents, by extra.
@@ -56,6 +56,7 @@ def test_every_extra_is_tried() -> None:
         "onnx",
         *GAMES,
         "reflection",
+        "sweep",
         "video",
     } == EXTRAS.keys() - LEFT_OUT
 
@@ -122,6 +123,13 @@ def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
     install(alone, "onnx", told=alone.try_to_run("-c", EXPORT, trained))
     alone.run("-c", EXPORT, trained)
     assert alone.run("-c", ACT) == "(3,)\n"
+
+
+def test_settings_are_looked_for(alone: Alone) -> None:
+    sweep = ("-m", "juggler", "sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3")
+    install(alone, "sweep", told=alone.try_to_run(*sweep))
+    alone.run(*sweep, "--metric", "env_steps_trained", "--sweep-dir", "sweep")
+    assert "lr = 0.00" in (alone.path / "sweep" / "best.toml").read_text()
 
 
 def test_videos_are_written(alone: Alone, trained: Path) -> None:

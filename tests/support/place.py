@@ -159,6 +159,18 @@ class Command:
         os.killpg(self.process.pid, signal.SIGINT)
 
 
+def workers_in(directory: Path, title: str) -> list[psutil.Process]:
+    """The processes with this title whose working directory it is."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if f"juggler: {title}" in " ".join(each.cmdline()) and each.cwd() == str(directory):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
 def eventually(
     what: Callable[[], Any], seconds: float, otherwise: str | Callable[[], str] = ""
 ) -> Any:

@@ -62,7 +62,7 @@ def read_metrics(run_dir: Path) -> MetricsLines:
         texts = file.read_bytes().splitlines()
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
-    found = [line for line in map(metrics_line, texts) if line is not None]
+    found = [line for line in map(parse_line, texts) if line is not None]
     course = MetricsCourse()
     for line in found:
         course.add(line)
@@ -87,7 +87,7 @@ def number(value: object) -> float:
     return found if math.isfinite(found) else math.nan
 
 
-def metrics_line(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> dict[str, Any] | None:
     """What a line of the file says; None: it is none of metrics."""
     try:
         line = json.loads(text)

@@ -60,7 +60,7 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
         return SilentProgress()
     if kind == "json":
         return JsonProgress()
-    if kind == "live" or (kind == "auto" and _is_capable(sys.stdout)):
+    if kind == "live" or (kind == "auto" and is_capable(sys.stdout)):
         from juggler.driver.record.live_progress import LiveProgress  # imports rich
 
         return LiveProgress()
@@ -192,7 +192,7 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _is_capable(stream: TextIO) -> bool:
+def is_capable(stream: TextIO) -> bool:
     """Tell whether a stream is a terminal that can move its cursor and show Unicode."""
     encoding = (stream.encoding or "").lower().replace("-", "")
     return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") != "dumb"

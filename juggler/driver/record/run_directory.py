@@ -90,7 +90,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory is not empty, or cannot be created.
         """
-        text = _to_toml(config)
+        text = to_toml(config)
         try:
             if path is None:
                 path = _make_default(name)
@@ -119,7 +119,7 @@ class RunDirectory:
         if not (path / CONFIG_FILE).is_file():
             what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
             raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
-        text = _to_toml(config)
+        text = to_toml(config)
         try:
             (path / DIRECTORY).mkdir(exist_ok=True)
             metrics = (path / METRICS_FILE).open("a+b", buffering=0)
@@ -282,7 +282,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _to_toml(config: Mapping[str, Any]) -> bytes:
+def to_toml(config: Mapping[str, Any]) -> bytes:
     """Encode a configuration.
 
     Raises:

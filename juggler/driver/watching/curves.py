@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, metrics_line, number
+from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, number, parse_line
 from juggler.driver.record.run_directory import METRICS_FILE, flat
 
 #: Above that, every second point goes.
@@ -53,7 +53,7 @@ class Curves:
         if self._file.begins_anew():
             self._begin_anew()
         for text in self._file.new_lines():
-            if (line := metrics_line(text)) is None:
+            if (line := parse_line(text)) is None:
                 self.broken += bool(text.strip())
                 continue
             self.newest = line

@@ -110,7 +110,7 @@ class Rows:
         if "actions" not in self.columns:
             self._make_room_for(actions)
         put(self.by_step["actions"], at, actions)
-        self.by_step["inputs"][at] = inputs
+        put(self.by_step["inputs"], at, inputs)
 
     def record(self, row: int, step: int, steps: int, **columns: Any) -> None:
         """Write L steps of a row.

@@ -62,6 +62,11 @@ class StateCore(LearnerCore[State], ABC):
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
         config.validate()
+        if config.intrinsic:
+            raise ValueError(
+                f"intrinsic = {config.intrinsic!r} with {self.name}: a core has no rewards of its "
+                "own. Put juggler.Rnd(core, juggler.IntrinsicConfig(...)) around it"
+            )
         self.config = config
         self._factories = factories
         modules, shared = make_modules(factories, seed=0)

@@ -1,0 +1,80 @@
+"""`juggler new`: writes a small project that trains."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+from juggler.driver.config import ConfigError
+from juggler.driver.record.run_directory import RunDirectoryError
+
+#: The name of the project in its template.
+_NAME = "my_project"
+#: Files of another name there, which tools would heed.
+_RENAMED = {"gitignore": ".gitignore"}
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Write a project that trains at once: an environment, a module, a configuration and a test,
+    all with comments, to be changed."""
+
+    directory: tyro.conf.Positional[str]
+    """Where to write it. Its name becomes that of the package: letters, digits and underscores."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "new")
+    return report_errors("new", lambda: _write(Path(given.directory)))
+
+
+def _write(directory: Path) -> int:
+    name = directory.resolve().name
+    _must_be_a_name(name)
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise RunDirectoryError(f"{directory} is there, and nothing in it is overwritten")
+        for path in _copy(resources.files("juggler") / "templates" / "project", directory, name):
+            print(path)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {error.filename}: {error.strerror}") from error
+    print(f"\ncd {directory}\njuggler train train.toml --run-dir runs/first")
+    return 0
+
+
+def _copy(template: Traversable, to: Path, name: str) -> list[Path]:
+    """Write a directory of the template, with the project's own name in it."""
+    to.mkdir(parents=True, exist_ok=True)
+    written = []
+    for each in sorted(template.iterdir(), key=lambda each: each.name):
+        path = to / _RENAMED.get(each.name, each.name.replace(_NAME, name))
+        if each.is_dir():
+            if each.name != "__pycache__":
+                written += _copy(each, path, name)
+        elif each.name.endswith((".py", ".toml", ".md", "gitignore")):
+            path.write_text(each.read_text().replace(_NAME, name))
+            written.append(path)
+    return written
+
+
+def _must_be_a_name(name: str) -> None:
+    """
+    Raises:
+        ConfigError: a package cannot have this name, or another one has it.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        clean = "".join(each if each.isalnum() else "_" for each in name)
+        raise ConfigError(
+            f"{name!r} cannot be the name of a package: use letters, digits and underscores, such "
+            f"as {clean if clean.isidentifier() and not keyword.iskeyword(clean) else _NAME!r}"
+        )
+    if name in sys.stdlib_module_names or name in ("juggler", "gymnasium", "torch", "numpy"):
+        raise ConfigError(f"{name!r} is the name of another package: choose another one")

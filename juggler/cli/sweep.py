@@ -1,0 +1,125 @@
+"""`juggler sweep`: looks for good settings with many short runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from juggler.cli.arguments import Flag, keys_given, parse_first, parse_rest, report_errors
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_given
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Look for good settings with many short runs, which Optuna chooses. Each is a run of its own.
+
+    juggler sweep cartpole --stop-steps 50000 --space lr=1e-4..1e-2:log --space
+    entropy_coefficient=0,0.01 --trials 20
+
+    Ctrl-C ends the trials in order, and --resume goes on with them. At the end there are a table, a
+    plot, and the best settings as a file that `juggler train` takes.
+    """
+
+    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
+    """A configuration that ships with Juggler, or a .toml file. Options override its values."""
+
+    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A key of the configuration and its values, for each key that varies: KEY=LOW..HIGH,
+    KEY=LOW..HIGH:log, KEY=LOW..HIGH:STEP or KEY=A,B,C. A key of a table has a dot:
+    model.hidden_sizes=[64],[256]."""
+
+    trials: int | None = None
+    """How many runs there are to be, with those of before a resume; none: 20."""
+
+    jobs: int | None = None
+    """How many at once; none: as many as there are cores for."""
+
+    metric: str = "episode_return_mean"
+    """What trials are compared by: a key of the lines of metrics."""
+
+    minimize: Flag = False
+    """The least of it is the best."""
+
+    prune: bool = True
+    """End trials that have fallen behind the median of the others."""
+
+    sweep_dir: str | None = None
+    """Where everything is written; none: a new directory under runs/."""
+
+    resume: str | None = None
+    """Go on with the sweep in this directory."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def run(arguments: Sequence[str]) -> int:
+    return report_errors("sweep", lambda: _sweep(arguments))
+
+
+def _sweep(arguments: Sequence[str]) -> int:
+    from juggler.experiments.sweeping import TRIALS, plan_of, resume_sweep, start_sweep
+
+    first, algorithm = parse_first(Arguments, arguments, "sweep")
+    if first.resume is not None:
+        _must_stand_alone(first, keys_given(arguments))
+        return _status(resume_sweep(first.resume, trials=first.trials, jobs=first.jobs))
+    base, in_file = load_given(first.config, algorithm)
+    given = parse_rest(Arguments, arguments, "sweep", Arguments(run=base))
+    given.run.validate()
+    said = keys_given(arguments)
+    plan = plan_of(
+        given.run,
+        in_file | said,
+        said,
+        base,
+        space=_by_key(given.space),
+        metric=given.metric,
+        minimize=given.minimize,
+        prune=given.prune,
+        trials=TRIALS if given.trials is None else given.trials,
+    )
+    return _status(
+        start_sweep(plan, Path(given.sweep_dir) if given.sweep_dir else None, given.jobs)
+    )
+
+
+def _status(result: object) -> int:
+    return 0 if result is not None else 1
+
+
+def _by_key(space: Sequence[str]) -> dict[str, str]:
+    """
+    Raises:
+        ConfigError: one has no values, or a key comes twice.
+    """
+    found: dict[str, str] = {}
+    for each in space:
+        key, equals, values = each.partition("=")
+        if not equals or not values:
+            raise ConfigError(
+                f"--space {each}: give a key and its values, as in --space lr=1e-4..1e-2:log"
+            )
+        if key in found:
+            raise ConfigError(f"--space {key}: this key is given twice")
+        found[key] = values
+    return found
+
+
+def _must_stand_alone(first: Arguments, said: frozenset[str]) -> None:
+    """
+    Raises:
+        ConfigError: something was given that a resumed sweep does not take.
+    """
+    others = sorted(
+        (said - {"", "resume", "trials", "jobs"}) | ({"CONFIG"} if first.config else set())
+    )
+    if others:
+        raise ConfigError(
+            f"--resume goes on with a sweep as it was started, with other --trials and --jobs at "
+            f"most: leave out {', '.join(others)}"
+        )

@@ -1,0 +1,1 @@
+"""Several runs of one configuration: sweeps over its keys, and seeds."""

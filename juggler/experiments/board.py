@@ -1,0 +1,57 @@
+"""Shows people how several runs stand: a table in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from juggler.driver.record.progress import is_capable
+from juggler.driver.record.wording import plain
+
+_WIDTH = 120  # of tables, where there is no terminal
+
+
+class Board:
+    """A table at the foot of the terminal, with messages above it.
+
+    Args:
+        kind: the key `progress` of the runs: "off" shows nothing, "plain" and "json" no table.
+    """
+
+    def __init__(self, kind: Literal["auto", "live", "plain", "json", "off"]) -> None:
+        is_live = kind == "live" or (kind == "auto" and is_capable(sys.stdout))
+        self._off = kind == "off"
+        self._console = Console(highlight=False, width=None if is_live else _WIDTH)
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
+        )
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The table is there meanwhile."""
+        if self._live is None:
+            yield
+            return
+        with self._live:
+            yield
+
+    def show(self, table: Callable[[], RenderableType]) -> None:
+        """Show a table in place of the last one, where there is a terminal."""
+        if self._live is not None:
+            self._live.update(table(), refresh=True)
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a message that stays."""
+        if not self._off:
+            self._console.print(Text(plain(text), style=style), soft_wrap=True)
+
+    def leave(self, table: RenderableType) -> None:
+        """Show a table that stays."""
+        if not self._off:
+            self._console.print(table)

@@ -1,0 +1,313 @@
+"""Several runs of one configuration that differ by their seeds, and what they say together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_given, read_toml
+from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.record.metrics_file import number as finite
+from juggler.driver.record.metrics_file import read_metrics
+from juggler.driver.record.run_directory import RunDirectoryError, must_be_free, to_toml
+from juggler.driver.record.wording import clock, here, number, quantity
+from juggler.experiments.at_once import jobs_for, run_all
+from juggler.experiments.board import Board
+from juggler.experiments.run_process import RunEnd, RunProcess
+from juggler.experiments.statistics import Interval, interquartile_mean
+
+CONFIG_FILE = "seeds.toml"
+RESULT_FILE = "seeds.json"
+_RETURN = "episode_return_mean"
+_GOOD_ENDS = ("solved", "stop_steps", "stop_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedsResult:
+    """What runs with several seeds have reached.
+
+    Attributes:
+        seeds_dir: their directory.
+        runs: for each that ended well: its `seed`, `run_dir`, `solved`, `final_return`,
+            `best_return` and `env_steps_trained`. Returns are means over 100 training episodes.
+        failed: by seed, what went wrong with the others.
+        final_return: of all of them.
+        best_return: likewise, each at its best moment.
+    """
+
+    seeds_dir: Path
+    runs: list[dict[str, Any]]
+    failed: dict[int, str]
+    final_return: Interval
+    best_return: Interval
+
+    def __repr__(self) -> str:
+        return "\n".join(_conclusion(self))
+
+
+def train_seeds(
+    config: str | Path | RunConfig | None = None,
+    *,
+    seeds: int,
+    jobs: int | None = None,
+    seeds_dir: str | Path | None = None,
+    **keys: Any,
+) -> SeedsResult:
+    """Train with several seeds, each in a process of its own, so that classes of a script have to
+    be named: "my_file:MyEnv".
+
+    Ctrl-C ends the runs in order; called again with their directory alone, they go on.
+
+    Args:
+        config: as in `juggler.train`.
+        seeds: how many. They begin with the `seed` of the configuration.
+        jobs: how many at once; None: as many as there are cores for.
+        seeds_dir: where everything is written; None: a new directory under runs/.
+        keys: of the configuration.
+
+    Raises:
+        ConfigError: a key or a value is wrong, or the runs would have no end.
+        RunFailed: none ended well.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    before = Path(seeds_dir) if seeds_dir else None
+    if before and config is None and not keys and (before / CONFIG_FILE).is_file():
+        return run_seeds(before, seeds, jobs)
+    if isinstance(config, RunConfig):
+        base, given = config, frozenset(config.flat())
+    else:
+        base, given = load_given(config, keys.get("algorithm"))
+    final = RunConfig.from_flat({**base.flat(), **keys})
+    return run_seeds(create(final, given | keys.keys(), seeds, before), seeds, jobs)
+
+
+def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | None) -> Path:
+    """Make the directory of several runs.
+
+    Args:
+        config: of the runs.
+        given: the keys that somebody gave.
+        seeds: how many there are to be.
+        path: of the directory; None: a new one under runs/.
+
+    Raises:
+        ConfigError: the runs would have no end.
+        RunDirectoryError: it is not empty, or cannot be made.
+    """
+    _must_be_some(seeds)
+    flat = config.flat()
+    if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
+        raise ConfigError(
+            "runs with several seeds have to end by themselves: give --stop-steps, --stop-return "
+            "or --stop-seconds"
+        )
+    values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
+    name = re.sub(r"[^\w.-]+", "-", config.env_runner.env.rpartition(":")[2])
+    path = path or Path("runs") / f"seeds-{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    must_be_free(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_synced(path / CONFIG_FILE, to_toml(values))
+    except OSError as error:
+        raise RunDirectoryError(f"cannot make the directory {path}: {error}") from error
+    return path
+
+
+def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
+    """Have the runs of a directory, or go on with those that have not ended.
+
+    Raises:
+        RunDirectoryError: it is not one that `create` has made.
+        RunFailed: none ended well.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    from juggler.driver.driver import RunFailed
+
+    _must_be_some(seeds)
+    if not (directory / CONFIG_FILE).is_file():
+        raise RunDirectoryError(
+            f"{directory} has no {CONFIG_FILE}: give the directory that --seeds has made"
+        )
+    config = RunConfig.from_flat(read_toml(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
+    board = Board(config.driver.progress)
+    jobs = jobs or jobs_for(config)
+    plan = _Seeds(directory, config, seeds, board)
+    at_once = f", {jobs} at once" if jobs > 1 else ""
+    board.say(f"{seeds} seeds{at_once}, in {here(directory)}")
+    try:
+        with board.shown():
+            run_all(plan, jobs)
+    except (KeyboardInterrupt, SystemExit) as end:
+        board.say(
+            f"interrupted; to go on: juggler train --resume {here(directory)} --seeds {seeds}"
+        )
+        end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
+        raise
+    if not plan.runs:
+        raise RunFailed(f"no run ended well; what they printed is in {here(directory)}/seed-*.log")
+    result = plan.result()
+    write_synced(directory / RESULT_FILE, json.dumps(_plain(result), indent=2).encode() + b"\n")
+    for line in _conclusion(result):
+        board.say(line)
+    return result
+
+
+def members(directory: Path) -> list[Path]:
+    """The runs in a directory that `create` has made, by seed; []: it has made another."""
+    if not (directory / CONFIG_FILE).is_file():
+        return []
+    found = (path for path in directory.glob("seed-*") if path.is_dir())
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+class _Seeds:
+    """The plan of the runs, for `run_all`."""
+
+    def __init__(self, directory: Path, config: RunConfig, seeds: int, board: Board) -> None:
+        first = config.driver.seed
+        self._directory = directory
+        self._config = config
+        self._waiting = list(range(first, first + seeds))
+        self._count = seeds
+        self._board = board
+        self._at_work: dict[int, int] = {}  # seeds by process id
+        self.runs: dict[int, dict[str, Any]] = {}  # by seed
+        self.failed: dict[int, str] = {}
+
+    def next(self) -> RunProcess | None:
+        """Start the next run."""
+        if not self._waiting:
+            return None
+        seed = self._waiting.pop(0)
+        values = read_toml(self._directory / CONFIG_FILE)
+        config = self._directory / f"seed-{seed}.toml"
+        config.write_bytes(to_toml({**values, "seed": seed}))
+        run = RunProcess(config, self._directory / f"seed-{seed}")
+        self._at_work[run.pid] = seed
+        return run
+
+    def heard(self, run: RunProcess) -> None:
+        """Read what is new of a run."""
+        run.new_lines()
+
+    def over(self, run: RunProcess, end: RunEnd) -> None:
+        """Note and tell how a run has ended."""
+        seed = self._at_work.pop(run.pid)
+        if end.interrupted:
+            return
+        reached = _reached(seed, run.run_dir, end)
+        if isinstance(reached, str):
+            self.failed[seed] = reached
+            self._board.say(f"seed {seed:>3}  failed: {reached}", "red")
+            return
+        self.runs[seed] = reached
+        self._board.say(
+            f"seed {seed:>3}  return {number(reached['final_return'])}"
+            f"  best {number(reached['best_return'])}"
+            f"  steps {quantity(reached['env_steps_trained'])}"
+            f"  {end.summary['reason_for_stop']} in {clock(end.summary.get('wall_time', 0.0))}"
+        )
+
+    def show(self, running: Sequence[RunProcess], stopping: bool) -> None:
+        """Show the runs that go on."""
+        self._board.show(lambda: self._table(running, stopping))
+
+    def result(self) -> SeedsResult:
+        """What those that ended well have reached."""
+        runs = [self.runs[seed] for seed in sorted(self.runs)]
+        return SeedsResult(
+            self._directory,
+            runs,
+            self.failed,
+            interquartile_mean([run["final_return"] for run in runs]),
+            interquartile_mean([run["best_return"] for run in runs]),
+        )
+
+    def _table(self, running: Sequence[RunProcess], stopping: bool) -> Table:
+        title = f"{len(self.runs) + len(self.failed)} of {self._count} seeds are over"
+        if stopping:
+            title += ", those that go on are ending (Ctrl-C again kills them)"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("seed", justify="right")
+        table.add_column("", width=16)
+        table.add_column("return", justify="right")
+        table.add_column("steps", justify="right")
+        goal = self._config.driver.stop_steps
+        for run in running:
+            steps = run.newest.get("env_steps_trained", 0)
+            bar = ProgressBar(total=goal, completed=steps, width=16) if goal else ""
+            table.add_row(
+                f"{self._at_work[run.pid]}", bar, number(run.newest.get(_RETURN)), quantity(steps)
+            )
+        return table
+
+
+def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
+    """What a run has reached, or what went wrong."""
+    if end.problem:
+        return end.problem
+    if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
+        return f"it ended by {reason}"
+    returns = [finite(line.get(_RETURN)) for line in read_metrics(run_dir).lines]
+    known = [each for each in returns if each == each]  # not NaN
+    final = finite(end.summary.get(_RETURN))
+    if not known or final != final:
+        return "it ended before an episode did"
+    return {
+        "seed": seed,
+        "run_dir": str(run_dir),
+        "solved": bool(end.summary.get("solved")),
+        "final_return": final,
+        "best_return": max(known),
+        "env_steps_trained": end.summary["env_steps_trained"],
+    }
+
+
+def _conclusion(result: SeedsResult) -> list[str]:
+    """Word what the runs have reached together."""
+    lines = []
+    for name, interval in (
+        ("final return", result.final_return),
+        ("best return", result.best_return),
+    ):
+        bounds = f"{number(interval.low)} to {number(interval.high)}"
+        lines.append(
+            f"{name:<13} {number(interval.mean)}  (95 % interval {bounds}; interquartile mean of "
+            f"{len(result.runs)} seeds)"
+        )
+    if solved := sum(run["solved"] for run in result.runs):
+        lines.append(f"{'solved':<13} {solved} of {len(result.runs) + len(result.failed)}")
+    if result.failed:
+        seeds = ", ".join(map(str, sorted(result.failed)))
+        lines.append(
+            f"{'failed':<13} {len(result.failed)} (seed {seeds}), in none of these figures"
+        )
+    return lines
+
+
+def _plain(result: SeedsResult) -> dict[str, Any]:
+    values = {
+        "runs": result.runs,
+        "failed": {str(seed): problem for seed, problem in result.failed.items()},
+    }
+    return values | {
+        name: asdict(getattr(result, name)) for name in ("final_return", "best_return")
+    }
+
+
+def _must_be_some(seeds: int) -> None:
+    """
+    Raises:
+        ConfigError: there are none.
+    """
+    if seeds < 1:
+        raise ConfigError(f"seeds = {seeds}: there has to be one at least")

@@ -1,0 +1,103 @@
+"""What several runs with different seeds say together.
+
+Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021): the
+interquartile mean is less moved by single runs than the mean, and says more than the median; how
+far it can be trusted is told by a percentile bootstrap that is stratified by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_REPETITIONS = 2000
+_CONFIDENCE = (2.5, 97.5)  # percentiles
+_POINTS = 200  # of a curve
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean of several runs, and how far it can be trusted.
+
+    Attributes:
+        mean: the interquartile mean.
+        low: the lower bound of its 95 % confidence interval.
+        high: the upper one.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def interquartile_mean(*tasks: ArrayLike) -> Interval:
+    """The interquartile mean of all scores, with a stratified bootstrap interval.
+
+    Args:
+        tasks: for each task the scores of its runs, such as their returns. Between tasks, scores
+            have to be of one scale.
+
+    Raises:
+        ValueError: there are no scores, or not only finite ones.
+    """
+    scores = [np.asarray(task, dtype=np.float64).reshape(-1) for task in tasks]  # [runs] each
+    if not scores or not all(len(task) and np.isfinite(task).all() for task in scores):
+        raise ValueError("give for each task the scores of one run at least, all finite")
+    random = np.random.default_rng(0)
+    drawn = [
+        task[random.integers(len(task), size=(_REPETITIONS, len(task)))]  # [repetitions, runs]
+        for task in scores
+    ]
+    means = _middle_mean(np.concatenate(drawn, axis=1))  # [repetitions]
+    low, high = np.percentile(means, _CONFIDENCE)
+    return Interval(float(_middle_mean(np.concatenate(scores))), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class MeanCurve:
+    """The interquartile mean of several curves, with its interval, at the same places.
+
+    Attributes:
+        x: the places, [points].
+        mean: [points].
+        low: [points].
+        high: [points].
+    """
+
+    x: Column
+    mean: Column
+    low: Column
+    high: Column
+
+
+def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
+    """The mean of curves from where all of them have begun to the end of the longest. One that ends
+    sooner keeps its last value.
+
+    Args:
+        curves: of each run x, which rises, and y, which may have NaN.
+
+    Returns:
+        None if one has no values.
+    """
+    known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]  # [values] each
+    if not known or not all(len(x) for x, _ in known):
+        return None
+    places = np.linspace(max(x[0] for x, _ in known), max(x[-1] for x, _ in known), _POINTS)
+    values = np.array([np.interp(places, x, y) for x, y in known])  # [runs, points]
+    found = [interquartile_mean(at) for at in values.T]
+    mean, low, high = np.array([(each.mean, each.low, each.high) for each in found]).T  # [points]
+    return MeanCurve(places, mean, low, high)
+
+
+def _middle_mean(scores: Column) -> Column:
+    """The mean without the lowest and the highest quarter: [..., runs] -> [...]."""
+    ordered = np.sort(scores, axis=-1)
+    cut = ordered.shape[-1] // 4
+    middle: Column = ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+    return middle

@@ -1,0 +1,203 @@
+"""Chooses the trials of a sweep with Optuna, follows them, and ends those that fall behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from juggler.driver.callbacks import MetricsLine
+from juggler.driver.config import ConfigError
+from juggler.experiments.board import Board
+from juggler.experiments.run_process import RunEnd, RunProcess
+from juggler.experiments.space import Axis, placed
+from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
+from juggler.experiments.sweep_tables import Row, progress_table, trial_line
+from juggler.experiments.trials import RUN, SAID, trials_over
+from juggler.runtime.installing import installing
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+_POINTS = 10  # of a trial, at which it is compared with others
+_UNPRUNED_POINTS = 2  # at first, where returns say little
+_MOST_FAILED = 3  # trials, before any has ended well
+
+
+class SweepFailed(Exception):
+    """The first trials of a sweep have failed; the message says where to look."""
+
+
+@dataclass(slots=True)
+class _AtWork:
+    """A trial that goes on.
+
+    Attributes:
+        trial: Optuna's.
+        number: of its run, which stays the same when the sweep is resumed.
+        points: how many tenths of it were reported.
+        pruned: it was told to stop.
+    """
+
+    trial: Trial
+    number: int
+    points: int = 0
+    pruned: bool = False
+
+
+class Sweep:
+    """The plan of a sweep's runs, for `run_all`.
+
+    Args:
+        directory: of the sweep.
+        plan: what is varied, and how trials are compared.
+        axes: the space, parsed.
+        board: for people.
+
+    Attributes:
+        study: Optuna's, with all trials.
+    """
+
+    def __init__(
+        self, directory: SweepDirectory, plan: SweepPlan, axes: Sequence[Axis], board: Board
+    ) -> None:
+        self.study = _open_study(directory, plan)
+        self._directory = directory
+        self._plan = plan
+        self._axes = axes
+        self._board = board
+        self._at_work: dict[int, _AtWork] = {}  # by process id
+        self._begun = 0  # trials that are over or at work
+        self._failed = 0
+        self._one_was_good = False
+        runs = [each.user_attrs.get(RUN, -1) for each in self.study.get_trials(deepcopy=False)]
+        self._next_run = max(runs, default=-1) + 1
+        self._go_on()
+
+    def next(self) -> RunProcess | None:
+        """Start the next trial."""
+        if self._begun >= self._plan.trials or self._hopeless:
+            return None
+        self._begun += 1
+        trial = self.study.ask()
+        number = int(trial.user_attrs.get(RUN, self._next_run))
+        self._next_run = max(self._next_run, number + 1)
+        trial.set_user_attr(RUN, number)
+        values = {axis.key: axis.suggest(trial) for axis in self._axes}
+        config = self._directory.write_config(number, placed(self._plan.run, values))
+        run = RunProcess(config, self._directory.run_dir(number))
+        self._at_work[run.pid] = _AtWork(trial, number)
+        return run
+
+    def heard(self, run: RunProcess) -> None:
+        """Report what is new of a trial, and end it if it has fallen behind."""
+        known = self._at_work[run.pid]
+        for line in run.new_lines():
+            value = _measured(line, self._plan.metric)
+            points = int(_POINTS * self._plan.share_done(line))
+            if value is None or points <= known.points or known.pruned:
+                continue
+            known.points = points
+            known.trial.report(value, points)
+            if self._plan.prune and points < _POINTS and known.trial.should_prune():
+                known.pruned = True
+                run.stop()
+
+    def over(self, run: RunProcess, end: RunEnd) -> None:
+        """Tell Optuna and people how a trial has ended."""
+        from optuna.trial import TrialState
+
+        known = self._at_work.pop(run.pid)
+        value = _measured(end.summary, self._plan.metric)
+        failed = True
+        if known.pruned and not end.problem:
+            said, state, failed = f"pruned after {known.points} tenths", TrialState.PRUNED, False
+        elif end.interrupted:
+            return  # it goes on when the sweep is resumed
+        elif end.problem:
+            said, state = f"failed: {end.problem}", TrialState.FAIL
+        elif value is None:
+            said, state = f"failed: it ended without {self._plan.metric}", TrialState.FAIL
+        else:
+            said, state, failed = "", TrialState.COMPLETE, False
+        known.trial.set_user_attr(SAID, said)
+        self.study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
+        self._failed += failed
+        self._one_was_good |= not failed
+        line = trial_line(known.number, self._plan.metric, value, said, known.trial.params)
+        self._board.say(line, "red" if failed else "")
+
+    def show(self, running: Sequence[RunProcess], stopping: bool) -> None:
+        """Show the trials that go on, and the best one so far."""
+        rows = [self._row(run) for run in running]
+        self._board.show(
+            lambda: progress_table(trials_over(self.study), rows, self._plan, stopping)
+        )
+
+    def must_be_good(self) -> None:
+        """
+        Raises:
+            SweepFailed: the first trials have failed, and no others were started.
+        """
+        if self._hopeless:
+            raise SweepFailed(
+                f"the first {self._failed} trials have failed, and no others were started; what "
+                f"they printed is in {self._directory.trials}/*.log"
+            )
+
+    @property
+    def _hopeless(self) -> bool:
+        return self._failed >= _MOST_FAILED and not self._one_was_good
+
+    def _row(self, run: RunProcess) -> Row:
+        known, line = self._at_work[run.pid], run.newest
+        share = self._plan.share_done(line) if line else 0.0
+        return Row(known.number, share, _measured(line, self._plan.metric), known.trial.params)
+
+    def _go_on(self) -> None:
+        """Have the trials first that went on when the sweep ended, in the runs that they had."""
+        from optuna.trial import TrialState
+
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            self.study.tell(trial.number, state=TrialState.FAIL)
+            if RUN in trial.user_attrs:  # else it had no run yet
+                attributes = {RUN: trial.user_attrs[RUN]}
+                self.study.enqueue_trial(trial.params, user_attrs=attributes)
+        before = trials_over(self.study)
+        self._begun = len(before)
+        self._one_was_good = any(not each.said.startswith("failed") for each in before)
+
+
+def optuna_is_there() -> None:
+    """
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"a sweep needs the package optuna: {installing('sweep')}") from error
+
+
+def _open_study(directory: SweepDirectory, plan: SweepPlan) -> Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=f"sqlite:///{directory.study.absolute()}",
+        study_name="sweep",
+        direction="minimize" if plan.minimize else "maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_warmup_steps=_UNPRUNED_POINTS),
+    )
+    # With another seed after a resume, or the same trials would come again.
+    seed = int(plan.run.get("seed", 0)) + len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=seed)
+    return study
+
+
+def _measured(line: MetricsLine, metric: str) -> float | None:
+    """The number of a line or a summary that trials are compared by; None: it has none."""
+    value = line.get(metric)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,242 @@
+"""Starts and resumes sweeps, from Python and from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_given
+from juggler.driver.record.wording import here, number
+from juggler.experiments.at_once import jobs_for, run_all
+from juggler.experiments.board import Board
+from juggler.experiments.space import Axis, parse_space, placed
+from juggler.experiments.sweep import Sweep, optuna_is_there
+from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
+from juggler.experiments.sweep_picture import write_picture
+from juggler.experiments.sweep_tables import counts, result_table, rows_for_csv, settings_text
+from juggler.experiments.trials import trials_over
+
+_STOPS = ("stop_return", "stop_steps", "stop_seconds")
+TRIALS = 20
+_METRIC = "episode_return_mean"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """What a sweep has found.
+
+    Attributes:
+        sweep_dir: its directory.
+        settings: the best ones, by key.
+        value: what the best trial had of the metric that they were compared by.
+        config: a file with the best settings, which `juggler.train` takes.
+        trials: a row for each trial, for `pandas.DataFrame(result.trials)`.
+    """
+
+    sweep_dir: Path
+    settings: dict[str, Any]
+    value: float
+    config: Path
+    trials: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        return f"best: {settings_text(self.settings)} with {number(self.value)}, in {self.config}"
+
+
+def sweep(
+    config: str | Path | RunConfig | None = None,
+    *,
+    space: Mapping[str, str | Sequence[Any]] | None = None,
+    trials: int = TRIALS,
+    jobs: int | None = None,
+    metric: str = _METRIC,
+    minimize: bool = False,
+    prune: bool = True,
+    sweep_dir: str | Path | None = None,
+    **keys: Any,
+) -> SweepResult | None:
+    """Look for good settings with many short runs. Optuna chooses them, and `juggler train` trains
+    each in a process of its own, so classes of a script have to be named: "my_file:MyEnv".
+
+    Ctrl-C ends the trials in order; `resume_sweep` goes on with them.
+
+    Args:
+        config: as in `juggler.train`.
+        space: by key of the configuration, "1e-4..1e-2:log", "128..1024:128" or a list of values.
+            Keys of tables have dots: "model.hidden_sizes".
+        trials: how many there are.
+        jobs: how many at once; None: as many as there are cores for.
+        metric: a key of the lines of metrics that trials are compared by.
+        minimize: the least is the best.
+        prune: end trials that fall behind the median of the others.
+        sweep_dir: where everything is written; None: a new directory under runs/.
+        keys: of the configuration. `stop_steps` or `stop_seconds` is how long a trial is.
+
+    Returns:
+        The best settings; None: no trial was complete.
+
+    Raises:
+        ConfigError: a key or a value is wrong, trials have no end, or Optuna is not installed.
+        SweepFailed: the first trials have all failed.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    if isinstance(config, RunConfig):
+        base, given = config, frozenset(config.flat())
+    else:
+        base, given = load_given(config, keys.get("algorithm"))
+    final = RunConfig.from_flat({**base.flat(), **keys})
+    plan = plan_of(
+        final,
+        given | keys.keys(),
+        keys,
+        base,
+        space=space or {},
+        metric=metric,
+        minimize=minimize,
+        prune=prune,
+        trials=trials,
+    )
+    return start_sweep(plan, Path(sweep_dir) if sweep_dir else None, jobs)
+
+
+def resume_sweep(
+    sweep_dir: str | Path, *, trials: int | None = None, jobs: int | None = None
+) -> SweepResult | None:
+    """Go on with a sweep, and first with the trials that went on when it ended.
+
+    Args:
+        sweep_dir: of the sweep.
+        trials: how many there are to be, with those of before; None: as before.
+        jobs: as in `sweep`.
+
+    Raises:
+        RunDirectoryError: there is no sweep.
+        SweepFailed: as `sweep`.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    optuna_is_there()
+    directory, plan = SweepDirectory.open(Path(sweep_dir))
+    if trials is not None:
+        plan = dataclasses.replace(plan, trials=trials)
+    return _sweep(directory, plan, parse_space(plan.space, plan.run), jobs)
+
+
+def plan_of(
+    config: RunConfig,
+    given: Collection[str],
+    said: Collection[str],
+    base: RunConfig,
+    *,
+    space: Mapping[str, str | Sequence[Any]],
+    metric: str,
+    minimize: bool,
+    prune: bool,
+    trials: int,
+) -> SweepPlan:
+    """The plan of a new sweep.
+
+    Args:
+        config: the complete configuration of the runs.
+        given: the keys that somebody gave; those of a file, and those that are `said`.
+        said: the keys that were given with the sweep itself.
+        base: the configuration without these.
+        space: by key, the values.
+        metric: that trials are compared by.
+        minimize: the least is the best.
+        prune: trials that fall behind are ended.
+        trials: how many.
+
+    Raises:
+        ConfigError: trials would have no end, or different ones.
+    """
+    flat, before = config.flat(), base.flat()
+    run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
+    # Those that reach it sooner would be compared at another number of steps.
+    run["stop_return"] = flat["stop_return"] if "stop_return" in said else "none"
+    if flat["stop_steps"] is None and flat["stop_seconds"] is None:
+        raise ConfigError(
+            "trials are compared at equal lengths: say how long they are, such as "
+            "--stop-steps 50000 or --stop-seconds 30"
+        )
+    if trials < 1:
+        raise ConfigError(f"trials = {trials}: there has to be one at least")
+    own = {key: before[key] for key in _STOPS if before[key] is not None}
+    stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
+    plain: dict[str, str | list[Any]] = {
+        key.strip().replace("-", "_"): value if isinstance(value, str) else list(value)
+        for key, value in space.items()
+    }
+    parse_space(plain, run)  # before anything is made
+    for key in _STOPS:
+        if key in plain:
+            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    return SweepPlan(
+        run={key: "none" if value is None else value for key, value in run.items()},
+        stops=stops,
+        space=plain,
+        metric=metric,
+        minimize=minimize,
+        prune=prune,
+        trials=trials,
+    )
+
+
+def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepResult | None:
+    """Start a new sweep. See `sweep`."""
+    optuna_is_there()
+    axes = parse_space(plan.space, plan.run)
+    return _sweep(SweepDirectory.create(path, plan), plan, axes, jobs)
+
+
+def _sweep(
+    directory: SweepDirectory, plan: SweepPlan, axes: Sequence[Axis], jobs: int | None
+) -> SweepResult | None:
+    config = RunConfig.from_flat(plan.run)
+    jobs = jobs or jobs_for(config)
+    board = Board(config.driver.progress)
+    try:
+        going = Sweep(directory, plan, axes, board)
+        at_once = f", {jobs} at once" if jobs > 1 else ""
+        board.say(f"sweep of {plan.trials} trials{at_once}, in {here(directory.path)}")
+        try:
+            with board.shown():
+                run_all(going, jobs)
+            going.must_be_good()
+        finally:
+            result = _conclude(directory, plan, axes, going, board)
+        return result
+    except (KeyboardInterrupt, SystemExit) as end:
+        board.say(f"interrupted; to go on: juggler sweep --resume {here(directory.path)}")
+        end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
+        raise
+    finally:
+        directory.close()
+
+
+def _conclude(
+    directory: SweepDirectory, plan: SweepPlan, axes: Sequence[Axis], going: Sweep, board: Board
+) -> SweepResult | None:
+    """Write the results, and show them."""
+    over = trials_over(going.study)
+    if not over:
+        return None
+    rows = rows_for_csv(over, plan)
+    table = directory.write_table(rows)
+    board.say(counts(over))
+    board.leave(result_table(over, plan))
+    if not over[0].complete:
+        return None
+    best = over[0]
+    chosen = {axis.key: axis.meant(best.settings[axis.key]) for axis in axes}
+    values = {key: value for key, value in plan.run.items() if key not in _STOPS}
+    about = f"The best of {len(over)} trials, {best.number}: {plan.metric} {number(best.value)}"
+    file = directory.write_best(placed({**values, **plan.stops}, chosen), about)
+    picture = write_picture(directory.path, over, plan, axes)
+    board.say(f"table: {here(table)}\nplot: {here(picture)}")
+    board.say(f"best settings: {here(file)}; to train with them: juggler train {here(file)}")
+    assert best.value is not None
+    return SweepResult(directory.path, chosen, best.value, file, rows)

@@ -1,0 +1,49 @@
+"""How much of its host a process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> float:
+    """The cores that this process may use: those it is bound to, or fewer where its container has a
+    limit."""
+    bound = float(len(os.sched_getaffinity(0)))
+    limits = [limit for limit in (_limit_of_v2(), _limit_of_v1()) if limit is not None]
+    return min([bound, *limits])
+
+
+def usable_memory() -> int:
+    """Bytes of memory that are free for this process, or fewer where its container has a limit; 0:
+    the system does not say."""
+    free = 0
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _text(_CGROUP / "memory.max"), _text(_CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        return min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _limit_of_v2() -> float | None:
+    """Of the second version of cgroups, which containers have today."""
+    quota, _, period = _text(_CGROUP / "cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _limit_of_v1() -> float | None:
+    quota = _text(_CGROUP / "cpu" / "cpu.cfs_quota_us")
+    period = _text(_CGROUP / "cpu" / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """What a file says; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,137 @@
+"""What `juggler doctor` says of this machine, and of one where something does not work."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.commands import status_of
+
+from juggler.cli import checks
+from juggler.cli.checks import Finding
+from juggler.runtime.actors import cores, temporary
+
+
+def only(check: Callable[[], Iterator[Finding]]) -> dict[str, Finding]:
+    return {found.name: found for found in check()}
+
+
+def test_it_says_what_works_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("doctor", "--json") == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert torch.__version__ in found["torch"]["said"]
+    assert {found[name]["state"] for name in ("gRPC", "sockets", "processes", "python")} == {"ok"}
+    assert "cryptography" in found["extra certs"]["said"]
+    assert {each["state"] for each in found.values()} <= {"ok", "absent", "warning"}
+    for each in found.values():
+        assert (each["state"] in ("warning", "problem")) <= bool(each["advice"]), each
+
+
+def test_a_problem_is_told_with_what_to_do_and_an_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS", (checks._python, checks._sockets))
+    assert status_of("doctor") == 0
+    assert "To begin: juggler train cartpole" in capsys.readouterr().out
+
+    def refuses() -> None:
+        raise PermissionError(13, "Permission denied", "/tmp")
+
+    monkeypatch.setattr(temporary, "HeldDirectory", refuses)
+    assert status_of("doctor") == 1
+    said = capsys.readouterr().out
+    assert "problem  sockets" in said
+    assert "→ make /" in said
+    assert "Runs may not work here" in said
+
+
+def test_a_torch_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_TORCH", "raise ImportError('libcudart.so is not there')")
+    found = only(checks._torch)["torch"]
+    assert (found.state, found.said) == ("problem", "ImportError: libcudart.so is not there")
+    assert "-m pip install torch" in found.advice
+
+
+@pytest.mark.parametrize(("build", "told"), [("", "no CUDA"), ("12.8", "torch sees none")])
+def test_a_gpu_that_torch_does_not_see_is_a_warning(
+    build: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(checks, "_GPUS", tmp_path)
+    (found,) = checks._gpus([], build)
+    assert found.state == "warning"
+    assert told in found.said
+    (found,) = checks._gpus(["NVIDIA H100"], "12.8")
+    assert (found.state, found.said) == ("ok", "NVIDIA H100")
+
+
+def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(checks, "_PORT", taken.getsockname()[1])
+        assert only(checks._ports)["ports"].state == "warning"
+
+
+def test_few_open_files_are_a_warning() -> None:
+    code = "from juggler.cli.checks import _open_files; print(*_open_files())"
+    command = f"ulimit -n 256; exec {sys.executable} -c '{code}'"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "state='warning', said='256 at once'" in done.stdout, done.stderr
+
+
+def test_a_full_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    found = only(checks._shared_memory)["shared memory"]
+    assert (found.state, found.said) == ("warning", "/dev/shm has 1 MiB free")
+    assert "--shm-size" in found.advice
+
+
+def test_an_extra_that_is_not_there_has_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "_version", lambda name: "" if name == "optuna" else "1.0")
+    found = only(checks._extras)["extra sweep"]
+    assert (found.state, found.said) == ("absent", "without optuna")
+    assert "[sweep]" in found.advice
+
+
+def test_a_check_that_breaks_is_a_problem_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def _broken_glass() -> Iterator[Finding]:
+        raise OSError("no such call in this sandbox")
+        yield
+
+    monkeypatch.setattr(checks, "CHECKS", (_broken_glass, checks._python))
+    broken, python = checks.findings()
+    assert (broken.name, broken.state) == ("broken glass", "problem")
+    assert "no such call in this sandbox" in broken.said
+    assert python.state == "ok"
+
+
+def test_cores_and_memory_are_those_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlimited = cores.usable_cores()
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores.usable_cores() == unlimited or unlimited < cores.usable_cores()
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 20}\n")
+    assert cores.usable_cores() == 0.5
+    assert cores.usable_memory() == 2 << 20
+    assert only(checks._cores)["cores"].state == "warning"
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("25000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores.usable_cores() == 0.25

@@ -1,0 +1,1 @@
+from support.scripted_runs import scripted_runs as scripted_runs

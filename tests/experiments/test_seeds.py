@@ -1,0 +1,153 @@
+"""Runs with several seeds, in real processes; but for the last test, they are scripted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import status_of
+
+import juggler
+from juggler.cli.picture import PlotError, draw, plot
+from juggler.driver.driver import RunFailed
+
+RUNS = ["--stop-steps", 1000, "--progress", "plain", "--num-env-runners", 1]
+QUICK = ["--value-coefficient", 0.0, "--lr", 2.0]
+
+
+@pytest.fixture
+def seeds(
+    tmp_path: Path, scripted_runs: None, capsys: pytest.CaptureFixture[str]
+) -> tuple[Path, str]:
+    """Four seeds from 3 on -> their directory, and what was said."""
+    directory = tmp_path / "seeds"
+    given = ["--seeds", 4, "--seed", 3, "--jobs", 2, "--run-dir", directory]
+    assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 0
+    return directory, capsys.readouterr().out
+
+
+def test_each_seed_has_a_run_and_they_are_reported_together(seeds: tuple[Path, str]) -> None:
+    directory, said = seeds
+    runs = sorted(path.name for path in directory.glob("seed-?"))
+    assert runs == ["seed-3", "seed-4", "seed-5", "seed-6"]
+    for run in runs:
+        config = tomllib.loads((directory / run / "config.toml").read_text())
+        assert (config["seed"], config["lr"]) == (int(run[-1]), 2.0)
+    assert "final return  20.00  (95 % interval 20.00 to 20.00; interquartile mean of 4" in said
+    result = json.loads((directory / "seeds.json").read_text())
+    assert [run["seed"] for run in result["runs"]] == [3, 4, 5, 6]
+    assert result["best_return"] == {"mean": 20.0, "low": 20.0, "high": 20.0}
+    assert (directory / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
+    seeds: tuple[Path, str], tmp_path: Path
+) -> None:
+    directory, _ = seeds
+    alone = directory / "seed-3"
+    figure = draw([directory, alone])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["seeds", "seed-3"]
+    over_steps = figure.get_axes()[0]
+    mean = next(line for line in over_steps.get_lines() if line.get_linewidth() == 2)
+    x, y = np.asarray(mean.get_xdata()), np.asarray(mean.get_ydata())
+    np.testing.assert_allclose(y, 2.0 * x / 100, err_msg="the script's line")
+    assert len(over_steps.collections) == 1, "a band"
+    assert len(over_steps.get_lines()) == 4 + 1 + 1
+
+    together = draw([directory / "seed-3", directory / "seed-4"], together=True)
+    assert len(together.get_axes()[0].collections) == 1
+    assert plot([directory], tmp_path / "a.png").exists()
+    with pytest.raises(PlotError, match="leave out --by module"):
+        draw([directory], by="module")
+
+
+@pytest.mark.usefixtures("scripted_runs")
+def test_runs_that_fail_are_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "seeds"
+    given = ["--seeds", 2, "--run-dir", directory, "--gamma", 0.5]
+    assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 1
+    said = capsys.readouterr()
+    assert "seed   0  failed: ended by SIGKILL" in said.out
+    assert "no run ended well; what they printed is in" in said.err
+    with pytest.raises(RunFailed):
+        juggler.train_seeds(seeds=1, seeds_dir=directory)
+
+
+@pytest.mark.usefixtures("scripted_runs")
+def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "seeds"
+    metrics = directory / "seed-0" / "metrics.jsonl"
+
+    def interrupt() -> None:
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    given = ["--seeds", 2, "--jobs", 1, "--run-dir", directory, "--reward-scale", 2.0]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    said = capsys.readouterr().out
+    assert f"to go on: juggler train --resume {directory} --seeds 2" in said
+    for file in (directory / "seeds.toml", directory / "seed-0" / "config.toml"):
+        file.write_text(file.read_text().replace("reward_scale = 2.0", "reward_scale = 1.0"))
+    assert status_of("train", "--resume", directory) == 2, "it says that --seeds is missing"
+    assert status_of("train", "--resume", directory, "--seeds", 2) == 0
+    assert len(metrics.read_text().splitlines()) == 10, "it went on, and was not begun anew"
+    assert "interquartile mean of 2 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["cartpole", "--jobs", 2], "--jobs is how many runs there are at once: give --seeds, too"),
+        (["cartpole", "--seeds", 0], "there has to be one at least"),
+        (["--env", "Acrobot-v1", "--seeds", 2], "have to end by themselves: give --stop-steps"),
+        (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
+        (
+            ["cartpole", "--seeds", 2, "--metrics-bind", "127.0.0.1:0"],
+            "--metrics-bind is of one run, and --seeds makes several",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(
+    given: list[object],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status_of("train", *given) in (1, 2)
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_real_runs_with_several_seeds_differ_and_are_reported_together(tmp_path: Path) -> None:
+    found = juggler.train_seeds(
+        "cartpole", seeds=2, jobs=2, seeds_dir=tmp_path / "s", stop_steps=8000, progress="off"
+    )
+    first, second = found.runs
+    assert first["final_return"] != second["final_return"]
+    for run in found.runs:
+        summary = json.loads((Path(run["run_dir"]) / "summary.json").read_text())
+        assert run["final_return"] == summary["episode_return_mean"] <= run["best_return"]
+    assert found.final_return.mean == pytest.approx(
+        (first["final_return"] + second["final_return"]) / 2
+    )
