@@ -58,6 +58,9 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     steps = "document.querySelector('.panel-books p').innerText.split(' ')[0]"
     before = tab.value(steps)
     tab.wait_for(f"{steps} !== {json.dumps(before)}")
+    place.worker("envrunner 0").kill()
+    tab.wait_for("document.querySelector('.panel-workers').innerText.includes('killed by SIGKILL')")
+    tab.wait_for("document.querySelector('.events .warning').innerText.includes('envrunner-0')")
     address = free_address()
     watch = place.start("watch", "runs", "--bind", address)
     watch.wait_for(f"watching 1 run at http://{address}/")

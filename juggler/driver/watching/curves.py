@@ -38,7 +38,6 @@ class Curves:
         self.newest: dict[str, Any] = {}
         self.broken = 0
         self._file = LineFile(run_dir / METRICS_FILE)
-        self._restarts = 0
         self._course = MetricsCourse()
         self._every, self._skipped = 1, 0  # lines for a point, and those since the last point
         # Raised with all that changes points which were there before.
@@ -51,11 +50,9 @@ class Curves:
         Raises:
             OSError: the file cannot be read.
         """
-        texts = self._file.new_lines()
-        if self._restarts != self._file.restarts:
-            self._restarts = self._file.restarts
+        if self._file.begins_anew():
             self._begin_anew()
-        for text in texts:
+        for text in self._file.new_lines():
             if (line := parse_line(text)) is None:
                 self.broken += bool(text.strip())
                 continue

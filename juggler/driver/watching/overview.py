@@ -81,7 +81,6 @@ class Overseer:
     def __init__(self, run_dir: Path, name: str) -> None:
         self._run_dir, self._name = run_dir, name
         self._metrics = LineFile(run_dir / METRICS_FILE)
-        self._restarts = 0
         self._decode = msgspec.json.Decoder(_Line).decode
         self._last: _Line | None = None
         self._best: float | None = None
@@ -121,22 +120,24 @@ class Overseer:
     def _read(self) -> str:
         """Take in what is new; returns what is wrong."""
         try:
-            texts = self._metrics.new_lines()
+            if self._metrics.begins_anew():
+                self._last, self._best = None, None
+            for text in self._metrics.new_lines():
+                self._take(text)
         except FileNotFoundError:
             return f"there is no {METRICS_FILE}"
         except OSError as error:
             return f"cannot read {METRICS_FILE}: {error.strerror}"
-        if self._restarts != self._metrics.restarts:
-            self._restarts, self._last, self._best = self._metrics.restarts, None, None
-        for text in texts:
-            try:
-                self._last = line = self._decode(text)
-            except (msgspec.MsgspecError, RecursionError):
-                continue
-            mean = line.episode_return_mean
-            if mean is not None and (self._best is None or mean > self._best):
-                self._best = mean
         return ""
+
+    def _take(self, text: bytes) -> None:
+        try:
+            self._last = self._decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            return
+        mean = self._last.episode_return_mean
+        if mean is not None and (self._best is None or mean > self._best):
+            self._best = mean
 
 
 def find_runs(directories: list[Path]) -> list[Path]:

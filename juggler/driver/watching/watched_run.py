@@ -41,7 +41,6 @@ class WatchedRun:
         self._curves = Curves(run_dir)
         self._events_file = LineFile(run_dir / EVENTS_FILE)
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        self._restarts = 0
         self._channel: grpc.Channel | None = None
         self._status: dict[str, Any] | None = None
         self._asked = float("-inf")
@@ -101,19 +100,18 @@ class WatchedRun:
         return ""
 
     def _read_events(self) -> None:
-        try:
-            texts = self._events_file.new_lines()
-        except OSError:
-            return  # it has said nothing yet
-        if self._restarts != self._events_file.restarts:
-            self._restarts = self._events_file.restarts
-            self._events.clear()
-        for text in texts:
-            with suppress(ValueError, RecursionError):
-                event = json.loads(text)
-                if isinstance(event, dict):
-                    keys = ("time", "level", "message")
-                    self._events.append({key: str(event.get(key, ""))[:_LONG_TEXT] for key in keys})
+        with suppress(OSError):  # it has said nothing yet
+            if self._events_file.begins_anew():
+                self._events.clear()
+            for text in self._events_file.new_lines():
+                self._take_event(text)
+
+    def _take_event(self, text: bytes) -> None:
+        with suppress(ValueError, RecursionError):
+            event = json.loads(text)
+            if isinstance(event, dict):
+                keys = ("time", "level", "message")
+                self._events.append({key: str(event.get(key, ""))[:_LONG_TEXT] for key in keys})
 
     def _read_league(self, config: dict[str, Any]) -> None:
         table = config.get("league")

@@ -139,9 +139,14 @@ function workers({ newest, status, state }) {
 function events({ events: all }) {
   if (!all.length) return made(0, el("p", {}, "The run has said nothing yet."));
   const items = all.toReversed().map(({ time: when, level, message }) => el("li", { class: level },
-    el("time", { datetime: when }, when.slice(0, 19).replace("T", " ")), " ",
+    el("time", { datetime: when }, local(when)), " ",
     level === "info" ? null : el("strong", {}, level), " ", message));
-  return made(all, el("ol", { class: "events", tabindex: 0, "aria-label": "Messages, the newest first, at times of UTC" }, items));
+  return made(all, el("ol", { class: "events", tabindex: 0, "aria-label": "Messages, the newest first" }, items));
+}
+
+function local(when) {
+  const date = new Date(when);
+  return Number.isNaN(date.getTime()) ? when : date.toLocaleString("sv"); // 2026-01-31 12:00:00
 }
 
 function named(tables, kind) {
