@@ -139,7 +139,7 @@ def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
 def test_settings_are_looked_for(alone: Alone) -> None:
     sweep = ("-m", "juggler", "sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3")
     install(alone, "sweep", told=alone.try_to_run(*sweep))
-    alone.run(*sweep, "--metric", "env_steps_trained", "--sweep-dir", "sweep")
+    alone.run(*sweep, "--metric", "env_steps_trained", "--run-dir", "sweep")
     assert "lr = 0.00" in (alone.path / "sweep" / "best.toml").read_text()
 
 
