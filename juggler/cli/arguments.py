@@ -163,7 +163,7 @@ def _own_algorithm(arguments: Sequence[str]) -> str:
     """The algorithm of somebody's own that a command names, by an option or else in the file or the
     run that it names; "" where it names one that ships, or none."""
     said = ""
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         option, _, value = argument.partition("=")
         if option == "--algorithm":
             said = value or after

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -27,7 +28,7 @@ class Arguments:
     """Write a project that trains at once: an environment, a module, a configuration and a test,
     all with comments, to be changed."""
 
-    directory: tyro.conf.Positional[str]
+    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
     """Where to write it. Its name becomes that of the package: letters, digits and underscores."""
 
 

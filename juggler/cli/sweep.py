@@ -22,7 +22,8 @@ class Arguments:
     entropy_coefficient=0,0.01 --trials 20
 
     Ctrl-C ends the trials in order, and --resume goes on with them. At the end there are a table, a
-    plot, and the best settings as a file that `juggler train` takes.
+    plot, and the best settings as a file that `juggler train` takes, all in
+    --run-dir.
     """
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
@@ -47,9 +48,6 @@ class Arguments:
 
     prune: bool = True
     """End trials that have fallen behind the median of the others."""
-
-    sweep_dir: str | None = None
-    """Where everything is written; none: a new directory under runs/."""
 
     resume: str | None = None
     """Go on with the sweep in this directory."""
@@ -83,9 +81,8 @@ def _sweep(arguments: Sequence[str]) -> int:
         prune=given.prune,
         trials=TRIALS if given.trials is None else given.trials,
     )
-    return _status(
-        start_sweep(plan, Path(given.sweep_dir) if given.sweep_dir else None, given.jobs)
-    )
+    run_dir = given.run.driver.run_dir
+    return _status(start_sweep(plan, Path(run_dir) if run_dir else None, given.jobs))
 
 
 def _status(result: object) -> int:

@@ -59,35 +59,31 @@ def train_seeds(
     *,
     seeds: int,
     jobs: int | None = None,
-    seeds_dir: str | Path | None = None,
     **keys: Any,
 ) -> SeedsResult:
     """Train with several seeds, each in a process of its own, so that classes of a script have to
     be named: "my_file:MyEnv".
 
-    Ctrl-C ends the runs in order; called again with their directory alone, they go on.
+    Ctrl-C ends the runs in order, and `juggler train --resume DIR --seeds N` goes on with them.
 
     Args:
         config: as in `juggler.train`.
         seeds: how many. They begin with the `seed` of the configuration.
         jobs: how many at once; None: as many as there are cores for.
-        seeds_dir: where everything is written; None: a new directory under runs/.
-        keys: of the configuration.
+        keys: of the configuration; `run_dir` is where everything is written.
 
     Raises:
         ConfigError: a key or a value is wrong, or the runs would have no end.
         RunFailed: none ended well.
         KeyboardInterrupt: on Ctrl-C.
     """
-    before = Path(seeds_dir) if seeds_dir else None
-    if before and config is None and not keys and (before / CONFIG_FILE).is_file():
-        return run_seeds(before, seeds, jobs)
     if isinstance(config, RunConfig):
         base, given = config, frozenset(config.flat())
     else:
         base, given = load_given(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
-    return run_seeds(create(final, given | keys.keys(), seeds, before), seeds, jobs)
+    run_dir = Path(final.driver.run_dir) if final.driver.run_dir else None
+    return run_seeds(create(final, given | keys.keys(), seeds, run_dir), seeds, jobs)
 
 
 def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | None) -> Path:

@@ -104,8 +104,6 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
         ConfigError: a key is not one of the configuration, a value is wrong for its key, or a range
             is none.
     """
-    if not given:
-        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
     algorithms = [dict(run)]
     if "algorithm" in given:
         chosen = _axis("algorithm", given["algorithm"], run)

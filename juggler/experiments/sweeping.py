@@ -56,7 +56,6 @@ def sweep(
     metric: str = _METRIC,
     minimize: bool = False,
     prune: bool = True,
-    sweep_dir: str | Path | None = None,
     **keys: Any,
 ) -> SweepResult | None:
     """Look for good settings with many short runs. Optuna chooses them, and `juggler train` trains
@@ -73,8 +72,8 @@ def sweep(
         metric: a key of the lines of metrics that trials are compared by.
         minimize: the least is the best.
         prune: end trials that fall behind the median of the others.
-        sweep_dir: where everything is written; None: a new directory under runs/.
-        keys: of the configuration. `stop_steps` or `stop_seconds` is how long a trial is.
+        keys: of the configuration. `stop_steps` or `stop_seconds` is how long a trial is, and
+            `run_dir` where everything is written.
 
     Returns:
         The best settings; None: no trial was complete.
@@ -100,7 +99,8 @@ def sweep(
         prune=prune,
         trials=trials,
     )
-    return start_sweep(plan, Path(sweep_dir) if sweep_dir else None, jobs)
+    run_dir = final.driver.run_dir
+    return start_sweep(plan, Path(run_dir) if run_dir else None, jobs)
 
 
 def resume_sweep(
@@ -157,6 +157,8 @@ def plan_of(
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     # Those that reach it sooner would be compared at another number of steps.
     run["stop_return"] = flat["stop_return"] if "stop_return" in said else "none"
+    if not space:
+        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: say how long they are, such as "

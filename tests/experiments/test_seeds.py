@@ -79,8 +79,9 @@ def test_runs_that_fail_are_told_and_left_out(
     said = capsys.readouterr()
     assert "seed   0  failed: ended by SIGKILL" in said.out
     assert "no run ended well; what they printed is in" in said.err
+    again = {"run_dir": str(tmp_path / "again"), "stop_steps": 1000, "gamma": 0.5}
     with pytest.raises(RunFailed):
-        juggler.train_seeds(seeds=1, seeds_dir=directory)
+        juggler.train_seeds("cartpole", seeds=1, **again)
 
 
 @pytest.mark.usefixtures("scripted_runs")
@@ -141,7 +142,7 @@ def test_what_is_wrong_is_told_before_anything_starts(
 @pytest.mark.slow
 def test_real_runs_with_several_seeds_differ_and_are_reported_together(tmp_path: Path) -> None:
     found = juggler.train_seeds(
-        "cartpole", seeds=2, jobs=2, seeds_dir=tmp_path / "s", stop_steps=8000, progress="off"
+        "cartpole", seeds=2, jobs=2, run_dir=str(tmp_path / "s"), stop_steps=8000, progress="off"
     )
     first, second = found.runs
     assert first["final_return"] != second["final_return"]

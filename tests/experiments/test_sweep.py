@@ -26,7 +26,7 @@ RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_co
 
 
 def scripted(directory: Path, space: dict[str, Any], **how: Any) -> Any:
-    return juggler.sweep("cartpole", space=space, sweep_dir=directory, **{**RUNS, **how})
+    return juggler.sweep("cartpole", space=space, run_dir=str(directory), **{**RUNS, **how})
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -163,6 +163,7 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        ([], "a sweep needs a space, such as --space lr="),
         (["cartpole", "--space", "lr=1..2"], "say how long they are, such as --stop-steps 50000"),
         (["cartpole", "--stop-steps", "9"], "a sweep needs a space, such as --space lr="),
         (["cartpole", "--space", "lr"], "give a key and its values, as in --space lr="),
@@ -204,7 +205,7 @@ def test_a_sweep_of_real_runs_ends_with_a_configuration_that_trains(tmp_path: Pa
         space={"lr": "1e-4..1e-2:log", "entropy_coefficient": "0,0.01"},
         trials=2,
         jobs=2,
-        sweep_dir=tmp_path / "sweep",
+        run_dir=str(tmp_path / "sweep"),
         stop_steps=4000,
         progress="off",
     )

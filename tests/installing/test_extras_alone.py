@@ -3,6 +3,7 @@ that Juggler names where it is missing."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import socket
@@ -24,6 +25,7 @@ BROUGHT = """
 Box2D ale_py cryptography envpool grpc_reflection h5py imageio imageio_ffmpeg minari mlflow mujoco
 onnx onnxruntime onnxscript optuna open_spiel pettingzoo pygame wandb
 """
+DOCTOR = ("-m", "juggler", "doctor")
 SHORT = ("--stop-steps", 1, "--num-env-runners", 1)
 #: Environments with two agents, by extra.
 GAMES = {"openspiel": "open_spiel:kuhn_poker", "pettingzoo": "pettingzoo:classic/connect_four_v3"}
@@ -69,6 +71,15 @@ print([name for name in {BROUGHT.split()} if importlib.util.find_spec(name)])
     assert plain.run("-c", there) == "[]\n"
     assert "2 episodes: return" in plain.run("-m", "juggler", "evaluate", trained, "--episodes", 2)
     assert f"plot: {trained}/plot.png" in plain.run("-m", "juggler", "plot", trained)
+
+
+def test_without_any_extra_the_machine_is_looked_at_and_a_project_is_written(plain: Alone) -> None:
+    found = {each["name"]: each for each in json.loads(plain.run(*DOCTOR, "--json"))}
+    assert found["torch"]["state"] == "ok"
+    assert found["extra sweep"]["state"] == "absent"
+    assert re.search(r"pip install '[^']+\[sweep\]'", found["extra sweep"]["advice"])
+    assert "heat/heat/environment.py" in plain.run("-m", "juggler", "new", "heat")
+    assert "heat.environment" in (plain.path / "heat" / "train.toml").read_text()
 
 
 @pytest.mark.parametrize("extra", ENVIRONMENTS)
@@ -128,7 +139,7 @@ def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
 def test_settings_are_looked_for(alone: Alone) -> None:
     sweep = ("-m", "juggler", "sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3")
     install(alone, "sweep", told=alone.try_to_run(*sweep))
-    alone.run(*sweep, "--metric", "env_steps_trained", "--sweep-dir", "sweep")
+    alone.run(*sweep, "--metric", "env_steps_trained", "--run-dir", "sweep")
     assert "lr = 0.00" in (alone.path / "sweep" / "best.toml").read_text()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,21 +19,44 @@ TEMPLATES = ["balance.toml", "nim.toml", "cpp/CMakeLists.txt", "cpp/simulator.cc
 TEMPLATES += ["node/package.json", "node/simulator.js", "node/nim.js"]
 FOR_OTHERS = {f"examples/simulators/{name}" for name in TEMPLATES}
 FOR_OTHERS |= {str(path.relative_to(ROOT)) for path in ROOT.glob("proto/**/*.proto")}
-OF_ITS_OWN = {"juggler/driver/configs/cartpole.toml"}
-OF_ITS_OWN |= {str(path.relative_to(ROOT)) for path in ROOT.glob("juggler/driver/watching/page/*")}
+#: Everything in the package, data files among it.
+PACKAGE = {
+    str(path.relative_to(ROOT))
+    for path in ROOT.glob("juggler/**/*")
+    if path.is_file() and "__pycache__" not in path.parts
+}
 
 
-def test_the_wheel_has_the_messages_and_the_templates_where_they_find_one_another(
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (file,) = (name for name in packed.namelist() if name.endswith("/METADATA"))
+        about = email.message_from_bytes(packed.read(file))
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about["Requires-Python"] == ">=3.11"
+    classifiers = about.get_all("Classifier") or []
+    versions = {each.rpartition(" ")[2] for each in classifiers if ":: 3." in each}
+    assert versions == {"3.11"}, "those that it is tested with"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(about.get_all("Provides-Extra") or []) == extras["optional-dependencies"].keys()
+
+
+def test_the_wheel_has_the_whole_package_and_what_other_languages_need_where_it_is_found(
     wheel: Path,
 ) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
     share = "juggler-0.1.0.data/data/share/juggler"
     assert len(FOR_OTHERS) > 10
-    assert {f"{share}/{name}" for name in FOR_OTHERS} | OF_ITS_OWN <= files
+    assert {f"{share}/{name}" for name in FOR_OTHERS} <= files
+    assert {"juggler/py.typed", "juggler/driver/configs/cartpole.toml"} <= PACKAGE
+    assert {"juggler/templates/project/train.toml"} <= PACKAGE
+    assert PACKAGE - files == set()
     assert {name.partition("/")[0] for name in files if name.endswith(".py")} == {"juggler"}
 
 
-def test_the_source_distribution_has_them_and_builds_the_client_as_well(tmp_path: Path) -> None:
+def test_the_source_distribution_has_all_of_it_and_builds_the_client_as_well(
+    tmp_path: Path,
+) -> None:
     source = copy_of_the_checkout(tmp_path / "source")
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     run(sys.executable, "-c", build, tmp_path, at=source)
@@ -39,7 +64,9 @@ def test_the_source_distribution_has_them_and_builds_the_client_as_well(tmp_path
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
     unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
-    assert [name for name in {*FOR_OTHERS, *OF_ITS_OWN} if not (unpacked / name).exists()] == []
+    assert [
+        name for name in {*FOR_OTHERS, *PACKAGE, "CHANGELOG.md"} if not (unpacked / name).exists()
+    ] == []
     run(
         sys.executable,
         *["-m", "pip", "wheel", "-q", "--no-deps", "-w", ".."],

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = [
+    "CHANGELOG.md",
     "LICENSE",
     "MANIFEST.in",
     "README.md",
