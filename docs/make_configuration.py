@@ -35,6 +35,7 @@ from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
+from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
@@ -69,9 +70,9 @@ An unknown key is an error that names the nearest right one. A value of the wron
 range is an error too.
 
 The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`,
-`agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of
-a schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this
-page is `none` on the command line, `"none"` in a file, and `None` in Python.
+`imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.
+The pairs of a schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`.
+"none" on this page is `none` on the command line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own configuration, and `juggler train` accepts it again (with another `--run-dir` if it has
@@ -94,6 +95,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
     ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
+    ("Imitation: keys of `imitation`", ImitationConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
     ("Values of actions: keys of `model`", QNetworkConfig),

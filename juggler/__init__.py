@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.bc.core import Bc as Bc
     from juggler.learner.algorithms.dqn.config import DqnConfig as DqnConfig
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
+    from juggler.learner.algorithms.imitation.discriminator import Discriminator as Discriminator
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
     from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
+    from juggler.learner.imitation_config import ImitationConfig as ImitationConfig
     from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
@@ -202,6 +204,7 @@ _PUBLIC = {
     "DataSource": "juggler.learner.data.sources",
     "Demonstrations": "juggler.driver.recording",
     "DeterministicActorCritic": "juggler.runtime.modules.deterministic_actor_critic",
+    "Discriminator": "juggler.learner.algorithms.imitation.discriminator",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Dqn": "juggler.learner.algorithms.dqn.core",
     "DqnConfig": "juggler.learner.algorithms.dqn.config",
@@ -211,6 +214,7 @@ _PUBLIC = {
     "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
+    "ImitationConfig": "juggler.learner.imitation_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
     "IntrinsicConfig": "juggler.learner.intrinsic_config",

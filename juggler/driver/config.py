@@ -143,7 +143,7 @@ class RunConfig:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        parts = self.driver, self.env_runner, self.learner, self.agents
+        parts = self.driver, self.env_runner, self.learner, self.agents, self.connectors.parsed()
         must_go_together(Checked(*parts, self.critics_see, self.others, self.played_by))
         for module_id, table in self.agents.modules.items():
             if not is_frozen(table):

@@ -202,7 +202,9 @@ def _chosen(
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
     keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
-    if "reward_scale" not in given and not keeps:
+    # Demonstrations have observations as they are, and rewards of the discriminator have a scale.
+    plain = keeps or bool(config.learner.imitation)
+    if "reward_scale" not in given and not plain:
         gamma = chosen.get("gamma", config.learner.gamma)
         rewarded = not find_algorithm(algorithm).offline
         if pieces := _connectors(observed, gamma if rewarded else None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
+from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.optim.config import (
     OWN_KEYS,
@@ -44,6 +45,10 @@ class LearnerConfig(OptimizerConfig):
     """A reward for what is new, beside that of the environment: a table, whose keys are listed in
     docs/configuration.md. Without it there is none."""
 
+    imitation: dict[str, Any] = field(default_factory=dict)
+    """Demonstrations to imitate, in place of the environment's rewards: a table, whose keys are
+    listed in docs/configuration.md. Without it rewards are the environment's."""
+
     micro_batches: int = 1
     """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
     The gradient is that of the whole, and takes the memory of one part."""
@@ -80,6 +85,13 @@ class LearnerConfig(OptimizerConfig):
         self.optimizer_specs()
         if self.intrinsic:
             IntrinsicConfig.parse(self.intrinsic)
+        if self.imitation:
+            ImitationConfig.parse(self.imitation)
+        if self.intrinsic and self.imitation:
+            raise ValueError(
+                "intrinsic with imitation: rewards are either for what is new or for what was "
+                "demonstrated; leave one of them out"
+            )
         self.check_above("reward_scale", 0)
         self.check_above("batch_size", 0)
         self.check_at_least("max_staleness", 1)

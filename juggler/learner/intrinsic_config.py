@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-import msgspec
-
+from juggler.learner.tables import from_table
 from juggler.runtime.modules.model_config import ModelConfig
-from juggler.runtime.nearest import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +54,7 @@ class IntrinsicConfig:
         Raises:
             ValueError: a key is unknown, or a value is not allowed for its key; names both.
         """
-        hints, known = get_type_hints(cls), [key.name for key in fields(cls)]
-        values = {}
-        for key, value in table.items():
-            if key not in known:
-                raise ValueError(f"intrinsic has no key {key!r}{nearest(key, known)}")
-            try:
-                values[key] = msgspec.convert(value, hints[key])
-            except msgspec.ValidationError as error:
-                raise ValueError(f"intrinsic.{key} = {value!r}: {error}") from error
-        config = cls(**values)
+        config = from_table(cls, "intrinsic", table)
         config.validate()
         return config
 

@@ -21,6 +21,7 @@ from juggler.learner.algorithms.r2d2 import R2d2Algorithm
 from juggler.learner.algorithms.sac import SacAlgorithm
 from juggler.learner.algorithms.td3 import Td3Algorithm
 from juggler.learner.config import LearnerConfig
+from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
@@ -118,20 +119,28 @@ def build_learner(
         critic_space=critic_space,
         check_specs=check_specs,
     )
-    made = make_core({DEFAULT_MODULE: make_module}, replace(config, intrinsic={}))
+    made = make_core({DEFAULT_MODULE: make_module}, replace(config, intrinsic={}, imitation={}))
     return Learner(
-        _with_intrinsic(made, config.intrinsic) if config.intrinsic else made,
+        _with_rewards(made, config),
         seed=seed,
         device=device,
         pipelines={DEFAULT_MODULE: pipeline},
     )
 
 
-def _with_intrinsic(core: Any, table: Mapping[str, Any]) -> LearnerCore[Any]:
-    """A core with the intrinsic rewards of a configuration around it."""
-    from juggler.learner.algorithms.intrinsic.rnd import Rnd
+def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:
+    """A core with what a configuration has in place of the environment's rewards, or beside them,
+    around it."""
+    if config.intrinsic:
+        from juggler.learner.algorithms.intrinsic.rnd import Rnd
 
-    return Rnd(core, IntrinsicConfig.parse(table))
+        return Rnd(core, IntrinsicConfig.parse(config.intrinsic))
+    if config.imitation:
+        from juggler.learner.algorithms.imitation.discriminator import Discriminator
+
+        return Discriminator(core, ImitationConfig.parse(config.imitation))
+    made: LearnerCore[Any] = core
+    return made
 
 
 def _check_action_space(

@@ -359,7 +359,7 @@ def test_bc_refuses_it_with_a_sentence() -> None:
     bc = Bc({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, BcConfig())
     with pytest.raises(ValueError, match="bc, which learns nothing from rewards"):
         Rnd(bc)
-    with pytest.raises(ConfigError, match="learns from a data set, so that nothing new is ever"):
+    with pytest.raises(ConfigError, match="so that nothing that it does is ever rewarded"):
         RunConfig.from_flat(
             {"algorithm": "bc", "dataset": "somewhere", "intrinsic": {"kind": "rnd"}}
         )

@@ -38,8 +38,8 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.own_network import LossSum
 from juggler.learner.intrinsic_config import IntrinsicConfig
-from juggler.learner.optim.optimizers import Adam
 from juggler.runtime.connectors.recurrence import linear_recurrence
 from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
 from juggler.runtime.modules import columns as c
@@ -90,19 +90,12 @@ class Rnd(AroundCore):
             )
             for module_id, module in inner.modules.items()
         }
-        self._adam = Adam()
 
     def own_state(self, seed: int) -> dict[str, Any]:
-        states = {}
-        for module_id, explorer in self._explorers.items():
-            begun = explorer.beginning(seed)
-            states[module_id] = {
-                **begun,
-                "moments": self._adam.init(begun["trained"]),
-                "returns": no_moments(),
-                "key": torch.tensor(seed % 2**32),  # [] changes with each step of the optimizer
-            }
-        return states
+        return {
+            module_id: {**explorer.beginning(seed), "returns": no_moments()}
+            for module_id, explorer in self._explorers.items()
+        }
 
     def shown(self, state: AroundState, sample: Sample) -> Sample:
         changed: dict[str, Any] = {}
@@ -165,7 +158,7 @@ class Rnd(AroundCore):
     ) -> Tensor:
         """The predictor's error at the observation that each step led to [N, T]; 0 where steps are
         not live."""
-        errors = explorer.in_chunks(own["constant"], own["trained"], everything, "errors")
+        errors = explorer.networks.in_chunks(own, everything, "errors")
         return torch.where(seen.live, errors[seen.after], 0.0)  # [N, T]
 
     def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
@@ -188,8 +181,8 @@ class Rnd(AroundCore):
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
-        explorer = self._explorers[module_id]
-        values = explorer.in_chunks(own["constant"], own["trained"], everything, "values")
+        networks = self._explorers[module_id].networks
+        values = networks.in_chunks(own, everything, "values")  # [N (T + 1)]
         forward = InChunks(*self.inner.forward(inner, module_id))
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = _Stream.of(live, values[seen.before], values[seen.after[:, -1]])
@@ -218,73 +211,53 @@ class Rnd(AroundCore):
         """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
         metrics. Without a sample, this learner takes part in those of the others."""
         minibatches, epochs = self.inner.passes()
-        each: list[Tensor] = []  # [2] losses
+        networks, each = explorer.networks, []
+        nothing = [networks.nothing(own)] * (1 if self._estimator is None else 2)
         for _ in range(epochs):
-            key = mixed(own["key"])  # []
             parts: list[Tensor | None] = [None] * minibatches
             if seen is not None:
-                order = uniform(key, (seen.live.numel(),)).argsort()  # [N T]
+                order = uniform(mixed(own["key"]), (seen.live.numel(),)).argsort()  # [N T]
                 parts = list(order.tensor_split(minibatches))  # [B] each
             for part in parts:
-                own, losses = self._stepped(explorer, own, everything, seen, targets, part, seam)
-                each.append(losses)
-        if seen is None:
-            return own, {}
-        predictor_loss, value_loss = torch.stack(each).mean(0)  # [] both
-        found = {"predictor_loss": predictor_loss}
-        if targets is not None:
-            found["intrinsic_value_loss"] = value_loss
-        return own, found
+                losses = nothing
+                if seen is not None and part is not None and part.numel():
+                    losses = self._losses(explorer, own, everything, seen, targets, part)
+                own, means = networks.stepped(own, losses, self.own.lr, seam)
+                each.append(means)  # [1] or [2]
+        names = ("predictor_loss", "intrinsic_value_loss")
+        return own, dict(zip(names, torch.stack(each).mean(0).unbind(), strict=False))
 
-    def _stepped(
+    def _losses(
         self,
         explorer: Explorer,
         own: dict[str, Any],
         everything: Any,
-        seen: _Seen | None,
+        seen: _Seen,
         targets: Tensor | None,
-        part: Tensor | None,
-        seam: Seam,
-    ) -> tuple[dict[str, Any], Tensor]:
-        """One step of the optimizer, on these of the N T steps."""
-        trained = own["trained"].detach()  # [P]
-        kinds = ("errors",) if self._estimator is None else ("errors", "values")
-        size = trained.numel()
-        # By loss: the sum of its gradients [P] and of itself [], and the steps that it is over [].
-        sums = trained.new_zeros((len(kinds), size + 2))
-        if seen is not None and part is not None and part.numel():
-            live = seen.live.flatten()[part]  # [B]
-            chosen = uniform(mixed(own["key"]) ^ 1, (len(part),)) < self.own.predictor_share  # [B]
-            for place, kind in enumerate(kinds):
-                counted = live & chosen if kind == "errors" else live  # [B]
-                at = (seen.after if kind == "errors" else seen.before).flatten()[part]  # [B]
-                trained = trained.detach().requires_grad_()  # [P]
-                with torch.enable_grad():
-                    x = tree_map(lambda leaf, at=at: leaf[at], everything)  # [B, ...]
-                    outputs = explorer(own["constant"], trained, x, kind)  # [B]
-                    if kind == "values":
-                        assert targets is not None
-                        outputs = 0.5 * (targets.flatten()[part] - outputs).square()  # [B]
-                    total = torch.where(counted, outputs, 0.0).sum()  # []
-                    (gradient,) = torch.autograd.grad(total, trained)  # [P]
-                steps = counted.sum().view(1).to(gradient.dtype)  # [1]
-                sums[place] = torch.cat([gradient, total.detach().view(1), steps])  # [P + 2]
-        sums = seam.sums(sums)
-        counts = sums[:, -1:].clamp(min=1)  # [kinds, 1]
-        gradient = (sums[:, :size] / counts).sum(0)  # [P]
-        losses = (sums[:, size] / counts[:, 0]).detach()  # [kinds]
-        new, moments = self._adam.update(
-            own["trained"], gradient, own["moments"], _lr(self.own.lr, gradient)
-        )
-        moved = gradient.isfinite().all() & (sums[:, -1] > 0).any()  # []
-        kept = {name: torch.where(moved, x, own["moments"][name]) for name, x in moments.items()}
-        stepped = {
-            **own,
-            "trained": torch.where(moved, new, own["trained"]),  # [P]
-            "moments": kept,
-            "key": torch.where(moved, (own["key"] + 1) % 2**32, own["key"]),  # []
-        }
-        return stepped, torch.cat([losses, losses.new_zeros(2 - len(kinds))])  # [2]
+        part: Tensor,
+    ) -> list[LossSum]:
+        """On these of the N T steps: the loss of the predictor, and that of the values."""
+        networks = explorer.networks
+        live = seen.live.flatten()[part]  # [B]
+        after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
+        share = self.own.predictor_share
+        counted = live & (uniform(mixed(own["key"]) ^ 1, (len(part),)) < share)  # [B]
+
+        def errors(trained: Tensor) -> Tensor:
+            found = networks(own, trained, after, "errors")  # [B]
+            return torch.where(counted, found, 0.0).sum()  # []
+
+        losses = [networks.loss_sum(own, errors, counted.sum())]
+        if targets is not None:
+            before = tree_map(lambda x: x[seen.before.flatten()[part]], everything)  # [B, ...]
+            aims = targets.flatten()[part]  # [B]
+
+            def squares(trained: Tensor) -> Tensor:
+                apart = aims - networks(own, trained, before, "values")  # [B]
+                return torch.where(live, 0.5 * apart.square(), 0.0).sum()  # []
+
+            losses.append(networks.loss_sum(own, squares, live.sum()))
+        return losses
 
 
 class _Seen(NamedTuple):
@@ -356,7 +329,3 @@ def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:
     return with_live(
         moments, none, torch.zeros_like(none.flatten()[:1], dtype=torch.bool), seam.sums
     )
-
-
-def _lr(lr: float, like: Tensor) -> Tensor:
-    return torch.full((), lr, dtype=torch.float64, device=like.device)  # []
