@@ -84,8 +84,9 @@ class VectorTurns:
         self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
-        # The flags of the last step, if no episode began with it; else b"".
-        self._flags = b""
+        self._acts = b""  # flags of those who act next
+        # Flags of steps in which no agent ends: none are set, or those of agents who have ended.
+        self._no_ends = [bytes(2 * self._slots), b""]
         self._not_first = np.zeros(0, np.bool_)  # [B]
         self._running = np.ones(self.num_envs, np.bool_)  # [N]
 
@@ -96,6 +97,7 @@ class VectorTurns:
         )
         self._acting = np.flatnonzero(acting)  # [B]
         self._running[:] = True
+        self._not_first = np.zeros(len(self._acting), np.bool_)
         booked = self._books.reset(self._acting)
         none = np.zeros(0, np.intp)
         group = GroupTurn(
@@ -113,7 +115,7 @@ class VectorTurns:
         critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         self._first = Turn((group,), everywhere, none, *ended_with, critics)
-        self._flags = b""
+        self._acts, self._no_ends[1] = acting.tobytes(), b""
         return self._first
 
     def step(self, actions: Sequence[Any]) -> Turn:
@@ -126,8 +128,8 @@ class VectorTurns:
         )
         # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        flags = terminated.tobytes() + truncated.tobytes() + acting.tobytes()
-        if flags == self._flags:
+        ends = terminated.tobytes() + truncated.tobytes()
+        if ends in self._no_ends and acting.tobytes() == self._acts:
             return self._same_act(observations, acting, rewards)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
@@ -148,7 +150,9 @@ class VectorTurns:
             observations, acting = self._begin(None, ~goes_on)
         now = self._seen_by_critics(observations, np.ravel(acting), "step")
         critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
-        self._flags = b"" if len(gone) or len(began) else flags
+        # An environment that has yet to begin an episode must be seen to do so.
+        acts = acting.tobytes() if self._running.all() else b""
+        self._acts, self._no_ends[1] = acts, b"" if len(gone) else ends
         self._acting = acting.ravel().nonzero()[0]  # [B]
         self._not_first = np.zeros(len(self._acting), np.bool_)
         try:
@@ -178,8 +182,10 @@ class VectorTurns:
             of_acting = self._books.go_on(rewards)  # [B]
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
-        now = self._seen_by_critics(observations, np.ravel(acting), "step")
-        critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
+        critics: dict[str, CriticObservations] = {}
+        if self.critic_spaces:
+            now = self._seen_by_critics(observations, np.ravel(acting), "step")
+            critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
         first = self._first  # with which no agent ended either
         (blank,) = first.groups
         group = GroupTurn(
@@ -312,7 +318,9 @@ class VectorTurns:
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
     """Copies of the rows [B, ...] of some slots: the next episode may begin in the same memory."""
-    copied: Tree = tree_map(lambda array: array.reshape(-1, *array.shape[2:])[slots], observations)
+    copied: Tree = tree_map(
+        lambda array: array.reshape(-1, *array.shape[2:]).take(slots, 0), observations
+    )
     return copied
 
 
@@ -321,7 +329,7 @@ def _rows(observations: Tree, slots: NDArray[np.intp]) -> Tree:
 
     def rows(array: NDArray[Any]) -> NDArray[Any]:
         every = array.reshape(-1, *array.shape[2:])  # [N * A, ...]
-        return every if len(slots) == len(every) else every[slots]
+        return every if len(slots) == len(every) else every.take(slots, 0)
 
     found: Tree = tree_map(rows, observations)
     return found

@@ -80,11 +80,11 @@ class _Sorted:
         agents: [G] its place.
     """
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Entries, places_in_all: int) -> None:
         places = entries.places
         # NumPy sorts numbers of 8 or 16 bits in a time that grows as their count does.
-        short = places.astype(np.min_scalar_type(places.max()))
-        self.order = order = np.argsort(short, kind="stable")
+        short = places.astype(np.min_scalar_type(places_in_all - 1))
+        self.order = order = short.argsort(kind="stable")
         self.places = places[order]
         self.told, self.first = entries.told[order], entries.first[order]
         self.ended, self.acts = entries.ended[order], entries.acts[order]
@@ -137,7 +137,7 @@ def write_round(slots: PacedSlots, entries: Entries, recorded: bool) -> BadNumbe
     Returns:
         A number that is not finite; None: there is none.
     """
-    by = _Sorted(entries)
+    by = _Sorted(entries, len(slots.of["row"]))
     # Steps that are let go of as stale are found in no row below, and count once.
     slots.counts["steps_unrecorded"] -= slots.let_go_of_stale(by.agents[by.told[by.heads]])
     found = _located(slots, entries, by, recorded)
@@ -165,12 +165,14 @@ def _located(slots: PacedSlots, entries: Entries, by: _Sorted, recorded: bool) -
     row[~is_new] = held[~begins[by.heads]]
     new = runs[is_new]  # [R]
     if len(new):
-        in_time = np.argsort(by.order[new])  # [R] states are in the order of time
-        states = tree_map(lambda each: each[np.argsort(in_time)], entries.states)
+        states = entries.states
+        if states:  # they are in the order of time
+            rank = by.order[new].argsort().argsort()  # [R]
+            states = take(states, rank)
         row[is_new] = slots.begin_rows(by.places[new], states)
     lengths = _ends(runs, len(done)) - runs + 1  # [C]
-    row_of = np.repeat(row, lengths)  # [K]
-    steps = done - np.repeat(np.where(is_new, done[runs], 0), lengths)  # [K]
+    row_of = row.repeat(lengths)  # [K]
+    steps = done - np.where(is_new, done[runs], 0).repeat(lengths)  # [K]
     at = row_of * rows.width + steps
     before = np.full(len(at), -1, np.intp)
     if recorded:
@@ -180,7 +182,10 @@ def _located(slots: PacedSlots, entries: Entries, by: _Sorted, recorded: bool) -
         row_of[acted - by.acts > by.for_all((acted - by.acts)[by.heads])] = -1
         at[row_of < 0] = -1
     before[by.heads] = np.where(held >= 0, held * rows.width + so_far, -1)
-    full = by.told & (before >= 0) & (begins | (steps == rows.steps))  # [K]
+    is_after = steps == rows.steps  # [K] the observation is behind the last step
+    full = by.told & (before >= 0) & (begins | is_after)  # [K]
+    # Who is told nothing there begins an episode, and no row yet.
+    at[is_after & ~by.told] = -1
     return _Located(row_of, steps, at, before, begins, full)
 
 
@@ -193,24 +198,36 @@ def _write_steps(
     slots.counts["steps"] += count
     slots.counts["steps_unrecorded"] += count - int(np.count_nonzero(told))
     rows.by_step["rewards"][found.before[told]] = by.rewards[told]
-    ends = (by.ended & (found.before >= 0)).nonzero()[0]  # [E]
-    for j in ends.tolist():
-        entry, (row, step) = int(by.order[j]), divmod(int(found.before[j]), rows.width)
-        truncated = bool(entries.truncated[entry])
-        rows.columns["truncated" if truncated else "terminated"][row, step] = True
-        if truncated:
-            last = tree_map(np.array, take(entries.observations, entry))  # a copy
-            rows.ended_with(row, step, last)
-    full = found.full.nonzero()[0]  # [B]
-    after = take(entries.observations, by.order[full])
-    put(rows.by_step["observations"], found.before[full] + 1, after)
+    if entries.ended.any():
+        _write_ends(slots, entries, by, found)
+    # What follows the last step of a row, where the next row has begun.
+    more = (found.full & found.begins).nonzero()[0]  # [B]
+    if len(more):
+        after = take(entries.observations, by.order[more])
+        put(rows.by_step["observations"], found.before[more] + 1, after)
     at = np.empty_like(found.at)  # [K] in the order of time
-    # What follows the last step of a row was written above.
-    at[by.order] = np.where(found.steps < rows.steps, found.at, -1)
-    shown = (at >= 0).nonzero()[0]
-    put(rows.by_step["observations"], at[shown], take(entries.observations, shown))
+    at[by.order] = found.at
+    observations = entries.observations
+    if at.min() < 0:
+        shown = (at >= 0).nonzero()[0]
+        observations = take(observations, shown)
+        put(rows.by_step["observations"], at[shown], observations)
+    else:
+        put(rows.by_step["observations"], at, observations)
     if recorded and entries.acts.any():
         rows.act(at[entries.acts], entries.actions, entries.inputs)
+
+
+def _write_ends(slots: PacedSlots, entries: Entries, by: _Sorted, found: _Located) -> None:
+    rows = slots.rows
+    ends = (by.ended & (found.before >= 0)).nonzero()[0]  # [E]
+    in_time, at = by.order[ends], found.before[ends]  # [E] both
+    truncated = entries.truncated[in_time]  # [E]
+    for name, which in (("terminated", ~truncated), ("truncated", truncated)):
+        rows.by_step[name][at[which]] = True
+    for entry, step in zip(in_time[truncated].tolist(), at[truncated].tolist(), strict=True):
+        last = tree_map(np.array, take(entries.observations, entry))  # a copy
+        rows.ended_with(step // rows.width, step % rows.width, last)
 
 
 def _finish_rows(slots: PacedSlots, by: _Sorted, found: _Located, recorded: bool) -> None:
@@ -238,7 +255,8 @@ def _write_episodes(slots: PacedSlots, entries: Entries, by: _Sorted, found: _Lo
     of = slots.of
     begins = entries.first & entries.acts  # [K] in the order of time
     numbers = np.zeros(len(begins), np.uint64)
-    numbers[begins] = slots.new_episodes(int(np.count_nonzero(begins)))
+    if count := int(np.count_nonzero(begins)):
+        numbers[begins] = slots.new_episodes(count)
     # Entries of one agent in the same episode, of which only the first ones may go on.
     heads = by.first.copy()  # [K]
     heads[by.heads] = True
@@ -254,7 +272,7 @@ def _write_episodes(slots: PacedSlots, entries: Entries, by: _Sorted, found: _Lo
 
     note = (by.acts & (found.at >= 0) & (by.first | found.begins)).nonzero()[0]  # [B]
     if len(note):
-        run = np.searchsorted(runs, note, "right") - 1  # [B]
+        run = runs.searchsorted(note, "right") - 1  # [B]
         beginnings = np.empty((len(note), 4), np.uint64)
         beginnings[:, 0] = episodes[run]
         beginnings[:, 1] = begun[run] + by.done[note] - by.done[runs[run]]
@@ -262,11 +280,11 @@ def _write_episodes(slots: PacedSlots, entries: Entries, by: _Sorted, found: _Lo
         slots.rows.begin_episodes(found.at[note], beginnings)
 
     over = by.ended[ends]  # [C]
-    in_time = over.nonzero()[0][np.argsort(by.order[ends[over]])]
-    slots.ended += zip(returns[in_time].tolist(), lengths[in_time].tolist(), strict=True)
-    run = np.searchsorted(runs, by.lasts, "right") - 1  # [G]
-    agents, over = by.agents, over[run]
-    acts = by.acts[by.lasts]  # [G]
+    if over.any():
+        in_time = over.nonzero()[0][by.order[ends[over]].argsort()]
+        slots.ended += zip(returns[in_time].tolist(), lengths[in_time].tolist(), strict=True)
+    run = runs.searchsorted(by.lasts, "right") - 1  # [G]
+    agents, over, acts = by.agents, over[run], by.acts[by.lasts]  # [G] all of them
     of["first"][agents] = over | (by.first[by.lasts] & ~acts)
     of["return"][agents] = np.where(over, 0, returns[run])
     of["length"][agents] = np.where(over, 0, lengths[run])

@@ -100,5 +100,5 @@ class Places:
         taken, self._free = self._free[left:], self._free[:left]
         return taken[::-1]
 
-    def give_back(self, place: int) -> None:
-        self._free.append(place)
+    def give_back(self, *places: int) -> None:
+        self._free += places
