@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -324,6 +325,12 @@ class Reader:
             finally:
                 for each in descriptors:
                     os.close(each)
+
+    def wait_for_probe(self, seconds: float) -> None:
+        """Wait until `hear` has something to answer."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.poll(1000 * seconds)
 
     def lease(self, slot: int, size: int) -> memoryview:
         """The first bytes of a slot, read-only. The writer is told when nothing refers to them any

@@ -26,6 +26,8 @@ from juggler.runtime.wire.errors import WireError
 
 E = TypeVar("E", Reader, Writer)
 
+_PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
+
 
 class Expected(Generic[E]):
     """The server's end of one call.
@@ -106,6 +108,8 @@ class Dialled(Generic[E]):
             self._due = False
             try:
                 self.end = self._make(connect(self._path, self._token))
+                if isinstance(self.end, Reader):
+                    self.end.wait_for_probe(_PROBE_SECONDS)  # then the next payload can be shared
             except OSError as error:
                 why = f"{error.strerror or error}"
         if self.end is None:

@@ -349,11 +349,12 @@ class WeightsSubscription:
                     module_id=self._module_id, subscriber=self._subscriber
                 )
                 for message in subscribe(request, metadata=metadata, wait_for_ready=True):
-                    shared.hear()
                     frame = reader.feed(message)
                     shared.is_large(max(len(message), reader.unfinished_bytes))
                     if frame is not None:
                         self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    del frame
+                    shared.hear()
             except grpc.RpcError as error:
                 self._error = str(error.details() if hasattr(error, "details") else error)
             except WireError as error:

@@ -243,6 +243,7 @@ def test_a_host_without_memory_left_is_no_crash(
 
 def test_a_learner_that_cannot_map_gets_bytes(learner: LearnerEnd, senders: Senders) -> None:
     learner.memory.close()  # and somebody else listens there, who answers nothing
+    os.unlink(memory_path(learner.address))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(memory_path(learner.address))
         listener.listen()
